@@ -1,0 +1,271 @@
+//! Everything the world can be told: one event per committed change, numbered without gaps.
+
+use alloc::sync::Arc;
+use core::time::Duration;
+
+use crate::job::{CancelReason, DeadReason, JobId, Priority};
+use crate::name::Name;
+use crate::outcome::ErrorText;
+use crate::time::Timestamp;
+
+/// One committed change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Its number: each event's is one more than the last one's.
+    pub number: u64,
+    /// When it happened, in engine time.
+    pub at: Timestamp,
+    /// What it is about.
+    pub subject: Subject,
+    /// What happened.
+    pub what: What,
+}
+
+/// What an event is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// A job.
+    Job {
+        /// Which.
+        id: JobId,
+        /// Its kind.
+        kind: Name,
+        /// Its queue.
+        queue: Name,
+    },
+    /// A queue.
+    Queue(Name),
+    /// A worker.
+    Worker(Arc<str>),
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum What {
+    /// A job was accepted.
+    JobEnqueued {
+        /// Its priority.
+        priority: Priority,
+    },
+    /// An enqueue met a job that already holds its unique key; nothing was added.
+    JobDeduplicated {
+        /// The payload was not the same.
+        payload_differs: bool,
+    },
+    /// The job waits for others.
+    JobBlocked {
+        /// How many.
+        unmet: u32,
+    },
+    /// The last job it waited for completed.
+    JobUnblocked,
+    /// The job waits for a time.
+    JobScheduled {
+        /// When.
+        at: Timestamp,
+    },
+    /// A worker took it.
+    JobStarted {
+        /// Who.
+        worker: Arc<str>,
+        /// Which start.
+        attempt: u32,
+    },
+    /// Its handler reported progress.
+    JobProgress {
+        /// Percent done, 0 to 100.
+        percent: u8,
+    },
+    /// Its handler succeeded.
+    JobCompleted {
+        /// Who ran it.
+        worker: Arc<str>,
+        /// Which start.
+        attempt: u32,
+        /// How long it ran.
+        duration: Duration,
+    },
+    /// An attempt failed.
+    JobFailed {
+        /// Who ran it.
+        worker: Arc<str>,
+        /// The attempt that failed.
+        attempt: u32,
+        /// Why.
+        error: ErrorText,
+        /// When it is tried again; `None` if it is not.
+        next_retry_at: Option<Timestamp>,
+    },
+    /// The job waits to be tried again.
+    JobRetrying {
+        /// When.
+        at: Timestamp,
+        /// The attempt that failed.
+        attempt: u32,
+    },
+    /// Its handler asked to be called again later.
+    JobSnoozed {
+        /// When.
+        until: Timestamp,
+    },
+    /// Its worker stopped and gave it back, the start uncounted.
+    JobReleased {
+        /// Who gave it back.
+        worker: Arc<str>,
+    },
+    /// It gave up.
+    JobDead {
+        /// Why.
+        reason: DeadReason,
+        /// Starts counted.
+        attempts: u32,
+        /// The last error, or the chain that leads to a failed dependency.
+        error: Option<ErrorText>,
+    },
+    /// Someone asked for a running job to stop.
+    JobCancelRequested,
+    /// It was called off.
+    JobCancelled {
+        /// Why.
+        reason: CancelReason,
+    },
+    /// It left the dead letters to be tried again.
+    JobReplayed {
+        /// How often it has been replayed.
+        generation: u32,
+    },
+    /// Its record was deleted.
+    JobRemoved {
+        /// Why.
+        reason: RemoveReason,
+    },
+    /// A running job's worker is gone.
+    RecoveryDetected {
+        /// How it was noticed.
+        reason: RecoveryReason,
+        /// The attempt that was lost.
+        attempt: u32,
+    },
+    /// The job will run again.
+    RecoveryExecuted {
+        /// How it was noticed.
+        reason: RecoveryReason,
+        /// How often it has been recovered.
+        recovery: u32,
+    },
+    /// The job will not be recovered again; it is dead.
+    RecoveryExhausted {
+        /// How often it had been recovered.
+        recoveries: u32,
+    },
+    /// No job of the queue starts any more.
+    QueuePaused,
+    /// Jobs of the queue start again.
+    QueueResumed,
+    /// Its waiting jobs were called off.
+    QueueCleared {
+        /// How many.
+        jobs: u64,
+    },
+    /// Its last open job has finished.
+    QueueEmpty,
+    /// It holds as many waiting jobs as it may.
+    QueueFull {
+        /// Its limit.
+        limit: u64,
+    },
+    /// Its settings were changed.
+    QueueConfigured,
+    /// A worker takes jobs.
+    WorkerStarted,
+    /// A worker takes no more jobs and finishes those it has.
+    WorkerStopping,
+    /// A worker has ended.
+    WorkerStopped,
+    /// A part of a worker crashed and was restarted, or gave up.
+    WorkerError {
+        /// What happened.
+        error: ErrorText,
+    },
+}
+
+/// Why a record was deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemoveReason {
+    /// Someone asked for it.
+    Requested,
+    /// It is older than history is kept, or history holds as many jobs as it may.
+    Retention,
+    /// Its queue holds as many dead letters as it may.
+    DeadLettersFull,
+}
+
+/// How a lost worker was noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecoveryReason {
+    /// The lease was not renewed in time.
+    LeaseExpired,
+    /// The process that held the lease is known to be gone.
+    Restart,
+    /// Someone said so.
+    Manual,
+}
+
+impl What {
+    /// The dotted name subscribers filter by.
+    pub const fn topic(&self) -> &'static str {
+        match self {
+            What::JobEnqueued { .. } => "job.enqueued",
+            What::JobDeduplicated { .. } => "job.deduplicated",
+            What::JobBlocked { .. } => "job.blocked",
+            What::JobUnblocked => "job.unblocked",
+            What::JobScheduled { .. } => "job.scheduled",
+            What::JobStarted { .. } => "job.started",
+            What::JobProgress { .. } => "job.progress",
+            What::JobCompleted { .. } => "job.completed",
+            What::JobFailed { .. } => "job.failed",
+            What::JobRetrying { .. } => "job.retrying",
+            What::JobSnoozed { .. } => "job.snoozed",
+            What::JobReleased { .. } => "job.released",
+            What::JobDead { .. } => "job.dead",
+            What::JobCancelRequested => "job.cancel_requested",
+            What::JobCancelled { .. } => "job.cancelled",
+            What::JobReplayed { .. } => "job.replayed",
+            What::JobRemoved { .. } => "job.removed",
+            What::RecoveryDetected { .. } => "recovery.detected",
+            What::RecoveryExecuted { .. } => "recovery.executed",
+            What::RecoveryExhausted { .. } => "recovery.exhausted",
+            What::QueuePaused => "queue.paused",
+            What::QueueResumed => "queue.resumed",
+            What::QueueCleared { .. } => "queue.cleared",
+            What::QueueEmpty => "queue.empty",
+            What::QueueFull { .. } => "queue.full",
+            What::QueueConfigured => "queue.configured",
+            What::WorkerStarted => "worker.started",
+            What::WorkerStopping => "worker.stopping",
+            What::WorkerStopped => "worker.stopped",
+            What::WorkerError { .. } => "worker.error",
+        }
+    }
+
+    /// Whether this is the last event of a job's generation.
+    pub const fn is_terminal(&self) -> bool {
+        matches!(self, What::JobCompleted { .. } | What::JobDead { .. } | What::JobCancelled { .. })
+    }
+}
+
+impl Event {
+    /// The dotted name subscribers filter by.
+    pub const fn topic(&self) -> &'static str {
+        self.what.topic()
+    }
+
+    /// The job it is about, if it is about one.
+    pub const fn job(&self) -> Option<JobId> {
+        match &self.subject {
+            Subject::Job { id, .. } => Some(*id),
+            Subject::Queue(_) | Subject::Worker(_) => None,
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! What a job is: its identity, what its producer asked for, and the state it is in.
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::str::FromStr;
+use core::time::Duration;
+
+use crate::name::Name;
+use crate::retry::Retry;
+use crate::time::Timestamp;
+
+/// The identity of a job: a UUID, version 7 when the engine chooses it.
+///
+/// A producer may choose its own, and should when it must be able to repeat an enqueue whose
+/// answer was lost: the same id gives exactly one job.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId([u8; 16]);
+
+impl JobId {
+    /// The id with these sixteen bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The id with this number, most significant byte first.
+    pub const fn from_u128(number: u128) -> Self {
+        Self(number.to_be_bytes())
+    }
+
+    /// The sixteen bytes of the id.
+    pub const fn to_bytes(self) -> [u8; 16] {
+        self.0
+    }
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        uuid::Uuid::from_bytes(self.0).as_hyphenated().fmt(f)
+    }
+}
+
+impl fmt::Debug for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text is not a UUID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a job id; a job id is a UUID such as 0199f2a4-7d1c-7c3e-9b52-2f0c5f6f7a10")]
+pub struct InvalidJobId;
+
+impl FromStr for JobId {
+    type Err = InvalidJobId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidJobId> {
+        uuid::Uuid::try_parse(text).map(|id| Self(id.into_bytes())).map_err(|_| InvalidJobId)
+    }
+}
+
+/// Proof of the right to run a job: a number that only ever grows.
+///
+/// It is not the attempt, which snooze and replay reset, and it is never used twice, so a write
+/// that carries an old token is recognised as stale for ever.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseToken(pub u64);
+
+impl fmt::Display for LeaseToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Which of two ready jobs starts first: the one with the higher number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Priority(pub i32);
+
+impl Priority {
+    /// After everything else: −10.
+    pub const LOW: Priority = Priority(-10);
+    /// The default: 0.
+    pub const NORMAL: Priority = Priority(0);
+    /// Before normal work: 10.
+    pub const HIGH: Priority = Priority(10);
+    /// Before everything else: 20.
+    pub const CRITICAL: Priority = Priority(20);
+}
+
+/// Opaque bytes: a payload or an output. The engine never looks inside. Cloning is cheap.
+pub type Bytes = Arc<[u8]>;
+
+/// When a job may start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// As soon as a worker is free.
+    #[default]
+    Now,
+    /// This long after the store accepts it, by the store's clock.
+    After(Duration),
+    /// At this time. A time that has passed means now, so that it cannot jump the queue.
+    At(Timestamp),
+}
+
+/// What "the same job" means for [`Unique`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UniqueScope {
+    /// The key is held while the job is open, and released when it completes, dies or is
+    /// cancelled.
+    #[default]
+    Open,
+    /// The key is held in every state, until the window ends; without a window, for as long as the
+    /// job can be found.
+    Any,
+}
+
+/// At most one job per queue, kind and key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unique {
+    /// What makes the job the same job.
+    pub key: String,
+    /// In which states the key is held.
+    pub scope: UniqueScope,
+    /// How long after acceptance the key is held at most.
+    pub window: Option<Duration>,
+}
+
+/// What becomes of a job when one it depends on dies or is cancelled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OnFailure {
+    /// It follows: dead after a death, cancelled after a cancellation.
+    #[default]
+    Cascade,
+    /// It counts the dependency as met and runs.
+    Ignore,
+    /// It stays blocked until the dependency is replayed and completes. If the dependency is
+    /// removed instead, it follows as with [`OnFailure::Cascade`].
+    Wait,
+}
+
+/// One edge of the dependency graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dependency {
+    /// The job that must complete first.
+    pub on: JobId,
+    /// What to do if it does not.
+    pub on_failure: OnFailure,
+}
+
+/// How long one attempt may run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timeout {
+    /// The attempt is told to stop after this long, and failed.
+    After(Duration),
+    /// No limit; the lease is renewed for as long as the worker lives.
+    Off,
+}
+
+/// Everything a producer says about a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewJob {
+    /// Its identity.
+    pub id: JobId,
+    /// Which handler runs it.
+    pub kind: Name,
+    /// The line it waits in.
+    pub queue: Name,
+    /// What the handler receives.
+    pub payload: Bytes,
+    /// Its place among ready jobs.
+    pub priority: Priority,
+    /// When it may start.
+    pub start: Start,
+    /// At most one such job.
+    pub unique: Option<Unique>,
+    /// Jobs that must complete first.
+    pub depends_on: Vec<Dependency>,
+    /// When a failed attempt is tried again; `None` leaves it to the worker's kind.
+    pub retry: Option<Retry>,
+    /// How long one attempt may run; `None` leaves it to the worker's kind.
+    pub timeout: Option<Timeout>,
+    /// A job that has not started this long after acceptance is cancelled as expired.
+    pub expires_after: Option<Duration>,
+    /// Names to find it by.
+    pub tags: Vec<Name>,
+    /// Labels carried along.
+    pub metadata: BTreeMap<String, String>,
+    /// W3C trace context of the producer.
+    pub trace: Option<String>,
+    /// The job it came from: the one that continued with it, or whose payload was edited.
+    pub parent: Option<JobId>,
+}
+
+impl NewJob {
+    /// A job with nothing but identity, kind, queue and payload; the rest is default.
+    pub fn new(id: JobId, kind: Name, queue: Name, payload: impl Into<Bytes>) -> Self {
+        Self {
+            id,
+            kind,
+            queue,
+            payload: payload.into(),
+            priority: Priority::NORMAL,
+            start: Start::Now,
+            unique: None,
+            depends_on: Vec::new(),
+            retry: None,
+            timeout: None,
+            expires_after: None,
+            tags: Vec::new(),
+            metadata: BTreeMap::new(),
+            trace: None,
+            parent: None,
+        }
+    }
+
+    /// Total runs the producer asked for, if it did.
+    pub fn max_attempts(&self) -> Option<u32> {
+        self.retry.as_ref().and_then(|retry| retry.max_attempts)
+    }
+
+    /// A number that differs when kind, queue or payload differ: tells a repeated enqueue from a
+    /// reused id.
+    pub fn fingerprint(&self) -> u64 {
+        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        for part in [self.kind.as_str().as_bytes(), self.queue.as_str().as_bytes(), &self.payload] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        hasher.digest()
+    }
+}
+
+/// The right of one worker to run one job until a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Fences every write of the attempt.
+    pub token: LeaseToken,
+    /// Who holds it.
+    pub worker: Arc<str>,
+    /// Since when.
+    pub since: Timestamp,
+    /// Until when, unless renewed; an estimate where leases run on a steady clock.
+    pub until: Timestamp,
+    /// Total runs allowed, decided when the job was claimed.
+    pub max_attempts: u32,
+    /// Someone asked for the job to be cancelled.
+    pub cancel_requested: bool,
+}
+
+/// Why a job is dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeadReason {
+    /// It failed as often as it may run.
+    AttemptsExhausted,
+    /// Its handler said that trying again is pointless.
+    Permanent,
+    /// Its retry policy's maximum duration is over.
+    DurationExhausted,
+    /// Workers died while running it, as often as it may run or be recovered.
+    Crashed,
+    /// A job it depends on died or was removed.
+    DependencyFailed,
+}
+
+/// Why a job is cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CancelReason {
+    /// Someone asked for it.
+    Requested,
+    /// Its own handler said so.
+    Handler,
+    /// It had not started when it expired.
+    Expired,
+    /// Its queue was cleared.
+    Cleared,
+    /// A job it depends on was cancelled.
+    DependencyCancelled,
+    /// A new job with an edited payload took its place.
+    Replaced,
+}
+
+/// Where a job stands. Data that exists only in one state lives in its variant, so a job without a
+/// lease cannot be running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Waits for `unmet` other jobs.
+    Blocked {
+        /// How many dependencies have not completed.
+        unmet: u32,
+        /// The job may not start earlier, even when unblocked.
+        not_before: Timestamp,
+    },
+    /// Waits for a time: delayed, snoozed, or to be tried again.
+    Scheduled {
+        /// When it becomes ready.
+        at: Timestamp,
+    },
+    /// May start at any moment.
+    Ready {
+        /// When it became due, which decides its place within its priority.
+        since: Timestamp,
+    },
+    /// A worker runs it.
+    Running(Lease),
+    /// Its handler succeeded.
+    Completed {
+        /// When.
+        at: Timestamp,
+    },
+    /// It gave up and waits among the dead letters for a replay.
+    Dead {
+        /// When.
+        at: Timestamp,
+        /// Why.
+        reason: DeadReason,
+    },
+    /// It was called off.
+    Cancelled {
+        /// When.
+        at: Timestamp,
+        /// Why.
+        reason: CancelReason,
+    },
+}
+
+/// The name of a [`State`], without its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum StateName {
+    /// [`State::Blocked`]
+    Blocked,
+    /// [`State::Scheduled`]
+    Scheduled,
+    /// [`State::Ready`]
+    Ready,
+    /// [`State::Running`]
+    Running,
+    /// [`State::Completed`]
+    Completed,
+    /// [`State::Dead`]
+    Dead,
+    /// [`State::Cancelled`]
+    Cancelled,
+}
+
+impl StateName {
+    /// All seven, in the order of a job's life.
+    pub const ALL: [StateName; 7] = [
+        StateName::Blocked,
+        StateName::Scheduled,
+        StateName::Ready,
+        StateName::Running,
+        StateName::Completed,
+        StateName::Dead,
+        StateName::Cancelled,
+    ];
+
+    /// The word used in output and filters.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            StateName::Blocked => "blocked",
+            StateName::Scheduled => "scheduled",
+            StateName::Ready => "ready",
+            StateName::Running => "running",
+            StateName::Completed => "completed",
+            StateName::Dead => "dead",
+            StateName::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether the job has not started or will start again: blocked, scheduled or ready.
+    pub const fn is_waiting(self) -> bool {
+        matches!(self, StateName::Blocked | StateName::Scheduled | StateName::Ready)
+    }
+
+    /// Whether nothing more happens to the job by itself.
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, StateName::Completed | StateName::Dead | StateName::Cancelled)
+    }
+}
+
+impl fmt::Display for StateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl State {
+    /// The name of the state.
+    pub const fn name(&self) -> StateName {
+        match self {
+            State::Blocked { .. } => StateName::Blocked,
+            State::Scheduled { .. } => StateName::Scheduled,
+            State::Ready { .. } => StateName::Ready,
+            State::Running(_) => StateName::Running,
+            State::Completed { .. } => StateName::Completed,
+            State::Dead { .. } => StateName::Dead,
+            State::Cancelled { .. } => StateName::Cancelled,
+        }
+    }
+}
+
+/// The part of a job that changes: its state and its counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Where it stands.
+    pub state: State,
+    /// Starts counted so far: raised at claim, taken back by a snooze or an interruption.
+    pub attempts: u32,
+    /// Times it was recovered from a lost worker since it last succeeded or was replayed.
+    pub recoveries: u32,
+    /// How often it was replayed.
+    pub generation: u32,
+}

@@ -1,0 +1,306 @@
+//! The pages of the book: one compact entry per kept job, and what is known per line, queue, kind.
+//!
+//! An entry is what scheduling needs and nothing more; payloads, errors and history are the
+//! store's. Its size, and that of the index entries beside it, is what a waiting job costs.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::view::Totals;
+use crate::job::{
+    CancelReason, DeadReason, Dependency, JobId, Lease, LeaseToken, OnFailure, Priority, Start,
+    State, StateName, UniqueScope,
+};
+use crate::name::Name;
+use crate::record::{Accepted, QueueSettings};
+use crate::time::{Steady, Timestamp, micros};
+
+/// [`State`] without what is kept elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Phase {
+    Blocked { unmet: u32, not_before: Timestamp },
+    Scheduled { at: Timestamp },
+    Ready { since: Timestamp },
+    Running { token: LeaseToken },
+    Completed { at: Timestamp },
+    Dead { at: Timestamp, reason: DeadReason },
+    Cancelled { at: Timestamp, reason: CancelReason },
+}
+
+impl Phase {
+    pub(super) fn name(self) -> StateName {
+        match self {
+            Phase::Blocked { .. } => StateName::Blocked,
+            Phase::Scheduled { .. } => StateName::Scheduled,
+            Phase::Ready { .. } => StateName::Ready,
+            Phase::Running { .. } => StateName::Running,
+            Phase::Completed { .. } => StateName::Completed,
+            Phase::Dead { .. } => StateName::Dead,
+            Phase::Cancelled { .. } => StateName::Cancelled,
+        }
+    }
+}
+
+/// One kept job.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) id: JobId,
+    pub(super) phase: Phase,
+    pub(super) fingerprint: u64,
+    pub(super) sequence: u64,
+    /// What most jobs do not have.
+    pub(super) extras: Option<Box<Extras>>,
+    pub(super) line: u32,
+    pub(super) priority: Priority,
+    pub(super) attempts: u32,
+    /// Total runs the producer asked for; 0 leaves it to the worker's kind.
+    pub(super) max_attempts: u32,
+    pub(super) recoveries: u16,
+    pub(super) generation: u16,
+}
+
+/// What most jobs do not have.
+#[derive(Debug, Default)]
+pub(super) struct Extras {
+    pub(super) depends_on: Box<[Dependency]>,
+    pub(super) unique: Option<UniqueHold>,
+    pub(super) expires_at: Option<Timestamp>,
+}
+
+/// A job's claim to a unique key.
+#[derive(Debug)]
+pub(super) struct UniqueHold {
+    pub(super) key: Box<str>,
+    pub(super) scope: UniqueScope,
+    pub(super) until: Option<Timestamp>,
+}
+
+impl Entry {
+    pub(super) fn new(accepted: &Accepted, line: u32) -> Self {
+        let job = &accepted.job;
+        let phase = match &accepted.condition.state {
+            State::Blocked { unmet, not_before } => {
+                Phase::Blocked { unmet: *unmet, not_before: *not_before }
+            }
+            State::Scheduled { at } => Phase::Scheduled { at: *at },
+            State::Ready { since } => Phase::Ready { since: *since },
+            State::Running(lease) => Phase::Running { token: lease.token },
+            State::Completed { at } => Phase::Completed { at: *at },
+            State::Dead { at, reason } => Phase::Dead { at: *at, reason: *reason },
+            State::Cancelled { at, reason } => Phase::Cancelled { at: *at, reason: *reason },
+        };
+        let unique = job.unique.as_ref().map(|unique| UniqueHold {
+            key: unique.key.as_str().into(),
+            scope: unique.scope,
+            until: unique.window.map(|window| accepted.at + window),
+        });
+        let expires_at = job.expires_after.map(|after| accepted.at + after);
+        let plain = unique.is_none() && expires_at.is_none() && job.depends_on.is_empty();
+        let extras = (!plain).then(|| {
+            let depends_on = job.depends_on.clone().into_boxed_slice();
+            Box::new(Extras { depends_on, unique, expires_at })
+        });
+        Self {
+            id: job.id,
+            phase,
+            fingerprint: job.fingerprint(),
+            sequence: accepted.sequence,
+            extras,
+            line,
+            priority: job.priority,
+            attempts: accepted.condition.attempts,
+            max_attempts: job.max_attempts().unwrap_or(0),
+            recoveries: u16::try_from(accepted.condition.recoveries).unwrap_or(u16::MAX),
+            generation: u16::try_from(accepted.condition.generation).unwrap_or(u16::MAX),
+        }
+    }
+
+    pub(super) fn dependencies(&self) -> impl Iterator<Item = &Dependency> {
+        self.extras.iter().flat_map(|extras| extras.depends_on.iter())
+    }
+}
+
+/// Entries in blocks, so that growing never copies them and never holds twice the memory.
+#[derive(Debug, Default)]
+pub(super) struct Slab {
+    blocks: Vec<Vec<Option<Entry>>>,
+    vacant: Vec<u32>,
+}
+
+const BLOCK: usize = 1024;
+
+impl Slab {
+    pub(super) fn insert(&mut self, entry: Entry) -> u32 {
+        if let Some(slot) = self.vacant.pop() {
+            self.blocks[slot as usize / BLOCK][slot as usize % BLOCK] = Some(entry);
+            return slot;
+        }
+        if self.blocks.last().is_none_or(|block| block.len() == BLOCK) {
+            self.blocks.push(Vec::with_capacity(BLOCK));
+        }
+        let last = self.blocks.len() - 1;
+        self.blocks[last].push(Some(entry));
+        let slot = last * BLOCK + self.blocks[last].len() - 1;
+        u32::try_from(slot).expect("fewer than 2^32 jobs fit in memory")
+    }
+
+    pub(super) fn get(&self, slot: u32) -> &Entry {
+        self.blocks[slot as usize / BLOCK][slot as usize % BLOCK]
+            .as_ref()
+            .expect("an index points only at kept jobs")
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> &mut Entry {
+        self.blocks[slot as usize / BLOCK][slot as usize % BLOCK]
+            .as_mut()
+            .expect("an index points only at kept jobs")
+    }
+
+    pub(super) fn remove(&mut self, slot: u32) {
+        self.blocks[slot as usize / BLOCK][slot as usize % BLOCK] = None;
+        self.vacant.push(slot);
+    }
+}
+
+/// The jobs of one kind in one queue.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) kind: u32,
+    pub(super) queue: u32,
+    pub(super) ready: BTreeSet<ReadyKey>,
+    /// Jobs per state, by [`StateName`].
+    pub(super) states: [u64; 7],
+    pub(super) totals: Totals,
+}
+
+impl Line {
+    pub(super) fn new(kind: u32, queue: u32) -> Self {
+        Self { kind, queue, ready: BTreeSet::new(), states: [0; 7], totals: Totals::default() }
+    }
+}
+
+/// The place of a ready job in its line: lower rank first, then due time, then acceptance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ReadyKey {
+    pub(super) rank: i64,
+    pub(super) since: Timestamp,
+    pub(super) sequence: u64,
+    pub(super) slot: u32,
+}
+
+/// What is known of a queue.
+#[derive(Debug)]
+pub(super) struct QueueBook {
+    pub(super) name: Name,
+    pub(super) settings: QueueSettings,
+    /// Blocked, scheduled and ready jobs.
+    pub(super) waiting: u64,
+    /// Waiting and running jobs.
+    pub(super) open: u64,
+    pub(super) dead: BTreeSet<(Timestamp, u64, u32)>,
+    pub(super) dead_letters_dropped: u64,
+}
+
+impl QueueBook {
+    pub(super) fn new(name: Name) -> Self {
+        Self {
+            name,
+            settings: QueueSettings::default(),
+            waiting: 0,
+            open: 0,
+            dead: BTreeSet::new(),
+            dead_letters_dropped: 0,
+        }
+    }
+
+    /// Lower is sooner. With ageing, a job's rank is the moment at which it would have overtaken
+    /// everything of priority 0 that comes later; it does not change while the job waits, so the
+    /// index stays sorted for ever.
+    pub(super) fn rank(&self, priority: Priority, since: Timestamp) -> i64 {
+        match self.settings.ageing {
+            None => -i64::from(priority.0),
+            Some(step) => {
+                let lead = micros(step).saturating_mul(i64::from(priority.0));
+                since.as_micros().saturating_sub(lead)
+            }
+        }
+    }
+
+    /// Priority in millionths of a point, with what waiting has added by `now`: compares jobs of
+    /// queues with and without ageing.
+    pub(super) fn standing(&self, priority: Priority, since: Timestamp, now: Timestamp) -> i128 {
+        let gained = match self.settings.ageing {
+            None => 0,
+            Some(step) => {
+                let step = micros(step.max(Duration::from_micros(1)));
+                (i128::from(now.as_micros()) - i128::from(since.as_micros())) * 1_000_000
+                    / i128::from(step)
+            }
+        };
+        i128::from(priority.0) * 1_000_000 + gained
+    }
+}
+
+/// What is known of a kind.
+#[derive(Debug)]
+pub(super) struct KindBook {
+    pub(super) name: Name,
+    pub(super) running: u64,
+    /// The rate limiter's theoretical arrival time.
+    pub(super) full_at: Timestamp,
+}
+
+impl KindBook {
+    pub(super) fn new(name: Name) -> Self {
+        Self { name, running: 0, full_at: Timestamp::from_micros(i64::MIN) }
+    }
+}
+
+/// A lease that is held.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) slot: u32,
+    pub(super) lease: Lease,
+    /// On the steady clock, so that a step of the wall clock does not end it.
+    pub(super) ends: Steady,
+}
+
+/// One edge of the dependency graph, kept until the dependent finishes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Edge {
+    pub(super) on_failure: OnFailure,
+    pub(super) met: bool,
+}
+
+/// A unique key within its queue and kind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) queue: u32,
+    pub(super) kind: u32,
+    pub(super) key: Box<str>,
+}
+
+/// Who holds a unique key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hold {
+    pub(super) job: JobId,
+    pub(super) until: Option<Timestamp>,
+    pub(super) fingerprint: u64,
+}
+
+/// When a job accepted at `now` may start.
+pub(super) fn start_time(start: Start, now: Timestamp) -> Timestamp {
+    match start {
+        Start::Now => now,
+        Start::After(delay) => now + delay,
+        Start::At(at) => at,
+    }
+}
+
+/// A value that was refused, as text of bounded length.
+pub(super) fn shown(value: impl core::fmt::Debug) -> String {
+    alloc::format!("{value:?}")
+}

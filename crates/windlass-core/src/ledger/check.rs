@@ -1,0 +1,169 @@
+//! The invariants of the book, checked by a full scan: for tests and for `doctor`.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::Ledger;
+use super::book::Phase;
+use crate::job::{JobId, StateName, UniqueScope};
+
+impl Ledger {
+    /// Everything that is wrong with the book, in words; empty if nothing is.
+    ///
+    /// Counters and indexes are compared with what a scan of all jobs finds, so its cost grows
+    /// with the book.
+    pub fn check(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut states: BTreeMap<u32, [u64; 7]> = BTreeMap::new();
+        let mut indexed = 0;
+        for (id, slot) in &self.ids {
+            let entry = self.entry(*slot);
+            if entry.id != *id {
+                wrong.push(format!("id {id} points at the entry of {}", entry.id));
+            }
+            states.entry(entry.line).or_default()[entry.phase.name() as usize] += 1;
+            indexed += usize::from(!matches!(entry.phase, Phase::Blocked { .. }));
+            if let Err(problem) = self.check_place(*slot) {
+                wrong.push(format!("job {id} is {}, but {problem}", entry.phase.name()));
+            }
+            self.check_edges(*slot, &mut wrong);
+            self.check_key(*slot, &mut wrong);
+        }
+        self.check_counters(&states, &mut wrong);
+        let ready: usize = self.lines.iter().map(|line| line.ready.len()).sum();
+        let dead: usize = self.queues.iter().map(|queue| queue.dead.len()).sum();
+        let held_back = self.count_held_back();
+        let found = self.timers.len()
+            + ready
+            + self.leases.len()
+            + self.finished.len()
+            + self.withheld.len()
+            + dead
+            + held_back;
+        if found != indexed {
+            wrong.push(format!("indexes hold {found} entries for {indexed} jobs"));
+        }
+        for (on, dependent) in self.edges.keys() {
+            if !self.ids.contains_key(dependent) || !self.ids.contains_key(on) {
+                wrong.push(format!("edge from {dependent} to {on} has an end that is gone"));
+            }
+        }
+        for (key, hold) in &self.keys {
+            if !self.ids.contains_key(&hold.job) {
+                wrong.push(format!("key {:?} is held by {}, which is gone", key.key, hold.job));
+            }
+        }
+        wrong
+    }
+
+    /// Finished jobs kept out of the purge index because an open job depends on them.
+    fn count_held_back(&self) -> usize {
+        let finished = self.ids.iter().filter(|(id, slot)| {
+            let name = self.entry(**slot).phase.name();
+            matches!(name, StateName::Completed | StateName::Cancelled)
+                && self.edges_from(**id).next().is_some()
+        });
+        finished.count()
+    }
+
+    fn check_place(&self, slot: u32) -> Result<(), &'static str> {
+        let entry = self.entry(slot);
+        let line = &self.lines[entry.line as usize];
+        let sequence = entry.sequence;
+        let there = match entry.phase {
+            Phase::Blocked { .. } => true,
+            Phase::Scheduled { at } => self.timers.contains(&(at, sequence, slot)),
+            Phase::Ready { since } => line.ready.contains(&self.ready_key(slot, since)),
+            Phase::Running { token } => self.leases.get(&token).is_some_and(|h| h.slot == slot),
+            Phase::Completed { at } | Phase::Cancelled { at, .. } => {
+                let withheld = self.key_until(slot).map(|until| (until, slot));
+                self.finished.contains(&(at, sequence, slot))
+                    || withheld.is_some_and(|key| self.withheld.contains(&key))
+                    || self.edges_from(entry.id).next().is_some()
+            }
+            Phase::Dead { at, .. } => {
+                self.queues[line.queue as usize].dead.contains(&(at, sequence, slot))
+            }
+        };
+        if there { Ok(()) } else { Err("the index of that state does not hold it") }
+    }
+
+    fn check_edges(&self, slot: u32, wrong: &mut Vec<String>) {
+        let entry = self.entry(slot);
+        let id = entry.id;
+        let unmet = entry
+            .dependencies()
+            .filter(|dependency| self.edges.get(&(dependency.on, id)).is_some_and(|e| !e.met))
+            .count();
+        match entry.phase {
+            Phase::Blocked { unmet: counted, .. } => {
+                if counted as usize != unmet {
+                    wrong.push(format!("job {id} counts {counted} blockers and has {unmet}"));
+                }
+                if counted == 0 {
+                    wrong.push(format!("job {id} is blocked by nothing"));
+                }
+            }
+            Phase::Completed { .. } | Phase::Dead { .. } | Phase::Cancelled { .. } => {
+                let linked = |on: JobId| self.edges.contains_key(&(on, id));
+                if entry.dependencies().any(|dependency| linked(dependency.on)) {
+                    wrong.push(format!("job {id} has finished and still holds on to others"));
+                }
+            }
+            Phase::Scheduled { .. } | Phase::Ready { .. } | Phase::Running { .. } => {
+                if unmet != 0 {
+                    wrong.push(format!("job {id} is not blocked and waits for {unmet} jobs"));
+                }
+            }
+        }
+    }
+
+    fn check_key(&self, slot: u32, wrong: &mut Vec<String>) {
+        let entry = self.entry(slot);
+        let Some(unique) = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref()) else {
+            return;
+        };
+        let key = self.key_of(slot).expect("it has a unique key");
+        let held_by_us = self.keys.get(&key).is_some_and(|hold| hold.job == entry.id);
+        if held_by_us && entry.phase.name().is_terminal() && unique.scope == UniqueScope::Open {
+            wrong.push(format!("job {} has finished and still holds its key", entry.id));
+        }
+    }
+
+    fn check_counters(&self, states: &BTreeMap<u32, [u64; 7]>, wrong: &mut Vec<String>) {
+        let mut waiting: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut running: BTreeMap<u32, u64> = BTreeMap::new();
+        for (number, line) in self.lines.iter().enumerate() {
+            let scanned = u32::try_from(number).ok().and_then(|n| states.get(&n));
+            let scanned = scanned.copied().unwrap_or_default();
+            if scanned != line.states {
+                let (queue, kind) = (line.queue as usize, line.kind as usize);
+                let (queue, kind) = (&self.queues[queue].name, &self.kinds[kind].name);
+                let counted = line.states;
+                wrong.push(format!("{queue}/{kind} counts {counted:?}, a scan finds {scanned:?}"));
+            }
+            for state in StateName::ALL {
+                if state.is_waiting() {
+                    *waiting.entry(line.queue).or_default() += scanned[state as usize];
+                }
+            }
+            *running.entry(line.kind).or_default() += scanned[StateName::Running as usize];
+        }
+        for (queue, scanned) in waiting {
+            let queue = &self.queues[queue as usize];
+            if queue.waiting != scanned {
+                let (name, counted) = (&queue.name, queue.waiting);
+                wrong.push(format!("{name} counts {counted} waiting, a scan finds {scanned}"));
+            }
+        }
+        for (kind, scanned) in running {
+            let kind = &self.kinds[kind as usize];
+            if kind.running != scanned {
+                let (name, counted) = (&kind.name, kind.running);
+                wrong.push(format!("{name} counts {counted} running, a scan finds {scanned}"));
+            }
+        }
+    }
+}

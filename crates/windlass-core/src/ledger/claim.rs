@@ -1,0 +1,247 @@
+//! Handing out ready jobs, each under a fresh lease.
+//!
+//! A line holds the ready jobs of one kind in one queue, sorted. A claim merges the heads of the
+//! lines it may take from, so its cost depends on how many lines there are and how many jobs it
+//! takes, never on how many wait.
+
+use alloc::collections::{BTreeSet, BinaryHeap};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+use core::time::Duration;
+
+use super::{Command, Effects, Ledger};
+use crate::event::What;
+use crate::job::{JobId, Lease, LeaseToken};
+use crate::limits;
+use crate::name::Name;
+use crate::rate::Rate;
+use crate::record::{Change, Note};
+use crate::refusal::Refusal;
+use crate::retry::DEFAULT_MAX_ATTEMPTS;
+use crate::time::Timestamp;
+use crate::transition::Input;
+
+/// Give this worker up to `limit` ready jobs.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Who asks.
+    pub worker: Arc<str>,
+    /// From which queues; `None` for all.
+    pub queues: Option<Vec<Name>>,
+    /// Of which kinds, and on what terms.
+    pub kinds: Vec<KindClaim>,
+    /// How many at most.
+    pub limit: usize,
+}
+
+/// The terms on which a worker takes jobs of a kind.
+#[derive(Clone, Debug)]
+pub struct KindClaim {
+    /// The kind.
+    pub kind: Name,
+    /// How long the lease lasts unless renewed.
+    pub lease: Duration,
+    /// Total runs of a job that does not say itself.
+    pub max_attempts: u32,
+    /// Most jobs of the kind running at once, over all workers.
+    pub concurrency: Option<u32>,
+    /// How fast jobs of the kind may start, over all workers.
+    pub rate: Option<Rate>,
+}
+
+impl KindClaim {
+    /// Default terms: a lease of 30 s, three runs, no limits.
+    pub fn new(kind: Name) -> Self {
+        Self {
+            kind,
+            lease: Duration::from_secs(30),
+            max_attempts: DEFAULT_MAX_ATTEMPTS,
+            concurrency: None,
+            rate: None,
+        }
+    }
+}
+
+/// What a claim answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    /// The jobs, in the order in which they should start.
+    pub jobs: Vec<Claimed>,
+    /// Ready jobs that this worker could take but did not get.
+    pub ready: u64,
+    /// How long until something may become claimable without a ring; `None` for never.
+    pub wake_in: Option<Duration>,
+}
+
+/// One job, handed to one worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// The job.
+    pub id: JobId,
+    /// The right to run it.
+    pub lease: Lease,
+    /// Which start this is, 1 for the first.
+    pub attempt: u32,
+    /// How often it was recovered from a lost worker.
+    pub recoveries: u32,
+}
+
+/// The head of a line, ordered so that the greatest starts first.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Head {
+    standing: i128,
+    since: Reverse<Timestamp>,
+    sequence: Reverse<u64>,
+    line: u32,
+    terms: usize,
+    slot: u32,
+}
+
+impl Command for Claim {
+    type Reply = Claims;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Claims, Refusal> {
+        let now = effects.now;
+        ledger.seen(&self.worker, now.steady);
+        let lines = ledger.claimable_lines(&self);
+        let mut heads: BinaryHeap<Head> =
+            lines.iter().filter_map(|(line, terms)| ledger.head(*line, *terms, now.wall)).collect();
+        let mut claims = Claims::default();
+        let mut held_back: BTreeSet<u32> = BTreeSet::new();
+        let mut rate_wait: Option<Duration> = None;
+        let limit = self.limit.min(limits::CLAIM_JOBS);
+        while claims.jobs.len() < limit {
+            let Some(head) = heads.pop() else { break };
+            let terms = &self.kinds[head.terms];
+            match ledger.admit(head.line, terms, effects) {
+                Admission::Granted => {}
+                Admission::AtLimit => {
+                    held_back.insert(head.line);
+                    continue;
+                }
+                Admission::TooFast(wait) => {
+                    rate_wait = Some(rate_wait.map_or(wait, |other| other.min(wait)));
+                    held_back.insert(head.line);
+                    continue;
+                }
+            }
+            claims.jobs.push(ledger.lease(head.slot, &self.worker, terms, effects));
+            heads.extend(ledger.head(head.line, head.terms, now.wall));
+        }
+        claims.ready = lines
+            .iter()
+            .filter(|(line, _)| !held_back.contains(line))
+            .map(|(line, _)| ledger.lines[*line as usize].ready.len() as u64)
+            .sum();
+        let next_due = ledger.timers.first().map(|(at, _, _)| at.since(now.wall));
+        claims.wake_in = [next_due, rate_wait].into_iter().flatten().min();
+        Ok(claims)
+    }
+}
+
+enum Admission {
+    Granted,
+    AtLimit,
+    TooFast(Duration),
+}
+
+impl Ledger {
+    /// The lines the request may take from, each with the index of its terms.
+    fn claimable_lines(&self, claim: &Claim) -> Vec<(u32, usize)> {
+        let mut lines = Vec::new();
+        for (terms, kind) in claim.kinds.iter().enumerate() {
+            let Some(&kind) = self.kind_ids.get(&kind.kind) else { continue };
+            match &claim.queues {
+                Some(queues) => {
+                    let ids = queues.iter().filter_map(|queue| self.queue_ids.get(queue));
+                    let found = ids.filter_map(|queue| self.line_ids.get(&(kind, *queue)));
+                    lines.extend(found.map(|line| (*line, terms)));
+                }
+                None => {
+                    let all = self.line_ids.range((kind, 0)..=(kind, u32::MAX));
+                    lines.extend(all.map(|(_, line)| (*line, terms)));
+                }
+            }
+        }
+        lines.retain(|(line, _)| {
+            let queue = self.lines[*line as usize].queue;
+            !self.queues[queue as usize].settings.paused
+        });
+        lines.sort_unstable();
+        lines.dedup_by_key(|(line, _)| *line);
+        lines
+    }
+
+    fn head(&self, line: u32, terms: usize, now: Timestamp) -> Option<Head> {
+        let book = &self.lines[line as usize];
+        let key = book.ready.first()?;
+        let priority = self.entry(key.slot).priority;
+        let standing = self.queues[book.queue as usize].standing(priority, key.since, now);
+        Some(Head {
+            standing,
+            since: Reverse(key.since),
+            sequence: Reverse(key.sequence),
+            line,
+            terms,
+            slot: key.slot,
+        })
+    }
+
+    /// May one more job of this line's kind start now?
+    fn admit(&mut self, line: u32, terms: &KindClaim, effects: &mut Effects) -> Admission {
+        let kind = &mut self.kinds[self.lines[line as usize].kind as usize];
+        if terms.concurrency.is_some_and(|limit| kind.running >= u64::from(limit)) {
+            return Admission::AtLimit;
+        }
+        let Some(rate) = terms.rate else { return Admission::Granted };
+        match rate.admit(kind.full_at, effects.now.wall) {
+            Ok(full_at) => {
+                kind.full_at = full_at;
+                let kind = kind.name.clone();
+                effects.changes.push(Change::Rate { kind, full_at });
+                Admission::Granted
+            }
+            Err(wait) => Admission::TooFast(wait),
+        }
+    }
+
+    fn lease(
+        &mut self,
+        slot: u32,
+        worker: &Arc<str>,
+        terms: &KindClaim,
+        effects: &mut Effects,
+    ) -> Claimed {
+        let now = effects.now;
+        let length = terms.lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX);
+        let own = self.entry(slot).max_attempts;
+        let lease = Lease {
+            token: LeaseToken(self.next_token),
+            worker: worker.clone(),
+            since: now.wall,
+            until: now.wall + length,
+            max_attempts: if own == 0 { terms.max_attempts.max(1) } else { own },
+            cancel_requested: false,
+        };
+        self.next_token += 1;
+        let note = Some(Note::Started { worker: worker.clone() });
+        let condition = self
+            .transition(slot, &Input::Claim(lease.clone()), note, effects)
+            .expect("a ready line holds only ready jobs");
+        self.lease_until(lease.token, now.steady + length);
+        let attempt = condition.attempts;
+        let started = What::JobStarted { worker: worker.clone(), attempt };
+        self.tell(slot, started, effects);
+        Claimed { id: self.entry(slot).id, lease, attempt, recoveries: condition.recoveries }
+    }
+
+    /// Sets when a lease ends on the steady clock.
+    pub(super) fn lease_until(&mut self, token: LeaseToken, ends: crate::time::Steady) {
+        if let Some(held) = self.leases.get_mut(&token) {
+            self.lease_ends.remove(&(held.ends, token));
+            held.ends = ends;
+            self.lease_ends.insert((ends, token));
+        }
+    }
+}

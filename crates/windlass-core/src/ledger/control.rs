@@ -1,0 +1,521 @@
+//! What people do to jobs, queues and workers: cancel, move, replay, remove, pause, configure.
+
+use alloc::collections::BTreeSet;
+use alloc::format;
+use alloc::string::ToString;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::book::{Key, Phase, shown, start_time};
+use super::enqueue::no_longer_than;
+use super::{Command, Effects, Enqueued, Ledger, Ring};
+use crate::event::{RemoveReason, Subject, What};
+use crate::job::{CancelReason, JobId, NewJob, OnFailure, Start, State, StateName};
+use crate::name::Name;
+use crate::outcome::ErrorText;
+use crate::rate::Rate;
+use crate::record::{Change, Note, QueueSettings};
+use crate::refusal::Refusal;
+use crate::time::Steady;
+use crate::transition::Input;
+
+/// Call these jobs off. Each is answered on its own; dependents follow by the policy of each edge.
+#[derive(Clone, Debug)]
+pub struct Cancel {
+    /// The jobs.
+    pub jobs: Vec<JobId>,
+}
+
+/// What a cancellation did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CancelAnswer {
+    /// The job had not started, or was waiting to be tried again. It will not start.
+    Cancelled,
+    /// The job runs. Its handler is told, and it will not be tried again.
+    Requested,
+}
+
+impl Command for Cancel {
+    type Reply = Vec<Result<CancelAnswer, Refusal>>;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
+        let reason = CancelReason::Requested;
+        Ok(self.jobs.into_iter().map(|job| ledger.cancel(job, reason, effects)).collect())
+    }
+}
+
+/// Move the start of these waiting jobs. Each is answered on its own.
+#[derive(Clone, Debug)]
+pub struct Reschedule {
+    /// The jobs.
+    pub jobs: Vec<JobId>,
+    /// When they may start now; [`Start::Now`] runs them as soon as a worker is free.
+    pub start: Start,
+}
+
+impl Command for Reschedule {
+    type Reply = Vec<Result<StateName, Refusal>>;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
+        let now = effects.now.wall;
+        let at = start_time(self.start, now);
+        no_longer_than("delay", at.since(now))?;
+        Ok(self.jobs.into_iter().map(|job| ledger.reschedule(job, at, effects)).collect())
+    }
+}
+
+/// Try these dead or cancelled jobs again, with their attempts reset. Each is answered on its own.
+///
+/// They are taken in the order in which they were accepted, so that a job and those that depend on
+/// it can be replayed together.
+#[derive(Clone, Debug)]
+pub struct Replay {
+    /// The jobs.
+    pub jobs: Vec<JobId>,
+}
+
+impl Command for Replay {
+    type Reply = Vec<(JobId, Result<(), Refusal>)>;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
+        let mut jobs = self.jobs;
+        jobs.sort_by_key(|job| ledger.ids.get(job).map(|slot| ledger.entry(*slot).sequence));
+        jobs.dedup();
+        Ok(jobs.into_iter().map(|job| (job, ledger.replay(job, effects))).collect())
+    }
+}
+
+/// Put a new job in the place of a dead one, which is then cancelled as replaced.
+#[derive(Clone, Debug)]
+pub struct ReplayEdited {
+    /// The dead job.
+    pub job: JobId,
+    /// The new one.
+    pub edited: NewJob,
+}
+
+impl Command for ReplayEdited {
+    type Reply = Enqueued;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Enqueued, Refusal> {
+        let slot = ledger.slot(self.job)?;
+        let state = ledger.entry(slot).phase.name();
+        if state != StateName::Dead {
+            return Err(Refusal::WrongState { job: self.job, state, operation: "edit and replay" });
+        }
+        // The key passes from the dead job to its successor, so it must not stand in the way.
+        let kept = ledger.take_key(slot);
+        let plan = match ledger.plan(alloc::vec![self.edited], effects.now.wall) {
+            Ok(plan) => plan,
+            Err(refusal) => {
+                if let Some((key, hold)) = kept {
+                    ledger.keys.insert(key, hold);
+                }
+                return Err(refusal);
+            }
+        };
+        let enqueued = ledger.carry_out(plan, effects).remove(0);
+        if let Ok(condition) = ledger.transition(slot, &Input::Replace, None, effects) {
+            ledger.tell_end(slot, &condition, None, effects);
+            ledger.after_end(slot, None, effects);
+        }
+        Ok(enqueued)
+    }
+}
+
+/// Delete these finished jobs. Each is answered on its own.
+#[derive(Clone, Debug)]
+pub struct Remove {
+    /// The jobs.
+    pub jobs: Vec<JobId>,
+}
+
+impl Command for Remove {
+    type Reply = Vec<Result<(), Refusal>>;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
+        let remove = |job| {
+            let slot = ledger.slot(job)?;
+            let state = ledger.entry(slot).phase.name();
+            if !state.is_terminal() {
+                return Err(Refusal::WrongState { job, state, operation: "remove" });
+            }
+            ledger.remove(slot, RemoveReason::Requested, effects);
+            Ok(())
+        };
+        Ok(self.jobs.into_iter().map(remove).collect())
+    }
+}
+
+/// Call off every waiting job of a queue. What runs is left alone, counters are kept.
+#[derive(Clone, Debug)]
+pub struct Clear {
+    /// The queue.
+    pub queue: Name,
+}
+
+/// What [`Clear`] answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cleared {
+    /// Jobs of the queue that were called off.
+    pub cleared: u64,
+    /// Jobs of other queues that depended on them and followed.
+    pub followed: u64,
+}
+
+impl Command for Clear {
+    type Reply = Cleared;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Cleared, Refusal> {
+        let Some(&queue) = ledger.queue_ids.get(&self.queue) else { return Ok(Cleared::default()) };
+        let cancelled = |ledger: &Ledger, inside: bool| {
+            let lines = ledger.lines.iter().filter(|line| (line.queue == queue) == inside);
+            lines.map(|line| line.totals.cancelled).sum::<u64>()
+        };
+        let before = (cancelled(ledger, true), cancelled(ledger, false));
+        for job in ledger.waiting_in(queue) {
+            // A job that followed one cleared before it is no longer waiting; that is fine.
+            let _ = ledger.cancel(job, CancelReason::Cleared, effects);
+        }
+        let after = (cancelled(ledger, true), cancelled(ledger, false));
+        let cleared = Cleared { cleared: after.0 - before.0, followed: after.1 - before.1 };
+        let subject = Subject::Queue(self.queue);
+        ledger.tell_of(subject, What::QueueCleared { jobs: cleared.cleared }, effects);
+        Ok(cleared)
+    }
+}
+
+/// Change one setting of a queue, which need not have had jobs yet.
+#[derive(Clone, Debug)]
+pub struct Configure {
+    /// The queue.
+    pub queue: Name,
+    /// The setting.
+    pub change: QueueChange,
+}
+
+/// A setting of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueChange {
+    /// Start no more of its jobs. Running ones finish; due times are kept; enqueues are accepted.
+    Pause,
+    /// Start its jobs again.
+    Resume,
+    /// Refuse enqueues beyond this many waiting jobs; `None` for no limit.
+    MaxDepth(Option<u64>),
+    /// Raise a waiting job by one point of priority per this long; `None` for strict priorities.
+    Ageing(Option<Duration>),
+}
+
+impl Command for Configure {
+    type Reply = QueueSettings;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<QueueSettings, Refusal> {
+        let queue = ledger.queue_id(&self.queue)?;
+        let old = ledger.queues[queue as usize].settings.clone();
+        let mut settings = old.clone();
+        let what = match self.change {
+            QueueChange::Pause => {
+                settings.paused = true;
+                What::QueuePaused
+            }
+            QueueChange::Resume => {
+                settings.paused = false;
+                What::QueueResumed
+            }
+            QueueChange::MaxDepth(limit) => {
+                settings.max_depth = limit;
+                What::QueueConfigured
+            }
+            QueueChange::Ageing(step) => {
+                if step.is_some_and(|step| step < Duration::from_millis(1)) {
+                    return Err(Refusal::OutOfBounds {
+                        what: "ageing step",
+                        got: shown(step),
+                        allowed: "it must be at least 1 ms".to_string(),
+                    });
+                }
+                settings.ageing = step;
+                What::QueueConfigured
+            }
+        };
+        if settings == old {
+            return Ok(settings);
+        }
+        ledger.configure(queue, settings.clone());
+        effects
+            .changes
+            .push(Change::Queue { queue: self.queue.clone(), settings: settings.clone() });
+        if old.paused && !settings.paused {
+            effects.rings.insert(Ring::Queue(self.queue.clone()));
+        }
+        ledger.tell_of(Subject::Queue(self.queue), what, effects);
+        Ok(settings)
+    }
+}
+
+/// A worker has news of itself.
+#[derive(Clone, Debug)]
+pub struct Announce {
+    /// Which worker.
+    pub worker: Arc<str>,
+    /// The news.
+    pub news: WorkerNews,
+}
+
+/// What a worker says of itself.
+#[derive(Clone, Debug)]
+pub enum WorkerNews {
+    /// It takes jobs.
+    Started(WorkerCard),
+    /// It takes no more jobs and finishes those it has.
+    Stopping,
+    /// It has ended.
+    Stopped,
+    /// A part of it crashed.
+    Error(ErrorText),
+}
+
+/// What a worker is ready to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerCard {
+    /// From which queues it takes jobs; `None` for all.
+    pub queues: Option<Vec<Name>>,
+    /// Which kinds it handles.
+    pub kinds: Vec<WorkerKind>,
+    /// How many jobs it runs at once at most.
+    pub slots: u32,
+}
+
+/// A kind a worker handles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerKind {
+    /// The kind.
+    pub kind: Name,
+    /// Most jobs of it running at once.
+    pub concurrency: Option<u32>,
+    /// How fast its jobs may start.
+    pub rate: Option<Rate>,
+}
+
+/// A worker the ledger knows of. Not persisted: a worker that lives says so again.
+#[derive(Clone, Debug)]
+pub(super) struct WorkerState {
+    pub(super) card: WorkerCard,
+    pub(super) seen: Steady,
+    pub(super) stopping: bool,
+}
+
+/// A worker not heard of for this long is not counted on. It asks for jobs every few seconds.
+pub(super) const WORKER_SILENCE: Duration = Duration::from_secs(60);
+
+impl Command for Announce {
+    type Reply = ();
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<(), Refusal> {
+        let what = match self.news {
+            WorkerNews::Started(card) => {
+                let state = WorkerState { card, seen: effects.now.steady, stopping: false };
+                ledger.workers.insert(self.worker.clone(), state);
+                What::WorkerStarted
+            }
+            WorkerNews::Stopping => {
+                if let Some(worker) = ledger.workers.get_mut(&self.worker) {
+                    worker.stopping = true;
+                }
+                What::WorkerStopping
+            }
+            WorkerNews::Stopped => {
+                ledger.workers.remove(&self.worker);
+                What::WorkerStopped
+            }
+            WorkerNews::Error(error) => What::WorkerError { error },
+        };
+        ledger.tell_of(Subject::Worker(self.worker), what, effects);
+        Ok(())
+    }
+}
+
+impl Ledger {
+    pub(super) fn slot(&self, job: JobId) -> Result<u32, Refusal> {
+        self.ids.get(&job).copied().ok_or(Refusal::UnknownJob { job })
+    }
+
+    fn cancel(
+        &mut self,
+        job: JobId,
+        reason: CancelReason,
+        effects: &mut Effects,
+    ) -> Result<CancelAnswer, Refusal> {
+        let slot = self.slot(job)?;
+        let was_asked = match self.entry(slot).phase {
+            Phase::Running { token } => self.leases[&token].lease.cancel_requested,
+            Phase::Blocked { .. }
+            | Phase::Scheduled { .. }
+            | Phase::Ready { .. }
+            | Phase::Completed { .. }
+            | Phase::Dead { .. }
+            | Phase::Cancelled { .. } => false,
+        };
+        if was_asked {
+            return Ok(CancelAnswer::Requested);
+        }
+        let condition = self
+            .transition(slot, &Input::Cancel(reason), None, effects)
+            .map_err(|refused| Refusal::of(refused, job, "cancel"))?;
+        if let State::Running(_) = condition.state {
+            effects.rings.insert(Ring::Cancel);
+            self.tell(slot, What::JobCancelRequested, effects);
+            return Ok(CancelAnswer::Requested);
+        }
+        self.tell_end(slot, &condition, None, effects);
+        self.after_end(slot, None, effects);
+        Ok(CancelAnswer::Cancelled)
+    }
+
+    fn reschedule(
+        &mut self,
+        job: JobId,
+        at: crate::time::Timestamp,
+        effects: &mut Effects,
+    ) -> Result<StateName, Refusal> {
+        let slot = self.slot(job)?;
+        let condition = self
+            .transition(slot, &Input::Reschedule(at), None, effects)
+            .map_err(|refused| Refusal::of(refused, job, "reschedule"))?;
+        let at = at.max(effects.now.wall);
+        self.tell(slot, What::JobScheduled { at }, effects);
+        Ok(condition.state.name())
+    }
+
+    fn replay(&mut self, job: JobId, effects: &mut Effects) -> Result<(), Refusal> {
+        let slot = self.slot(job)?;
+        let state = self.entry(slot).phase.name();
+        if !matches!(state, StateName::Dead | StateName::Cancelled) {
+            return Err(Refusal::WrongState { job, state, operation: "replay" });
+        }
+        let unmet = self.unmet_for_replay(slot)?;
+        if let Some(key) = self.key_of(slot)
+            && let Some((holder, _)) = self.holder(&key, effects.now.wall)
+            && holder != job
+        {
+            return Err(Refusal::KeyTaken { job, holder });
+        }
+        let condition = self
+            .transition(slot, &Input::Replay { unmet }, Some(Note::Replayed), effects)
+            .map_err(|refused| Refusal::of(refused, job, "replay"))?;
+        self.relink(slot);
+        let generation = condition.generation;
+        self.tell(slot, What::JobReplayed { generation }, effects);
+        if let State::Blocked { unmet, .. } = condition.state {
+            self.tell(slot, What::JobBlocked { unmet }, effects);
+        }
+        Ok(())
+    }
+
+    /// How many dependencies a replayed job must wait for again.
+    ///
+    /// One that is no longer kept counts as met: whoever replays the job has decided so.
+    fn unmet_for_replay(&self, slot: u32) -> Result<u32, Refusal> {
+        let entry = self.entry(slot);
+        let mut unmet = 0;
+        for dependency in entry.dependencies() {
+            let Some(&on) = self.ids.get(&dependency.on) else { continue };
+            let state = self.entry(on).phase.name();
+            unmet += match state {
+                StateName::Completed => 0,
+                StateName::Blocked
+                | StateName::Scheduled
+                | StateName::Ready
+                | StateName::Running => 1,
+                StateName::Dead | StateName::Cancelled => match dependency.on_failure {
+                    OnFailure::Ignore => 0,
+                    OnFailure::Wait => 1,
+                    OnFailure::Cascade => {
+                        let (job, dependency) = (entry.id, dependency.on);
+                        return Err(Refusal::DependencyFailed { job, dependency, state });
+                    }
+                },
+            };
+        }
+        Ok(unmet)
+    }
+
+    pub(super) fn key_of(&self, slot: u32) -> Option<Key> {
+        let entry = self.entry(slot);
+        let unique = entry.extras.as_ref()?.unique.as_ref()?;
+        let line = &self.lines[entry.line as usize];
+        Some(Key { queue: line.queue, kind: line.kind, key: unique.key.clone() })
+    }
+
+    /// Takes the job's key away from it, if it holds it.
+    fn take_key(&mut self, slot: u32) -> Option<(Key, super::book::Hold)> {
+        let key = self.key_of(slot)?;
+        let hold = *self.keys.get(&key)?;
+        if hold.job != self.entry(slot).id {
+            return None;
+        }
+        self.keys.remove(&key);
+        Some((key, hold))
+    }
+
+    /// The waiting jobs of a queue in the order of acceptance, found by a scan: clearing a queue
+    /// costs what it clears anyway.
+    fn waiting_in(&self, queue: u32) -> Vec<JobId> {
+        let waiting = self.ids.values().map(|slot| self.entry(*slot)).filter(|entry| {
+            self.lines[entry.line as usize].queue == queue && entry.phase.name().is_waiting()
+        });
+        let found: BTreeSet<(u64, JobId)> =
+            waiting.map(|entry| (entry.sequence, entry.id)).collect();
+        found.into_iter().map(|(_, job)| job).collect()
+    }
+
+    /// Takes over a queue's settings and sorts its lines anew if the order has changed.
+    pub(super) fn configure(&mut self, queue: u32, settings: QueueSettings) {
+        let book = &mut self.queues[queue as usize];
+        let reorder = book.settings.ageing != settings.ageing;
+        book.settings = settings;
+        if !reorder {
+            return;
+        }
+        for line in 0..self.lines.len() {
+            if self.lines[line].queue != queue {
+                continue;
+            }
+            let old = core::mem::take(&mut self.lines[line].ready);
+            let keys = old.into_iter().map(|key| self.ready_key(key.slot, key.since)).collect();
+            self.lines[line].ready = keys;
+        }
+    }
+
+    pub(super) fn seen(&mut self, worker: &Arc<str>, now: Steady) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.seen = now;
+        }
+    }
+}
+
+/// The most similar of some names, if any is similar at all.
+pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a Name>) -> Option<Name> {
+    let tolerance = 2 + name.len() / 4;
+    known
+        .map(|candidate| (distance(name.as_bytes(), candidate.as_str().as_bytes()), candidate))
+        .filter(|(distance, _)| *distance <= tolerance)
+        .min_by_key(|(distance, candidate)| (*distance, format!("{candidate}")))
+        .map(|(_, candidate)| candidate.clone())
+}
+
+/// Letters to insert, delete or replace to get from one name to the other.
+fn distance(from: &[u8], to: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, a) in from.iter().enumerate() {
+        let mut diagonal = core::mem::replace(&mut row[0], i + 1);
+        for (j, b) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[to.len()]
+}

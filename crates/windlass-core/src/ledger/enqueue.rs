@@ -1,0 +1,392 @@
+//! Accepting jobs: one batch, one decision, one commit.
+//!
+//! Every check is made against the book *and* the rest of the batch before anything is written,
+//! so a batch with one bad item of a thousand leaves nothing behind.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
+use alloc::string::ToString;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::book::{Key, shown, start_time};
+use super::{Command, Effects, Ledger};
+use crate::event::{Subject, What};
+use crate::job::{Condition, Dependency, JobId, NewJob, OnFailure, Start, State, StateName};
+use crate::limits;
+use crate::name::Name;
+use crate::record::{Accepted, Change};
+use crate::refusal::Refusal;
+use crate::time::Timestamp;
+use crate::transition::waiting_until;
+
+/// Accept these jobs, all or none.
+#[derive(Clone, Debug)]
+pub struct Enqueue {
+    /// The jobs. They may depend on each other, in any order.
+    pub jobs: Vec<NewJob>,
+}
+
+/// What became of one item of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Enqueued {
+    /// The job that now stands for the item: its own id, or that of the job that holds its key.
+    pub id: JobId,
+    /// Whether a job was added.
+    pub acceptance: Acceptance,
+    /// Waiting jobs in its queue after this batch.
+    pub depth: u64,
+}
+
+/// Whether a job was added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acceptance {
+    /// Yes.
+    Accepted,
+    /// No: the same job was accepted earlier under this id. The call was repeated.
+    AlreadyAccepted,
+    /// No: another job holds its unique key.
+    Deduplicated {
+        /// That job's payload is not the same.
+        payload_differs: bool,
+    },
+}
+
+impl Command for Enqueue {
+    type Reply = Vec<Enqueued>;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Vec<Enqueued>, Refusal> {
+        let plan = ledger.plan(self.jobs, effects.now.wall)?;
+        Ok(ledger.carry_out(plan, effects))
+    }
+}
+
+/// A batch that has passed every check.
+pub(super) struct Plan {
+    items: Vec<Planned>,
+}
+
+enum Planned {
+    Accept { job: NewJob, unmet: u32 },
+    Known { id: JobId, queue: Name, acceptance: Acceptance },
+}
+
+impl Ledger {
+    /// Checks a batch without changing anything but the list of known names.
+    pub(super) fn plan(&mut self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Plan, Refusal> {
+        at_most("jobs in one batch", jobs.len(), limits::BATCH_JOBS, "split the batch")?;
+        for job in &jobs {
+            self.validate(job, now)?;
+            self.queue_id(&job.queue)?;
+            self.kind_id(&job.kind)?;
+        }
+        let mut items = Vec::with_capacity(jobs.len());
+        let mut batch = Batch::default();
+        for job in jobs {
+            items.push(self.plan_identity(job, now, &mut batch)?);
+        }
+        for item in &mut items {
+            if let Planned::Accept { job, unmet } = item {
+                *unmet = self.plan_dependencies(job, &batch)?;
+            }
+        }
+        refuse_cycles(&items)?;
+        self.refuse_overflow(&items)?;
+        Ok(Plan { items })
+    }
+
+    fn validate(&self, job: &NewJob, now: Timestamp) -> Result<(), Refusal> {
+        let payload_knob = "raise `payload_bytes`, or store the data elsewhere";
+        at_most("payload bytes", job.payload.len(), self.limits.payload_bytes, payload_knob)?;
+        at_most("tags", job.tags.len(), limits::TAGS, "use fewer")?;
+        at_most("dependencies", job.depends_on.len(), limits::DEPENDENCIES, "chain the jobs")?;
+        let entries = job.metadata.len();
+        at_most("metadata entries", entries, limits::METADATA_ENTRIES, "use the payload")?;
+        let bytes = job.metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+        at_most("metadata bytes", bytes, limits::METADATA_BYTES, "use the payload")?;
+        if let Some(unique) = &job.unique {
+            at_most("unique key bytes", unique.key.len(), limits::KEY_BYTES, "hash it")?;
+            if unique.key.is_empty() || unique.key.chars().any(char::is_control) {
+                return Err(Refusal::OutOfBounds {
+                    what: "unique key",
+                    got: crate::name::excerpt(&unique.key),
+                    allowed: "it must not be empty or hold control characters".to_string(),
+                });
+            }
+            no_longer_than("unique window", unique.window.unwrap_or_default())?;
+        }
+        if let Some(expires_after) = job.expires_after {
+            no_longer_than("expiry", expires_after)?;
+        }
+        match job.start {
+            Start::Now => Ok(()),
+            Start::After(delay) => no_longer_than("delay", delay),
+            Start::At(at) => no_longer_than("delay", at.since(now)),
+        }
+    }
+
+    /// Is this job new, a repeated call, or the same as one that holds its key?
+    fn plan_identity(
+        &self,
+        job: NewJob,
+        now: Timestamp,
+        batch: &mut Batch,
+    ) -> Result<Planned, Refusal> {
+        if !batch.ids.insert(job.id) {
+            return Err(Refusal::IdTwiceInBatch { job: job.id });
+        }
+        let known = |id, acceptance| Planned::Known { id, queue: job.queue.clone(), acceptance };
+        let fingerprint = job.fingerprint();
+        if let Some(&slot) = self.ids.get(&job.id) {
+            if self.entry(slot).fingerprint != fingerprint {
+                return Err(Refusal::IdReused { job: job.id });
+            }
+            return Ok(known(job.id, Acceptance::AlreadyAccepted));
+        }
+        if let Some(unique) = &job.unique {
+            let key = Key {
+                queue: self.queue_ids[&job.queue],
+                kind: self.kind_ids[&job.kind],
+                key: unique.key.as_str().into(),
+            };
+            if let Some((holder, theirs)) = self.holder(&key, now).or(batch.keys.get(&key).copied())
+            {
+                let payload_differs = theirs != fingerprint;
+                batch.aliases.insert(job.id, holder);
+                return Ok(known(holder, Acceptance::Deduplicated { payload_differs }));
+            }
+            batch.keys.insert(key, (job.id, fingerprint));
+        }
+        batch.accepted.insert(job.id);
+        Ok(Planned::Accept { job, unmet: 0 })
+    }
+
+    /// Who holds a key at `now`, and the fingerprint of that job.
+    pub(super) fn holder(&self, key: &Key, now: Timestamp) -> Option<(JobId, u64)> {
+        let hold = self.keys.get(key)?;
+        let held = hold.until.is_none_or(|until| until > now);
+        held.then_some((hold.job, hold.fingerprint))
+    }
+
+    /// Resolves a job's dependencies and counts those that are not met.
+    fn plan_dependencies(&self, job: &mut NewJob, batch: &Batch) -> Result<u32, Refusal> {
+        let mut seen = BTreeSet::new();
+        let mut unmet = 0;
+        let mut resolved: Vec<Dependency> = Vec::with_capacity(job.depends_on.len());
+        for dependency in &job.depends_on {
+            let on = batch.aliases.get(&dependency.on).copied().unwrap_or(dependency.on);
+            if on == job.id {
+                return Err(Refusal::DependencyCycle { job: job.id });
+            }
+            if !seen.insert(on) {
+                continue;
+            }
+            resolved.push(Dependency { on, on_failure: dependency.on_failure });
+            unmet += u32::from(self.is_unmet(job.id, on, dependency.on_failure, batch)?);
+        }
+        job.depends_on = resolved;
+        Ok(unmet)
+    }
+
+    fn is_unmet(
+        &self,
+        job: JobId,
+        on: JobId,
+        on_failure: OnFailure,
+        batch: &Batch,
+    ) -> Result<bool, Refusal> {
+        if batch.accepted.contains(&on) {
+            return Ok(true);
+        }
+        let Some(&slot) = self.ids.get(&on) else {
+            return Err(Refusal::UnknownDependency { job, dependency: on });
+        };
+        let state = self.entry(slot).phase.name();
+        match state {
+            StateName::Completed => Ok(false),
+            StateName::Blocked | StateName::Scheduled | StateName::Ready | StateName::Running => {
+                Ok(true)
+            }
+            StateName::Dead | StateName::Cancelled => match on_failure {
+                OnFailure::Cascade => Err(Refusal::DependencyFailed { job, dependency: on, state }),
+                OnFailure::Ignore => Ok(false),
+                OnFailure::Wait => Ok(true),
+            },
+        }
+    }
+
+    fn refuse_overflow(&self, items: &[Planned]) -> Result<(), Refusal> {
+        let mut added: BTreeMap<&Name, u64> = BTreeMap::new();
+        for item in items {
+            if let Planned::Accept { job, .. } = item {
+                *added.entry(&job.queue).or_default() += 1;
+            }
+        }
+        for (name, jobs) in added {
+            let queue = &self.queues[self.queue_ids[name] as usize];
+            let depth = queue.waiting + jobs;
+            if let Some(limit) = queue.settings.max_depth
+                && depth > limit
+            {
+                let queue = name.clone();
+                return Err(Refusal::QueueFull { queue, depth: depth - jobs, limit });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a checked batch. Nothing can fail any more.
+    pub(super) fn carry_out(&mut self, plan: Plan, effects: &mut Effects) -> Vec<Enqueued> {
+        let mut placed = Vec::with_capacity(plan.items.len());
+        for item in plan.items {
+            placed.push(match item {
+                Planned::Accept { job, unmet } => {
+                    let (id, queue) = (job.id, job.queue.clone());
+                    self.accept(job, unmet, effects);
+                    (id, queue, Acceptance::Accepted)
+                }
+                Planned::Known { id, queue, acceptance } => {
+                    if let Acceptance::Deduplicated { payload_differs } = acceptance
+                        && let Some(&slot) = self.ids.get(&id)
+                    {
+                        self.tell(slot, What::JobDeduplicated { payload_differs }, effects);
+                    }
+                    (id, queue, acceptance)
+                }
+            });
+        }
+        self.tell_full_queues(&placed, effects);
+        let depth = |queue: &Name| self.queues[self.queue_ids[queue] as usize].waiting;
+        placed
+            .into_iter()
+            .map(|(id, queue, acceptance)| Enqueued { id, acceptance, depth: depth(&queue) })
+            .collect()
+    }
+
+    fn accept(&mut self, job: NewJob, unmet: u32, effects: &mut Effects) {
+        let now = effects.now.wall;
+        let not_before = start_time(job.start, now);
+        let state = match unmet {
+            0 => waiting_until(not_before, now),
+            _ => State::Blocked { unmet, not_before },
+        };
+        let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
+        let priority = job.priority;
+        let key_taken_over = job.unique.as_ref().map(|unique| Key {
+            queue: self.queue_ids[&job.queue],
+            kind: self.kind_ids[&job.kind],
+            key: unique.key.as_str().into(),
+        });
+        // A hold that ended may still be on the books; it was checked, so it can go.
+        if let Some(key) = key_taken_over {
+            self.keys.remove(&key);
+        }
+        let accepted =
+            Accepted { job: Arc::new(job), sequence: self.next_sequence, at: now, condition };
+        self.insert(&accepted);
+        let slot = self.ids[&accepted.job.id];
+        let line = self.entry(slot).line as usize;
+        self.lines[line].totals.enqueued += 1;
+        self.tell(slot, What::JobEnqueued { priority }, effects);
+        match accepted.condition.state {
+            State::Blocked { unmet, .. } => self.tell(slot, What::JobBlocked { unmet }, effects),
+            State::Scheduled { at } => {
+                self.tell(slot, What::JobScheduled { at }, effects);
+                self.ring(slot, effects);
+            }
+            State::Ready { .. } => self.ring(slot, effects),
+            State::Running(_)
+            | State::Completed { .. }
+            | State::Dead { .. }
+            | State::Cancelled { .. } => {}
+        }
+        effects.changes.push(Change::Insert(alloc::boxed::Box::new(accepted)));
+    }
+
+    fn tell_full_queues(&mut self, placed: &[(JobId, Name, Acceptance)], effects: &mut Effects) {
+        let queues: BTreeSet<&Name> = placed
+            .iter()
+            .filter(|(_, _, acceptance)| *acceptance == Acceptance::Accepted)
+            .map(|(_, queue, _)| queue)
+            .collect();
+        for queue in queues {
+            let book = &self.queues[self.queue_ids[queue] as usize];
+            if let Some(limit) = book.settings.max_depth
+                && book.waiting == limit
+            {
+                let subject = Subject::Queue(queue.clone());
+                self.tell_of(subject, What::QueueFull { limit }, effects);
+            }
+        }
+    }
+}
+
+/// What a batch says about itself, while it is checked.
+#[derive(Default)]
+struct Batch {
+    ids: BTreeSet<JobId>,
+    accepted: BTreeSet<JobId>,
+    keys: BTreeMap<Key, (JobId, u64)>,
+    /// An item that met the holder of its key is depended on through that holder.
+    aliases: BTreeMap<JobId, JobId>,
+}
+
+/// Only jobs of one batch can form a cycle, because ids outside it exist already.
+fn refuse_cycles(items: &[Planned]) -> Result<(), Refusal> {
+    let mut waits_for: BTreeMap<JobId, usize> = BTreeMap::new();
+    let mut dependents: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
+    let jobs = items.iter().filter_map(|item| match item {
+        Planned::Accept { job, .. } => Some(job),
+        Planned::Known { .. } => None,
+    });
+    for job in jobs.clone() {
+        waits_for.insert(job.id, 0);
+    }
+    for job in jobs {
+        for dependency in &job.depends_on {
+            if waits_for.contains_key(&dependency.on) {
+                *waits_for.entry(job.id).or_default() += 1;
+                dependents.entry(dependency.on).or_default().push(job.id);
+            }
+        }
+    }
+    let mut free: Vec<JobId> =
+        waits_for.iter().filter(|(_, count)| **count == 0).map(|(job, _)| *job).collect();
+    while let Some(job) = free.pop() {
+        waits_for.remove(&job);
+        for dependent in dependents.remove(&job).unwrap_or_default() {
+            if let Some(count) = waits_for.get_mut(&dependent) {
+                *count -= 1;
+                if *count == 0 {
+                    free.push(dependent);
+                }
+            }
+        }
+    }
+    match waits_for.first_key_value() {
+        None => Ok(()),
+        Some((job, _)) => Err(Refusal::DependencyCycle { job: *job }),
+    }
+}
+
+pub(super) fn at_most(
+    what: &'static str,
+    got: usize,
+    limit: usize,
+    remedy: &str,
+) -> Result<(), Refusal> {
+    if got <= limit {
+        return Ok(());
+    }
+    let allowed = format!("at most {limit} are allowed; {remedy}");
+    Err(Refusal::OutOfBounds { what, got: got.to_string(), allowed })
+}
+
+pub(super) fn no_longer_than(what: &'static str, got: Duration) -> Result<(), Refusal> {
+    if got <= limits::DELAY_MAX {
+        return Ok(());
+    }
+    let allowed = "it may be at most 100 years; check the unit".to_string();
+    Err(Refusal::OutOfBounds { what, got: shown(got), allowed })
+}

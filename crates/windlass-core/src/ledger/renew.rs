@@ -1,0 +1,91 @@
+//! A worker says that it is alive, and what there is to say about each job it runs.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::{Command, Effects, Ledger};
+use crate::event::What;
+use crate::job::{JobId, LeaseToken, State};
+use crate::limits;
+use crate::outcome::cut;
+use crate::record::{Note, Report};
+use crate::refusal::Refusal;
+use crate::time::Timestamp;
+use crate::transition::Input;
+
+/// Renew these leases. Each is answered on its own.
+#[derive(Clone, Debug)]
+pub struct Renew {
+    /// The leases.
+    pub renewals: Vec<Renewal>,
+}
+
+/// One lease to renew.
+#[derive(Clone, Debug)]
+pub struct Renewal {
+    /// The job.
+    pub job: JobId,
+    /// The lease the worker believes it holds.
+    pub token: LeaseToken,
+    /// How much longer, from now.
+    pub lease: Duration,
+    /// What its handler has to say.
+    pub report: Report,
+}
+
+/// The lease goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Renewed {
+    /// Until when.
+    pub until: Timestamp,
+    /// Someone asked for the job to stop.
+    pub cancel_requested: bool,
+}
+
+impl Command for Renew {
+    type Reply = Vec<Result<Renewed, Refusal>>;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
+        Ok(self.renewals.into_iter().map(|renewal| ledger.renew(renewal, effects)).collect())
+    }
+}
+
+impl Ledger {
+    fn renew(&mut self, renewal: Renewal, effects: &mut Effects) -> Result<Renewed, Refusal> {
+        let Renewal { job, token, lease, report } = renewal;
+        let slot = *self.ids.get(&job).ok_or(Refusal::LeaseLost { job })?;
+        let now = effects.now;
+        let length = lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX);
+        let until = now.wall + length;
+        let report = bounded(report);
+        let percent = report.progress.as_ref().map(|progress| progress.percent);
+        let note = (!report.is_empty()).then_some(Note::Reported(report));
+        let condition = self
+            .transition(slot, &Input::Renew { token, until }, note, effects)
+            .map_err(|refused| Refusal::of(refused, job, "renew"))?;
+        self.lease_until(token, now.steady + length);
+        if let Some(percent) = percent {
+            self.tell(slot, What::JobProgress { percent }, effects);
+        }
+        let State::Running(lease) = condition.state else {
+            return Err(Refusal::LeaseLost { job });
+        };
+        let worker = lease.worker.clone();
+        self.seen(&worker, now.steady);
+        Ok(Renewed { until, cancel_requested: lease.cancel_requested })
+    }
+}
+
+/// A report cut to what a record keeps.
+fn bounded(mut report: Report) -> Report {
+    let fit = |text: &mut String| text.truncate(cut(text, limits::LOG_LINE_BYTES).len());
+    if let Some(progress) = &mut report.progress {
+        progress.percent = progress.percent.min(100);
+        fit(&mut progress.note);
+    }
+    let surplus = report.lines.len().saturating_sub(limits::LOG_LINES_KEPT);
+    report.lines.drain(..surplus);
+    report.lines.iter_mut().for_each(|line| fit(&mut line.text));
+    report
+}

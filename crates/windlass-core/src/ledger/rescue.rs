@@ -1,0 +1,189 @@
+//! Giving back the jobs of lost workers, and letting old history go.
+//!
+//! A job is rescued by the lease that was seen to have ended, so a rescue that races the job's own
+//! settlement changes nothing. It does not matter whether anyone here knows the job's kind.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::settle::Ended;
+use super::{Command, Effects, Ledger};
+use crate::event::{RecoveryReason, RemoveReason, What};
+use crate::job::{JobId, LeaseToken, State, StateName};
+use crate::limits;
+use crate::outcome::ErrorText;
+use crate::record::{AttemptEnd, Note};
+use crate::refusal::Refusal;
+use crate::transition::Input;
+
+/// What to do about jobs whose worker is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// Act, or only look.
+    pub mode: RecoveryMode,
+    /// How often one job is recovered before it is dead.
+    pub max_recoveries: u32,
+    /// How long a job rests before it runs again.
+    pub delay: Duration,
+}
+
+/// Act, or only look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecoveryMode {
+    /// Recover lost jobs.
+    Act,
+    /// Tell of lost jobs and leave them as they are: for trying out the settings.
+    Observe,
+}
+
+impl Default for Recovery {
+    fn default() -> Self {
+        Self { mode: RecoveryMode::Act, max_recoveries: 3, delay: Duration::from_millis(100) }
+    }
+}
+
+/// Give back jobs whose lease has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Rescue {
+    /// What to do with them.
+    pub recovery: Recovery,
+    /// How the loss was noticed. [`RecoveryReason::Restart`] takes every lease, whether it has
+    /// ended or not: the caller knows that no worker of before is left.
+    pub reason: RecoveryReason,
+}
+
+/// What a rescue answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rescued {
+    /// The jobs that were given back, buried or cancelled, at most [`limits::SWEEP_BATCH`].
+    pub jobs: Vec<RescuedJob>,
+    /// More leases have ended than one call takes; call again.
+    pub more: bool,
+    /// How long until the next lease ends unless it is renewed; `None` if none is held.
+    pub next_in: Option<Duration>,
+}
+
+/// What became of one rescued job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RescuedJob {
+    /// The job.
+    pub id: JobId,
+    /// Its state now.
+    pub state: StateName,
+}
+
+impl Command for Rescue {
+    type Reply = Rescued;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Rescued, Refusal> {
+        let mut rescued = Rescued::default();
+        let all = self.reason == RecoveryReason::Restart;
+        let mut looked_at = 0;
+        while let Some(&(ends, token)) = ledger.lease_ends.first()
+            && (all || ends <= effects.now.steady)
+        {
+            if looked_at == limits::SWEEP_BATCH {
+                rescued.more = true;
+                break;
+            }
+            looked_at += 1;
+            rescued.jobs.extend(ledger.rescue(token, self, effects));
+        }
+        let next = ledger.lease_ends.first();
+        rescued.next_in = next.map(|(ends, _)| ends.since(effects.now.steady));
+        Ok(rescued)
+    }
+}
+
+impl Ledger {
+    fn rescue(
+        &mut self,
+        token: LeaseToken,
+        how: Rescue,
+        effects: &mut Effects,
+    ) -> Option<RescuedJob> {
+        let held = &self.leases[&token];
+        let (slot, lease, ends) = (held.slot, held.lease.clone(), held.ends);
+        let attempt = self.entry(slot).attempts;
+        let detected = What::RecoveryDetected { reason: how.reason, attempt };
+        self.tell(slot, detected, effects);
+        if how.recovery.mode == RecoveryMode::Observe {
+            // Out of the index, so that it is told once; a renewal would put it back.
+            self.lease_ends.remove(&(ends, token));
+            return None;
+        }
+        let error = ErrorText::new("crashed: its worker was lost while running it");
+        let end = AttemptEnd::Crashed;
+        let note = Note::Ended { end, output: None, error: Some(error.clone()) };
+        let input = Input::Rescue {
+            token,
+            max_recoveries: how.recovery.max_recoveries,
+            delay: how.recovery.delay,
+        };
+        let condition = self.transition(slot, &input, Some(note), effects).ok()?;
+        let line = self.entry(slot).line as usize;
+        self.lines[line].totals.rescued += 1;
+        let ran = effects.now.wall.since(lease.since);
+        let ended = Ended { worker: lease.worker, attempt, ran, end };
+        self.tell_settled(slot, &condition, ended, Some(error.clone()), effects);
+        match condition.state {
+            State::Scheduled { .. } => {
+                let recovery = condition.recoveries;
+                let executed = What::RecoveryExecuted { reason: how.reason, recovery };
+                self.tell(slot, executed, effects);
+            }
+            State::Dead { .. } => {
+                let recoveries = condition.recoveries;
+                self.tell(slot, What::RecoveryExhausted { recoveries }, effects);
+            }
+            State::Blocked { .. }
+            | State::Ready { .. }
+            | State::Running(_)
+            | State::Completed { .. }
+            | State::Cancelled { .. } => {}
+        }
+        let id = self.entry(slot).id;
+        let state = condition.state.name();
+        if state.is_terminal() {
+            self.after_end(slot, Some(&error), effects);
+        }
+        Some(RescuedJob { id, state })
+    }
+}
+
+/// Let time pass: due jobs become ready, expired ones are cancelled, old history goes.
+///
+/// Every other command lets time pass too; this one is for when nothing else happens.
+#[derive(Clone, Copy, Debug)]
+pub struct Promote;
+
+/// What [`Promote`] answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Promoted {
+    /// Records that were too old to keep.
+    pub purged: u64,
+    /// How long until something is due, expires or becomes too old; `None` for never.
+    pub next_in: Option<Duration>,
+}
+
+impl Command for Promote {
+    type Reply = Promoted;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Promoted, Refusal> {
+        let now = effects.now.wall;
+        let age = ledger.limits.history_age;
+        let mut purged = 0;
+        while let Some(&(at, _, slot)) = ledger.finished.first()
+            && at + age <= now
+            && purged < limits::SWEEP_BATCH as u64
+        {
+            ledger.remove(slot, RemoveReason::Retention, effects);
+            purged += 1;
+        }
+        let due = ledger.timers.first().map(|(at, _, _)| *at);
+        let expiry = ledger.expiries.first().map(|(at, _)| *at);
+        let old = ledger.finished.first().map(|(at, _, _)| *at + age);
+        let next = [due, expiry, old].into_iter().flatten().min();
+        Ok(Promoted { purged, next_in: next.map(|at| at.since(now)) })
+    }
+}

@@ -1,0 +1,169 @@
+//! An attempt has ended: the verdict, the output, the next jobs and the dependents in one commit.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use super::enqueue::at_most;
+use super::{Command, Effects, Ledger, died_of_attempts};
+use crate::event::What;
+use crate::job::{Bytes, Condition, JobId, LeaseToken, NewJob, State, StateName};
+use crate::outcome::{ErrorText, Verdict};
+use crate::record::{AttemptEnd, Note};
+use crate::refusal::Refusal;
+use crate::transition::Input;
+
+/// Settle these attempts. Each is answered on its own.
+#[derive(Clone, Debug)]
+pub struct Settle {
+    /// The attempts.
+    pub settlements: Vec<Settlement>,
+}
+
+/// The end of one attempt.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    /// The job.
+    pub job: JobId,
+    /// The lease the worker believes it holds.
+    pub token: LeaseToken,
+    /// What becomes of the job.
+    pub verdict: Verdict,
+    /// What the handler returned.
+    pub output: Option<Bytes>,
+    /// What went wrong.
+    pub error: Option<ErrorText>,
+    /// Jobs to accept in the same commit if the verdict is [`Verdict::Complete`].
+    pub next: Vec<NewJob>,
+}
+
+impl Settlement {
+    /// A settlement with neither output nor error nor next jobs.
+    pub fn new(job: JobId, token: LeaseToken, verdict: Verdict) -> Self {
+        Self { job, token, verdict, output: None, error: None, next: Vec::new() }
+    }
+}
+
+/// The verdict counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// The state the job is in now.
+    pub state: StateName,
+}
+
+impl Command for Settle {
+    type Reply = Vec<Result<Settled, Refusal>>;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
+        Ok(self.settlements.into_iter().map(|each| ledger.settle(each, effects)).collect())
+    }
+}
+
+impl Ledger {
+    fn settle(
+        &mut self,
+        settlement: Settlement,
+        effects: &mut Effects,
+    ) -> Result<Settled, Refusal> {
+        let Settlement { job, token, verdict, output, error, next } = settlement;
+        let slot = self
+            .leases
+            .get(&token)
+            .map(|held| held.slot)
+            .filter(|slot| self.entry(*slot).id == job)
+            .ok_or(Refusal::LeaseLost { job })?;
+        let lease = self.leases[&token].lease.clone();
+        let bytes = output.as_ref().map_or(0, |output| output.len());
+        let remedy = "raise `payload_bytes`, or store the data elsewhere";
+        at_most("output bytes", bytes, self.limits.payload_bytes, remedy)?;
+        if verdict == Verdict::Complete && !next.is_empty() {
+            let plan = self.plan(next, effects.now.wall)?;
+            self.carry_out(plan, effects);
+        }
+        let end = match verdict {
+            Verdict::Complete => AttemptEnd::Completed,
+            Verdict::Retry(_) | Verdict::Bury(_) => AttemptEnd::Failed,
+            Verdict::Snooze(_) => AttemptEnd::Snoozed,
+            Verdict::Release => AttemptEnd::Released,
+            Verdict::Cancel(_) => AttemptEnd::Cancelled,
+        };
+        let attempt = self.entry(slot).attempts;
+        let note = Note::Ended { end, output, error: error.clone() };
+        let condition = self
+            .transition(slot, &Input::Settle { token, verdict }, Some(note), effects)
+            .map_err(|refused| Refusal::of(refused, job, "settle"))?;
+        let ran = effects.now.wall.since(lease.since);
+        let attempt = Ended { worker: lease.worker, attempt, ran, end };
+        self.tell_settled(slot, &condition, attempt, error.clone(), effects);
+        let state = condition.state.name();
+        if state.is_terminal() {
+            self.after_end(slot, error.as_ref(), effects);
+        }
+        Ok(Settled { state })
+    }
+
+    /// Tells what became of an attempt and of its job, and counts both.
+    pub(super) fn tell_settled(
+        &mut self,
+        slot: u32,
+        condition: &Condition,
+        ended: Ended,
+        error: Option<ErrorText>,
+        effects: &mut Effects,
+    ) {
+        let Ended { worker, attempt, ran, end } = ended;
+        let line = self.entry(slot).line as usize;
+        let failed = match (&condition.state, end) {
+            (State::Dead { reason, .. }, _) => died_of_attempts(*reason),
+            (_, AttemptEnd::Failed | AttemptEnd::Crashed) => true,
+            (
+                _,
+                AttemptEnd::Completed
+                | AttemptEnd::Snoozed
+                | AttemptEnd::Released
+                | AttemptEnd::Cancelled,
+            ) => false,
+        };
+        if failed {
+            self.lines[line].totals.failed += 1;
+            let next_retry_at = match condition.state {
+                State::Scheduled { at } => Some(at),
+                State::Blocked { .. }
+                | State::Ready { .. }
+                | State::Running(_)
+                | State::Completed { .. }
+                | State::Dead { .. }
+                | State::Cancelled { .. } => None,
+            };
+            let error = error.clone().unwrap_or_else(|| ErrorText::new("no reason was given"));
+            let worker = worker.clone();
+            self.tell(slot, What::JobFailed { worker, attempt, error, next_retry_at }, effects);
+        }
+        match &condition.state {
+            State::Completed { .. } => {
+                self.lines[line].totals.completed += 1;
+                self.tell(slot, What::JobCompleted { worker, attempt, duration: ran }, effects);
+            }
+            State::Scheduled { at } if failed => {
+                self.lines[line].totals.retried += 1;
+                self.tell(slot, What::JobRetrying { at: *at, attempt }, effects);
+            }
+            State::Scheduled { at } => {
+                self.tell(slot, What::JobSnoozed { until: *at }, effects);
+            }
+            State::Ready { .. } => self.tell(slot, What::JobReleased { worker }, effects),
+            State::Dead { .. } | State::Cancelled { .. } => {
+                self.tell_end(slot, condition, error, effects);
+            }
+            State::Blocked { .. } | State::Running(_) => {}
+        }
+    }
+}
+
+/// An attempt that ended, as told.
+pub(super) struct Ended {
+    pub(super) worker: Arc<str>,
+    pub(super) attempt: u32,
+    pub(super) ran: Duration,
+    pub(super) end: AttemptEnd,
+}

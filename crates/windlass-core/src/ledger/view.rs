@@ -1,0 +1,354 @@
+//! Looking at the book: counters, dependents, workers, and why a job is not running.
+//!
+//! Counters are kept with every change; nothing here counts by scanning.
+
+use alloc::collections::BTreeMap;
+use alloc::string::ToString;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::Ledger;
+use super::book::Phase;
+use super::control::{WORKER_SILENCE, WorkerCard, nearest};
+use crate::explain::{Explanation, Reason};
+use crate::job::{JobId, StateName};
+use crate::limits;
+use crate::name::Name;
+use crate::record::QueueSettings;
+use crate::refusal::Refusal;
+use crate::time::Now;
+
+/// What has happened so far, which only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Jobs accepted.
+    pub enqueued: u64,
+    /// Jobs completed.
+    pub completed: u64,
+    /// Attempts that failed or crashed.
+    pub failed: u64,
+    /// Failed attempts that were followed by another.
+    pub retried: u64,
+    /// Jobs recovered, buried or cancelled because their worker was lost.
+    pub rescued: u64,
+    /// Jobs that went to the dead letters.
+    pub dead: u64,
+    /// Jobs called off.
+    pub cancelled: u64,
+}
+
+impl core::ops::AddAssign for Totals {
+    fn add_assign(&mut self, other: Self) {
+        self.enqueued += other.enqueued;
+        self.completed += other.completed;
+        self.failed += other.failed;
+        self.retried += other.retried;
+        self.rescued += other.rescued;
+        self.dead += other.dead;
+        self.cancelled += other.cancelled;
+    }
+}
+
+/// The jobs of one kind in one queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineCount {
+    /// The queue.
+    pub queue: Name,
+    /// The kind.
+    pub kind: Name,
+    /// Jobs now kept in each state, in the order of [`StateName::ALL`].
+    pub states: [u64; 7],
+    /// What has happened so far.
+    pub totals: Totals,
+}
+
+/// What is set for, and known of, one queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueCount {
+    /// The queue.
+    pub queue: Name,
+    /// Its settings.
+    pub settings: QueueSettings,
+    /// Blocked, scheduled and ready jobs.
+    pub waiting: u64,
+    /// Dead letters dropped because there were too many.
+    pub dead_letters_dropped: u64,
+}
+
+/// One live worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerView {
+    /// Its id.
+    pub worker: Arc<str>,
+    /// What it does.
+    pub card: WorkerCard,
+    /// Jobs it runs.
+    pub running: u64,
+    /// It takes no more jobs.
+    pub stopping: bool,
+}
+
+/// All counters at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Per queue and kind.
+    pub lines: Vec<LineCount>,
+    /// Per queue.
+    pub queues: Vec<QueueCount>,
+    /// Live workers.
+    pub workers: Vec<WorkerView>,
+}
+
+impl Counts {
+    /// Jobs in a state, over all queues and kinds.
+    pub fn in_state(&self, state: StateName) -> u64 {
+        self.lines.iter().map(|line| line.states[state as usize]).sum()
+    }
+
+    /// Jobs of a queue in a state.
+    pub fn in_queue(&self, queue: &str, state: StateName) -> u64 {
+        let lines = self.lines.iter().filter(|line| line.queue.as_str() == queue);
+        lines.map(|line| line.states[state as usize]).sum()
+    }
+
+    /// Jobs of a kind in a state.
+    pub fn of_kind(&self, kind: &str, state: StateName) -> u64 {
+        let lines = self.lines.iter().filter(|line| line.kind.as_str() == kind);
+        lines.map(|line| line.states[state as usize]).sum()
+    }
+
+    /// What has happened so far, over all queues and kinds.
+    pub fn totals(&self) -> Totals {
+        let mut sum = Totals::default();
+        self.lines.iter().for_each(|line| sum += line.totals);
+        sum
+    }
+
+    /// Kinds with waiting jobs that no live worker handles, and how many wait.
+    pub fn unhandled(&self) -> BTreeMap<Name, u64> {
+        let mut unhandled = BTreeMap::new();
+        for line in &self.lines {
+            let waiting: u64 = StateName::ALL
+                .into_iter()
+                .filter(|state| state.is_waiting())
+                .map(|state| line.states[state as usize])
+                .sum();
+            let handled = self.workers.iter().any(|worker| worker.card.takes(line));
+            if waiting > 0 && !handled {
+                *unhandled.entry(line.kind.clone()).or_default() += waiting;
+            }
+        }
+        unhandled
+    }
+}
+
+impl WorkerCard {
+    fn takes(&self, line: &LineCount) -> bool {
+        self.handles(&line.kind) && self.listens_to(&line.queue)
+    }
+
+    fn handles(&self, kind: &Name) -> bool {
+        self.kinds.iter().any(|known| known.kind == *kind)
+    }
+
+    fn listens_to(&self, queue: &Name) -> bool {
+        self.queues.as_ref().is_none_or(|queues| queues.contains(queue))
+    }
+}
+
+impl Ledger {
+    /// All counters, at the time `reading`.
+    pub fn counts(&mut self, reading: Now) -> Counts {
+        let now = self.glance(reading);
+        let lines = self.line_ids.values().map(|line| {
+            let line = &self.lines[*line as usize];
+            LineCount {
+                queue: self.queues[line.queue as usize].name.clone(),
+                kind: self.kinds[line.kind as usize].name.clone(),
+                states: line.states,
+                totals: line.totals,
+            }
+        });
+        let mut lines: Vec<LineCount> = lines.collect();
+        lines.sort_by(|a, b| (&a.queue, &a.kind).cmp(&(&b.queue, &b.kind)));
+        let queues = self.queue_ids.values().map(|queue| {
+            let queue = &self.queues[*queue as usize];
+            QueueCount {
+                queue: queue.name.clone(),
+                settings: queue.settings.clone(),
+                waiting: queue.waiting,
+                dead_letters_dropped: queue.dead_letters_dropped,
+            }
+        });
+        Counts { lines, queues: queues.collect(), workers: self.live_workers(now) }
+    }
+
+    fn live_workers(&self, now: Now) -> Vec<WorkerView> {
+        let mut running: BTreeMap<&Arc<str>, u64> = BTreeMap::new();
+        for held in self.leases.values() {
+            *running.entry(&held.lease.worker).or_default() += 1;
+        }
+        let live = self
+            .workers
+            .iter()
+            .filter(|(_, worker)| now.steady.since(worker.seen) < WORKER_SILENCE);
+        live.map(|(id, worker)| WorkerView {
+            worker: id.clone(),
+            card: worker.card.clone(),
+            running: running.get(id).copied().unwrap_or(0),
+            stopping: worker.stopping,
+        })
+        .collect()
+    }
+
+    /// The jobs that wait for this one, by id; empty if it is unknown or has finished.
+    pub fn dependents(&self, job: JobId) -> Vec<JobId> {
+        self.edges_from(job).filter(|(_, edge)| !edge.met).map(|(dependent, _)| dependent).collect()
+    }
+
+    /// Whether the book holds the job.
+    pub fn knows(&self, job: JobId) -> bool {
+        self.ids.contains_key(&job)
+    }
+
+    /// Why a job is not running, at the time `reading`.
+    pub fn explain(&mut self, job: JobId, reading: Now) -> Result<Explanation, Refusal> {
+        let now = self.glance(reading);
+        let slot = self.slot(job)?;
+        Ok(self.explain_slot(slot, now, limits::EXPLAIN_DEPTH))
+    }
+
+    fn explain_slot(&self, slot: u32, now: Now, depth: usize) -> Explanation {
+        let entry = self.entry(slot);
+        let reasons = match entry.phase {
+            Phase::Running { token } => {
+                let cancel_requested = self.leases[&token].lease.cancel_requested;
+                alloc::vec![Reason::Running { cancel_requested }]
+            }
+            Phase::Completed { at } => alloc::vec![Reason::Completed { at }],
+            Phase::Dead { at, reason } => alloc::vec![Reason::Dead { at, reason }],
+            Phase::Cancelled { at, reason } => alloc::vec![Reason::Cancelled { at, reason }],
+            Phase::Blocked { .. } => self.explain_blocked(slot, now, depth),
+            Phase::Scheduled { at } => {
+                let mut reasons =
+                    alloc::vec![Reason::ScheduledFor { at, attempts: entry.attempts }];
+                reasons.extend(self.explain_line(slot, now));
+                reasons
+            }
+            Phase::Ready { .. } => {
+                let mut reasons = self.explain_line(slot, now);
+                reasons.extend(self.explain_place(slot, now));
+                reasons
+            }
+        };
+        Explanation { job: entry.id, state: entry.phase.name(), reasons }
+    }
+
+    fn explain_blocked(&self, slot: u32, now: Now, depth: usize) -> Vec<Reason> {
+        const SHOWN: usize = 3;
+        let entry = self.entry(slot);
+        let unmet = entry.dependencies().filter(|dependency| {
+            self.edges.get(&(dependency.on, entry.id)).is_some_and(|edge| !edge.met)
+        });
+        let blockers: Vec<u32> =
+            unmet.filter_map(|dependency| self.ids.get(&dependency.on).copied()).collect();
+        let shown = if depth == 0 { 0 } else { SHOWN.min(blockers.len()) };
+        let mut reasons: Vec<Reason> = blockers[..shown]
+            .iter()
+            .map(|slot| Reason::BlockedBy(self.explain_slot(*slot, now, depth - 1)))
+            .collect();
+        if blockers.len() > shown {
+            let jobs = u32::try_from(blockers.len() - shown).unwrap_or(u32::MAX);
+            reasons.push(Reason::BlockedByMore { jobs });
+        }
+        reasons
+    }
+
+    /// What keeps every job of this queue and kind from starting.
+    fn explain_line(&self, slot: u32, now: Now) -> Vec<Reason> {
+        let line = &self.lines[self.entry(slot).line as usize];
+        let queue = &self.queues[line.queue as usize];
+        let kind = &self.kinds[line.kind as usize];
+        let mut reasons = Vec::new();
+        if queue.settings.paused {
+            reasons.push(Reason::QueuePaused { queue: queue.name.clone() });
+        }
+        let live: Vec<WorkerView> =
+            self.live_workers(now).into_iter().filter(|worker| !worker.stopping).collect();
+        let handling: Vec<&WorkerView> =
+            live.iter().filter(|worker| worker.card.handles(&kind.name)).collect();
+        if handling.is_empty() {
+            let known = live.iter().flat_map(|worker| worker.card.kinds.iter().map(|k| &k.kind));
+            let nearest = nearest(kind.name.as_str(), known);
+            reasons.push(Reason::NoWorkerForKind { kind: kind.name.clone(), nearest });
+        } else if !handling.iter().any(|worker| worker.card.listens_to(&queue.name)) {
+            reasons.push(Reason::NoWorkerForQueue { queue: queue.name.clone() });
+        }
+        let terms = handling.iter().flat_map(|worker| worker.card.kinds.iter());
+        let terms = terms.filter(|terms| terms.kind == kind.name).next_back();
+        let Some(terms) = terms else { return reasons };
+        if let Some(limit) = terms.concurrency
+            && kind.running >= u64::from(limit)
+        {
+            let (kind, running) = (kind.name.clone(), kind.running);
+            reasons.push(Reason::ConcurrencyLimit { kind, running, limit });
+        }
+        if let Some(rate) = terms.rate
+            && let Err(wait) = rate.admit(kind.full_at, now.wall)
+        {
+            reasons.push(Reason::RateLimit { kind: kind.name.clone(), wait });
+        }
+        reasons
+    }
+
+    /// What keeps this ready job from being the next of its line.
+    fn explain_place(&self, slot: u32, now: Now) -> Vec<Reason> {
+        let entry = self.entry(slot);
+        let line = &self.lines[entry.line as usize];
+        let mut reasons = Vec::new();
+        let place = line.ready.iter().take(limits::EXPLAIN_AHEAD).position(|key| key.slot == slot);
+        let ahead = place.unwrap_or(limits::EXPLAIN_AHEAD) as u64;
+        if ahead > 0 {
+            reasons.push(Reason::BehindOthers { ahead, at_least: place.is_none() });
+        }
+        let queue = &self.queues[line.queue as usize].name;
+        let kind = &self.kinds[line.kind as usize].name;
+        let takers: Vec<WorkerView> = self.live_workers(now);
+        let takers = takers.iter().filter(|worker| {
+            !worker.stopping && worker.card.handles(kind) && worker.card.listens_to(queue)
+        });
+        let (busy, slots) = takers.fold((0, 0), |(busy, slots), worker| {
+            (busy + worker.running, slots + u64::from(worker.card.slots))
+        });
+        if slots > 0 && busy >= slots {
+            reasons.push(Reason::WorkersBusy { busy, slots });
+        }
+        reasons
+    }
+
+    /// Everything in the book as text, in a fixed order: equal books give equal text.
+    pub fn dump(&self) -> alloc::string::String {
+        use core::fmt::Write;
+        let mut text = alloc::string::String::new();
+        for (id, slot) in &self.ids {
+            let entry = self.entry(*slot);
+            let line = &self.lines[entry.line as usize];
+            let queue = &self.queues[line.queue as usize].name;
+            let kind = &self.kinds[line.kind as usize].name;
+            let condition = self.condition(*slot);
+            let _ = writeln!(text, "{id} #{} {queue}/{kind} {condition:?}", entry.sequence);
+        }
+        for ((on, dependent), edge) in &self.edges {
+            let _ = writeln!(text, "{dependent} after {on} {edge:?}");
+        }
+        for (key, hold) in &self.keys {
+            let _ = writeln!(text, "{key:?} {hold:?}");
+        }
+        for queue in &self.queues {
+            let dead = queue.dead.len();
+            let (name, settings, waiting) = (&queue.name, &queue.settings, queue.waiting);
+            let _ = writeln!(text, "{name} {settings:?} waiting {waiting} dead {dead}");
+        }
+        text.to_string()
+    }
+}

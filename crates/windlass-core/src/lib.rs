@@ -1,0 +1,32 @@
+//! What is true about jobs, and nothing else.
+//!
+//! This crate holds every rule of the Windlass engine as pure functions over plain data. It is
+//! `#![no_std]`: a clock, a file, a socket, a thread or an unordered map cannot be named here, so
+//! the compiler and not a reviewer keeps it pure. Time is an argument, chance is an argument, and
+//! a lost race is a value.
+//!
+//! Reading order: [`job`] says what a job is, [`transition`] every legal change of one,
+//! [`outcome`] how an attempt's end becomes a verdict, and [`ledger`] is the whole book: it takes
+//! a command and answers with a reply, the record changes to persist, and the events to tell.
+
+#![no_std]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+pub mod event;
+pub mod explain;
+pub mod job;
+pub mod ledger;
+pub mod limits;
+pub mod name;
+pub mod outcome;
+pub mod rate;
+pub mod record;
+pub mod refusal;
+pub mod retry;
+pub mod supervise;
+pub mod time;
+pub mod transition;
+pub mod worker;

@@ -1,0 +1,105 @@
+//! Every bound in the system, each with the reason for its number.
+//!
+//! A refusal names the limit and the knob. What can be configured is a field of [`Limits`]; what
+//! cannot is a constant.
+
+use core::time::Duration;
+
+/// Longest name in bytes: fits a file name, a SQL identifier with prefix and a metric label.
+pub const NAME_BYTES: usize = 128;
+
+/// Longest unique key in bytes: room for a URL or a composed key, small enough to index.
+pub const KEY_BYTES: usize = 512;
+
+/// Most distinct queues, and most distinct kinds: far above any real program, low enough that a
+/// hostile producer cannot grow the ledger by inventing names.
+pub const NAMES: usize = 10_000;
+
+/// Most tags on one job: each is an index entry in a SQL store.
+pub const TAGS: usize = 16;
+
+/// Most metadata entries on one job, and their total bytes: metadata is for labels, not for data.
+pub const METADATA_ENTRIES: usize = 32;
+/// See [`METADATA_ENTRIES`].
+pub const METADATA_BYTES: usize = 8 * 1024;
+
+/// Most dependencies of one job: enough for a wide fan-in, bounded so that an enqueue stays quick.
+pub const DEPENDENCIES: usize = 10_000;
+
+/// Most jobs in one enqueue call: one commit must stay short enough for others to get a turn.
+pub const BATCH_JOBS: usize = 10_000;
+
+/// Most jobs one claim hands out.
+pub const CLAIM_JOBS: usize = 10_000;
+
+/// Payload and output bytes refused above this unless configured: large data belongs in a file or
+/// object store, with its address in the payload.
+pub const PAYLOAD_BYTES: usize = 128 * 1024;
+/// The most [`Limits::payload_bytes`] can be raised to.
+pub const PAYLOAD_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Furthest delay or due time: a century catches a unit mistake (seconds for milliseconds) and
+/// keeps time arithmetic far from overflow.
+pub const DELAY_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
+
+/// Longest error text kept, in bytes: a stack of causes, not a log.
+pub const ERROR_BYTES: usize = 10_000;
+
+/// Attempts remembered in a job's record; older ones are dropped and counted.
+pub const ATTEMPTS_KEPT: usize = 20;
+
+/// Log lines kept per job; older ones are dropped and counted.
+pub const LOG_LINES_KEPT: usize = 100;
+/// Longest log line or progress note in bytes.
+pub const LOG_LINE_BYTES: usize = 1_000;
+
+/// Events kept for subscribers that lag: at full speed about a second of history, some 10 MB.
+pub const EVENTS_KEPT: usize = 65_536;
+
+/// Due jobs made ready by one command: bounds the pause when a clock step makes everything due at
+/// once. Beyond it, those due earliest come first.
+pub const PROMOTE_BATCH: usize = 10_000;
+
+/// Jobs rescued, purged or lapsed by one command, for the same reason.
+pub const SWEEP_BATCH: usize = 1_000;
+
+/// Most jobs on one page of a list.
+pub const PAGE_JOBS: usize = 1_000;
+
+/// Records one page may look at: a filter that matches nothing still answers quickly, with a
+/// cursor to go on from.
+pub const PAGE_SCAN: usize = 20_000;
+
+/// Shortest lease: below it an ordinary scheduling delay would look like a crash.
+pub const LEASE_MIN: Duration = Duration::from_secs(1);
+/// Longest lease: a day without a sign of life is a dead worker.
+pub const LEASE_MAX: Duration = Duration::from_secs(86_400);
+
+/// How deep an explanation follows blocked jobs.
+pub const EXPLAIN_DEPTH: usize = 16;
+/// How many jobs ahead in line an explanation counts before it says "at least".
+pub const EXPLAIN_AHEAD: usize = 1_000;
+
+/// Bounds that a user may move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest payload or output in bytes; at most [`PAYLOAD_BYTES_MAX`].
+    pub payload_bytes: usize,
+    /// Dead letters kept per queue; the oldest makes room and is counted.
+    pub dead_letters: usize,
+    /// How long completed and cancelled jobs can be found.
+    pub history_age: Duration,
+    /// How many completed and cancelled jobs can be found; the oldest makes room.
+    pub history_jobs: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            payload_bytes: PAYLOAD_BYTES,
+            dead_letters: 10_000,
+            history_age: Duration::from_secs(7 * 86_400),
+            history_jobs: 100_000,
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! May this kind start another job now? The generic cell rate algorithm: one number per kind.
+//!
+//! The number is the *theoretical arrival time*: when the bucket would be full again. It lives in
+//! the store with the jobs, so a limit holds across workers, machines and restarts.
+
+use core::time::Duration;
+
+use crate::time::Timestamp;
+
+/// At most `burst` starts at once, and `jobs` per `period` in the long run.
+///
+/// In any window of length `t` no more than `burst + t × jobs / period` jobs start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Starts allowed per period in the long run; at least 1.
+    pub jobs: u32,
+    /// The period.
+    pub period: Duration,
+    /// Starts allowed back to back; at least 1.
+    pub burst: u32,
+}
+
+impl Rate {
+    /// `jobs` per second, evenly spaced but for a burst of the same size.
+    pub fn per_second(jobs: u32) -> Self {
+        Self { jobs, period: Duration::from_secs(1), burst: jobs }
+    }
+
+    /// `jobs` per minute, evenly spaced but for a burst of the same size.
+    pub fn per_minute(jobs: u32) -> Self {
+        Self { jobs, period: Duration::from_secs(60), burst: jobs }
+    }
+
+    /// How many jobs may start back to back.
+    pub fn burst(mut self, burst: u32) -> Self {
+        self.burst = burst;
+        self
+    }
+
+    /// Time between two evenly spaced starts, at least a microsecond.
+    fn spacing(&self) -> Duration {
+        (self.period / self.jobs.max(1)).max(Duration::from_micros(1))
+    }
+
+    /// Whether one more job may start at `now`, given the arrival time `full_at` of the last one:
+    /// the new arrival time, or how long to wait.
+    pub fn admit(&self, full_at: Timestamp, now: Timestamp) -> Result<Timestamp, Duration> {
+        let spacing = self.spacing();
+        let tolerance = spacing.saturating_mul(self.burst.max(1) - 1);
+        let earliest = full_at - tolerance;
+        if now < earliest {
+            return Err(earliest.since(now));
+        }
+        Ok(full_at.max(now) + spacing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_burst_passes_at_once_and_the_rest_is_spaced() {
+        let rate = Rate::per_second(10).burst(3);
+        let now = Timestamp::from_millis(1_000);
+        let mut full_at = Timestamp::default();
+        for _ in 0..3 {
+            full_at = rate.admit(full_at, now).expect("inside the burst");
+        }
+        assert_eq!(rate.admit(full_at, now), Err(Duration::from_millis(100)));
+        assert!(rate.admit(full_at, now + Duration::from_millis(100)).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn no_window_holds_more_than_burst_plus_rate(
+            jobs in 1u32..50, burst in 1u32..20, gaps in proptest::collection::vec(0u64..200, 1..200),
+        ) {
+            let rate = Rate { jobs, period: Duration::from_secs(1), burst };
+            let mut now = Timestamp::from_millis(5_000);
+            let (mut full_at, mut starts) = (Timestamp::default(), Vec::new());
+            for gap in gaps {
+                now = now + Duration::from_millis(gap);
+                if let Ok(next) = rate.admit(full_at, now) {
+                    full_at = next;
+                    starts.push(now);
+                }
+            }
+            for (first, from) in starts.iter().enumerate() {
+                for (last, to) in starts.iter().enumerate().skip(first) {
+                    let window = to.since(*from).as_micros() as u64;
+                    // One spare start for the half-open window's far edge.
+                    let allowed = u64::from(burst) + window * u64::from(jobs) / 1_000_000 + 1;
+                    prop_assert!((last - first + 1) as u64 <= allowed);
+                }
+            }
+        }
+    }
+}

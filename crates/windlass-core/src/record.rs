@@ -1,0 +1,305 @@
+//! What a store keeps of a job, and the changes it must make to keep it.
+//!
+//! The ledger answers a command with a list of [`Change`]s. Each says what is true now, not what
+//! to do, so applying one twice is harmless and replaying them all rebuilds the ledger and every
+//! record. [`JobRecord::absorb`] is the one place that turns a change into a record.
+
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use crate::job::{Bytes, Condition, JobId, NewJob, State};
+use crate::limits;
+use crate::name::Name;
+use crate::outcome::ErrorText;
+use crate::time::Timestamp;
+
+/// One change to persist.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A job was accepted.
+    Insert(Box<Accepted>),
+    /// A job is now like this.
+    Update(Update),
+    /// A job is no longer kept.
+    Remove {
+        /// Which.
+        job: JobId,
+    },
+    /// A queue's settings are now these.
+    Queue {
+        /// Which.
+        queue: Name,
+        /// Its settings.
+        settings: QueueSettings,
+    },
+    /// A kind's rate limit has been used up to this time.
+    Rate {
+        /// Which.
+        kind: Name,
+        /// When its bucket is full again.
+        full_at: Timestamp,
+    },
+}
+
+/// A job as it was accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// What its producer said.
+    pub job: Arc<NewJob>,
+    /// Its place in the order of acceptance.
+    pub sequence: u64,
+    /// When it was accepted.
+    pub at: Timestamp,
+    /// Its first condition.
+    pub condition: Condition,
+}
+
+/// What is now true of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Update {
+    /// Which.
+    pub job: JobId,
+    /// Since when.
+    pub at: Timestamp,
+    /// Its condition.
+    pub condition: Condition,
+    /// What else is to be remembered.
+    pub note: Option<Box<Note>>,
+}
+
+/// What a record remembers beyond the condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Note {
+    /// An attempt began.
+    Started {
+        /// Who runs it.
+        worker: Arc<str>,
+    },
+    /// An attempt ended.
+    Ended {
+        /// How.
+        end: AttemptEnd,
+        /// What the handler returned.
+        output: Option<Bytes>,
+        /// What went wrong.
+        error: Option<ErrorText>,
+    },
+    /// The handler said how far it is.
+    Reported(Report),
+    /// The job died or was cancelled without an attempt.
+    Failed(ErrorText),
+    /// The job starts over.
+    Replayed,
+}
+
+/// How an attempt ended, for the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttemptEnd {
+    /// The handler succeeded.
+    Completed,
+    /// The handler failed.
+    Failed,
+    /// The handler asked for later.
+    Snoozed,
+    /// The worker gave it back.
+    Released,
+    /// It was called off.
+    Cancelled,
+    /// The worker was lost.
+    Crashed,
+}
+
+/// What a handler says while it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// How far it is.
+    pub progress: Option<Progress>,
+    /// Lines for the job's log.
+    pub lines: Vec<LogLine>,
+}
+
+impl Report {
+    /// Whether there is nothing to report.
+    pub fn is_empty(&self) -> bool {
+        self.progress.is_none() && self.lines.is_empty()
+    }
+}
+
+/// How far a running job is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// 0 to 100.
+    pub percent: u8,
+    /// In words.
+    pub note: String,
+}
+
+/// One line of a job's log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLine {
+    /// When it was written, by the worker's clock.
+    pub at: Timestamp,
+    /// The attempt that wrote it.
+    pub attempt: u32,
+    /// The text.
+    pub text: String,
+}
+
+/// What can be set for a queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueSettings {
+    /// No job of the queue starts.
+    pub paused: bool,
+    /// Most waiting jobs; an enqueue beyond is refused.
+    pub max_depth: Option<u64>,
+    /// A waiting job gains one point of priority per this much waiting, so that none starves.
+    pub ageing: Option<core::time::Duration>,
+}
+
+/// One start of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptRecord {
+    /// Which start, as counted when it began.
+    pub number: u32,
+    /// Who ran it.
+    pub worker: Arc<str>,
+    /// When it began.
+    pub started_at: Timestamp,
+    /// When and how it ended; `None` while it runs.
+    pub ended: Option<(Timestamp, AttemptEnd)>,
+    /// What went wrong.
+    pub error: Option<ErrorText>,
+}
+
+/// Everything known about a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobRecord {
+    /// What its producer said.
+    pub job: Arc<NewJob>,
+    /// Its place in the order of acceptance.
+    pub sequence: u64,
+    /// Where it stands.
+    pub condition: Condition,
+    /// When it was accepted.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// When its first attempt of this generation began.
+    pub first_started_at: Option<Timestamp>,
+    /// What its handler returned.
+    pub output: Option<Bytes>,
+    /// The last error; cleared by success and replay.
+    pub error: Option<ErrorText>,
+    /// The last attempts, oldest first.
+    pub attempts: VecDeque<AttemptRecord>,
+    /// Earlier attempts no longer kept.
+    pub attempts_dropped: u32,
+    /// How far the handler is, or was.
+    pub progress: Option<Progress>,
+    /// The last log lines, oldest first.
+    pub log: VecDeque<LogLine>,
+    /// Earlier log lines no longer kept.
+    pub log_dropped: u32,
+}
+
+impl JobRecord {
+    /// The record of a job that was just accepted.
+    pub fn new(accepted: &Accepted) -> Self {
+        Self {
+            job: accepted.job.clone(),
+            sequence: accepted.sequence,
+            condition: accepted.condition.clone(),
+            created_at: accepted.at,
+            updated_at: accepted.at,
+            first_started_at: None,
+            output: None,
+            error: None,
+            attempts: VecDeque::new(),
+            attempts_dropped: 0,
+            progress: None,
+            log: VecDeque::new(),
+            log_dropped: 0,
+        }
+    }
+
+    /// The job's id.
+    pub fn id(&self) -> JobId {
+        self.job.id
+    }
+
+    /// The record as it looks at `now`: a scheduled job whose time has come is ready.
+    pub fn seen_at(mut self, now: Timestamp) -> Self {
+        if let State::Scheduled { at } = self.condition.state
+            && at <= now
+        {
+            self.condition.state = State::Ready { since: at };
+        }
+        self
+    }
+
+    /// Takes over what is now true.
+    pub fn absorb(&mut self, update: &Update) {
+        self.condition = update.condition.clone();
+        self.updated_at = update.at;
+        let Some(note) = update.note.as_deref() else { return };
+        match note {
+            Note::Started { worker } => self.attempt_started(worker, update),
+            Note::Ended { end, output, error } => {
+                if let Some(last) = self.attempts.back_mut() {
+                    last.ended = Some((update.at, *end));
+                    last.error.clone_from(error);
+                }
+                match end {
+                    AttemptEnd::Completed => {
+                        self.output.clone_from(output);
+                        self.error = None;
+                    }
+                    AttemptEnd::Failed | AttemptEnd::Crashed | AttemptEnd::Cancelled => {
+                        self.error.clone_from(error);
+                    }
+                    AttemptEnd::Snoozed | AttemptEnd::Released => {}
+                }
+            }
+            Note::Reported(report) => self.report(report),
+            Note::Failed(error) => self.error = Some(error.clone()),
+            Note::Replayed => {
+                self.error = None;
+                self.output = None;
+                self.progress = None;
+                self.first_started_at = None;
+            }
+        }
+    }
+
+    fn attempt_started(&mut self, worker: &Arc<str>, update: &Update) {
+        self.first_started_at.get_or_insert(update.at);
+        self.progress = None;
+        if self.attempts.len() == limits::ATTEMPTS_KEPT {
+            self.attempts.pop_front();
+            self.attempts_dropped += 1;
+        }
+        self.attempts.push_back(AttemptRecord {
+            number: update.condition.attempts,
+            worker: worker.clone(),
+            started_at: update.at,
+            ended: None,
+            error: None,
+        });
+    }
+
+    fn report(&mut self, report: &Report) {
+        if let Some(progress) = &report.progress {
+            self.progress = Some(progress.clone());
+        }
+        for line in &report.lines {
+            if self.log.len() == limits::LOG_LINES_KEPT {
+                self.log.pop_front();
+                self.log_dropped += 1;
+            }
+            self.log.push_back(line.clone());
+        }
+    }
+}

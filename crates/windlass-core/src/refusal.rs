@@ -1,0 +1,137 @@
+//! Why a store did not do what it was asked: every reason is something the caller can act on.
+
+use alloc::string::String;
+
+use crate::job::{JobId, StateName};
+use crate::name::{InvalidName, Name};
+use crate::transition::Refused;
+
+/// Nothing was changed, and this is why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The queue holds as many waiting jobs as it may. Back off and try again.
+    #[error(
+        "queue `{queue}` holds {depth} waiting jobs and its limit is {limit}; \
+         slow down, or raise its `max_depth`"
+    )]
+    QueueFull {
+        /// The queue.
+        queue: Name,
+        /// Waiting jobs it would have held.
+        depth: u64,
+        /// Its limit.
+        limit: u64,
+    },
+
+    /// The id belongs to a job of another kind, queue or payload.
+    #[error("job id {job} is already taken by a different job; choose a fresh id")]
+    IdReused {
+        /// The id.
+        job: JobId,
+    },
+
+    /// The batch names the same id twice.
+    #[error("job id {job} stands twice in one batch")]
+    IdTwiceInBatch {
+        /// The id.
+        job: JobId,
+    },
+
+    /// A dependency is not in the store: never accepted, or no longer kept.
+    #[error("job {job} depends on {dependency}, which is unknown")]
+    UnknownDependency {
+        /// The job that was refused.
+        job: JobId,
+        /// The dependency that is missing.
+        dependency: JobId,
+    },
+
+    /// A dependency is dead or cancelled already, so the job could never start.
+    #[error("job {job} depends on {dependency}, which has failed ({state})")]
+    DependencyFailed {
+        /// The job that was refused.
+        job: JobId,
+        /// The dependency.
+        dependency: JobId,
+        /// Its state.
+        state: StateName,
+    },
+
+    /// The jobs wait for each other, or for themselves.
+    #[error("job {job} depends on itself, directly or through others")]
+    DependencyCycle {
+        /// One job of the cycle.
+        job: JobId,
+    },
+
+    /// No such job: never accepted, or no longer kept.
+    #[error("job {job} is unknown; it was never accepted, or its history has been purged")]
+    UnknownJob {
+        /// The id.
+        job: JobId,
+    },
+
+    /// The job is in a state in which this cannot be done.
+    #[error("cannot {operation} job {job}: it is {state}")]
+    WrongState {
+        /// The job.
+        job: JobId,
+        /// Its state.
+        state: StateName,
+        /// What was asked.
+        operation: &'static str,
+    },
+
+    /// Another job has taken the unique key since this one finished.
+    #[error("cannot replay job {job}: job {holder} now holds its unique key")]
+    KeyTaken {
+        /// The job.
+        job: JobId,
+        /// The job that holds the key.
+        holder: JobId,
+    },
+
+    /// The lease ended: another worker may run the job, and its outcome counts.
+    #[error("the lease on job {job} ended; another worker may be running it")]
+    LeaseLost {
+        /// The job.
+        job: JobId,
+    },
+
+    /// A value is outside its bounds.
+    #[error("{what} is {got}; {allowed}")]
+    OutOfBounds {
+        /// Which value.
+        what: &'static str,
+        /// What was given.
+        got: String,
+        /// What would be accepted, and the knob if there is one.
+        allowed: String,
+    },
+
+    /// A name breaks the rule for names.
+    #[error(transparent)]
+    InvalidName(#[from] InvalidName),
+
+    /// The engine is closing and takes no new work.
+    #[error("the engine is shutting down and takes no new jobs")]
+    ShuttingDown,
+
+    /// The store did not do it and says so; trying again later may help.
+    #[error("the store is unavailable: {why}")]
+    Unavailable {
+        /// What stands in the way.
+        why: String,
+    },
+}
+
+impl Refusal {
+    /// The refusal of a transition, told about a job.
+    pub fn of(refused: Refused, job: JobId, operation: &'static str) -> Self {
+        match refused {
+            Refused::LeaseLost => Refusal::LeaseLost { job },
+            Refused::WrongState(state) => Refusal::WrongState { job, state, operation },
+        }
+    }
+}

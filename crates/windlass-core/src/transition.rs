@@ -1,0 +1,383 @@
+//! The state machine: every legal change of a job, and nothing else.
+//!
+//! [`next`] is one exhaustive match of states and inputs with no wildcard on the state, so a new
+//! state does not compile until every input has been thought about. A refusal is a value: losing a
+//! race is ordinary. The ledger calls this function; a SQL store repeats it in SQL and the
+//! conformance suite walks every cell of the table through both.
+
+use core::time::Duration;
+
+use crate::job::{CancelReason, Condition, DeadReason, Lease, LeaseToken, State, StateName};
+use crate::outcome::Verdict;
+use crate::time::Timestamp;
+
+/// Something that may happen to a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// Its time has come.
+    Due,
+    /// The last job it waited for has completed.
+    Unblock,
+    /// A job it depends on, with a cascading edge, died (or was cancelled).
+    DependencyFailed {
+        /// The dependency was cancelled rather than dead.
+        cancelled: bool,
+    },
+    /// A worker takes it.
+    Claim(Lease),
+    /// Its worker is alive.
+    Renew {
+        /// The lease the worker believes it holds.
+        token: LeaseToken,
+        /// The new end of the lease.
+        until: Timestamp,
+    },
+    /// Its attempt ended.
+    Settle {
+        /// The lease the worker believes it holds.
+        token: LeaseToken,
+        /// What becomes of it.
+        verdict: Verdict,
+    },
+    /// Its worker is gone: the lease with this token ended.
+    Rescue {
+        /// The lease that was seen to have ended.
+        token: LeaseToken,
+        /// How often a job may be recovered.
+        max_recoveries: u32,
+        /// How long it rests before it runs again.
+        delay: Duration,
+    },
+    /// Someone calls it off.
+    Cancel(CancelReason),
+    /// It has not started when it expired.
+    Expire,
+    /// Someone moves its start; a time that has passed means now.
+    Reschedule(Timestamp),
+    /// Someone tries a dead or cancelled job again.
+    Replay {
+        /// Dependencies that have not completed.
+        unmet: u32,
+    },
+    /// A new job with an edited payload takes the place of a dead one.
+    Replace,
+    /// Its record is deleted.
+    Remove,
+}
+
+/// The name of an [`Input`], without its data; one column of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "each is the input of the same name")]
+pub enum InputName {
+    Due,
+    Unblock,
+    DependencyFailed,
+    Claim,
+    Renew,
+    Settle,
+    Rescue,
+    Cancel,
+    Expire,
+    Reschedule,
+    Replay,
+    Replace,
+    Remove,
+}
+
+impl InputName {
+    /// All columns of the table.
+    pub const ALL: [InputName; 13] = [
+        InputName::Due,
+        InputName::Unblock,
+        InputName::DependencyFailed,
+        InputName::Claim,
+        InputName::Renew,
+        InputName::Settle,
+        InputName::Rescue,
+        InputName::Cancel,
+        InputName::Expire,
+        InputName::Reschedule,
+        InputName::Replay,
+        InputName::Replace,
+        InputName::Remove,
+    ];
+}
+
+/// What becomes of the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It is now like this.
+    Is(Condition),
+    /// It no longer exists.
+    Gone,
+}
+
+/// Why nothing happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The input does not apply to a job in this state.
+    WrongState(StateName),
+    /// The lease named is not the lease held.
+    LeaseLost,
+}
+
+/// What becomes of a job in `condition` when `input` happens at `now`, or why nothing does.
+pub fn next(condition: &Condition, input: &Input, now: Timestamp) -> Result<Next, Refused> {
+    match input {
+        Input::Due => due(condition, now),
+        Input::Unblock => unblock(condition, now),
+        Input::DependencyFailed { cancelled } => dependency_failed(condition, *cancelled, now),
+        Input::Claim(lease) => claim(condition, lease),
+        Input::Renew { token, until } => renew(condition, *token, *until),
+        Input::Settle { token, verdict } => settle(condition, *token, *verdict, now),
+        Input::Rescue { token, max_recoveries, delay } => {
+            rescue(condition, *token, *max_recoveries, *delay, now)
+        }
+        Input::Cancel(reason) => cancel(condition, *reason, now),
+        Input::Expire => expire(condition, now),
+        Input::Reschedule(at) => reschedule(condition, *at, now),
+        Input::Replay { unmet } => replay(condition, *unmet, now),
+        Input::Replace => replace(condition, now),
+        Input::Remove => remove(condition),
+    }
+}
+
+type Change = Result<Next, Refused>;
+
+fn becomes(condition: &Condition, state: State) -> Change {
+    Ok(Next::Is(Condition { state, ..condition.clone() }))
+}
+
+fn wrong_state(condition: &Condition) -> Change {
+    Err(Refused::WrongState(condition.state.name()))
+}
+
+/// The state of a job that may start at `at`: a time that has passed means now, so that a past
+/// due time cannot jump the queue.
+pub fn waiting_until(at: Timestamp, now: Timestamp) -> State {
+    if at > now { State::Scheduled { at } } else { State::Ready { since: now } }
+}
+
+fn due(condition: &Condition, now: Timestamp) -> Change {
+    match &condition.state {
+        State::Scheduled { at } if *at <= now => becomes(condition, State::Ready { since: *at }),
+        State::Scheduled { .. }
+        | State::Blocked { .. }
+        | State::Ready { .. }
+        | State::Running(_)
+        | State::Completed { .. }
+        | State::Dead { .. }
+        | State::Cancelled { .. } => wrong_state(condition),
+    }
+}
+
+fn unblock(condition: &Condition, now: Timestamp) -> Change {
+    match &condition.state {
+        State::Blocked { unmet: 0 | 1, not_before } => {
+            becomes(condition, waiting_until(*not_before, now))
+        }
+        State::Blocked { unmet, not_before } => {
+            let state = State::Blocked { unmet: unmet - 1, not_before: *not_before };
+            becomes(condition, state)
+        }
+        State::Scheduled { .. }
+        | State::Ready { .. }
+        | State::Running(_)
+        | State::Completed { .. }
+        | State::Dead { .. }
+        | State::Cancelled { .. } => wrong_state(condition),
+    }
+}
+
+fn dependency_failed(condition: &Condition, cancelled: bool, now: Timestamp) -> Change {
+    match &condition.state {
+        State::Blocked { .. } if cancelled => {
+            let reason = CancelReason::DependencyCancelled;
+            becomes(condition, State::Cancelled { at: now, reason })
+        }
+        State::Blocked { .. } => {
+            let reason = DeadReason::DependencyFailed;
+            becomes(condition, State::Dead { at: now, reason })
+        }
+        State::Scheduled { .. }
+        | State::Ready { .. }
+        | State::Running(_)
+        | State::Completed { .. }
+        | State::Dead { .. }
+        | State::Cancelled { .. } => wrong_state(condition),
+    }
+}
+
+/// Starts are counted here, durably, before the handler can crash anything.
+fn claim(condition: &Condition, lease: &Lease) -> Change {
+    match &condition.state {
+        State::Ready { .. } => Ok(Next::Is(Condition {
+            state: State::Running(lease.clone()),
+            attempts: condition.attempts.saturating_add(1),
+            ..condition.clone()
+        })),
+        State::Blocked { .. }
+        | State::Scheduled { .. }
+        | State::Running(_)
+        | State::Completed { .. }
+        | State::Dead { .. }
+        | State::Cancelled { .. } => wrong_state(condition),
+    }
+}
+
+/// The lease of a running job, if it is the one `token` names.
+fn held(condition: &Condition, token: LeaseToken) -> Result<&Lease, Refused> {
+    match &condition.state {
+        State::Running(lease) if lease.token == token => Ok(lease),
+        // Whatever the job is now, the caller's lease on it is over: the same answer whether it
+        // was rescued, settled by someone else or replayed, so that no caller can tell them apart
+        // and act on a guess.
+        State::Running(_)
+        | State::Blocked { .. }
+        | State::Scheduled { .. }
+        | State::Ready { .. }
+        | State::Completed { .. }
+        | State::Dead { .. }
+        | State::Cancelled { .. } => Err(Refused::LeaseLost),
+    }
+}
+
+fn renew(condition: &Condition, token: LeaseToken, until: Timestamp) -> Change {
+    let lease = held(condition, token)?;
+    becomes(condition, State::Running(Lease { until, ..lease.clone() }))
+}
+
+fn settle(condition: &Condition, token: LeaseToken, verdict: Verdict, now: Timestamp) -> Change {
+    let lease = held(condition, token)?;
+    let cancelled = State::Cancelled { at: now, reason: CancelReason::Requested };
+    let uncounted = condition.attempts.saturating_sub(1);
+    let (state, attempts) = match verdict {
+        Verdict::Complete => (State::Completed { at: now }, condition.attempts),
+        Verdict::Bury(reason) => (State::Dead { at: now, reason }, condition.attempts),
+        Verdict::Cancel(reason) => (State::Cancelled { at: now, reason }, condition.attempts),
+        // A request to cancel wins over every verdict that would run the job again.
+        Verdict::Retry(_) | Verdict::Snooze(_) | Verdict::Release if lease.cancel_requested => {
+            (cancelled, condition.attempts)
+        }
+        Verdict::Retry(delay) => (State::Scheduled { at: now + delay }, condition.attempts),
+        Verdict::Snooze(pause) => (State::Scheduled { at: now + pause }, uncounted),
+        Verdict::Release => (State::Ready { since: lease.since.min(now) }, uncounted),
+    };
+    let recoveries = if verdict == Verdict::Complete { 0 } else { condition.recoveries };
+    Ok(Next::Is(Condition { state, attempts, recoveries, generation: condition.generation }))
+}
+
+/// A crash is counted here, at detection, and leads to the dead letters like a failure does.
+fn rescue(
+    condition: &Condition,
+    token: LeaseToken,
+    max_recoveries: u32,
+    delay: Duration,
+    now: Timestamp,
+) -> Change {
+    let lease = held(condition, token)?;
+    let exhausted =
+        condition.attempts >= lease.max_attempts || condition.recoveries >= max_recoveries;
+    let (state, recoveries) = if lease.cancel_requested {
+        let reason = CancelReason::Requested;
+        (State::Cancelled { at: now, reason }, condition.recoveries)
+    } else if exhausted {
+        (State::Dead { at: now, reason: DeadReason::Crashed }, condition.recoveries)
+    } else {
+        (State::Scheduled { at: now + delay }, condition.recoveries + 1)
+    };
+    Ok(Next::Is(Condition { state, recoveries, ..condition.clone() }))
+}
+
+fn cancel(condition: &Condition, reason: CancelReason, now: Timestamp) -> Change {
+    match &condition.state {
+        State::Blocked { .. } | State::Scheduled { .. } | State::Ready { .. } => {
+            becomes(condition, State::Cancelled { at: now, reason })
+        }
+        // The handler must be asked; the request is durable and reaches it at the next renewal
+        // even if every wake is lost.
+        State::Running(lease) => {
+            let lease = Lease { cancel_requested: true, ..lease.clone() };
+            becomes(condition, State::Running(lease))
+        }
+        State::Completed { .. } | State::Dead { .. } | State::Cancelled { .. } => {
+            wrong_state(condition)
+        }
+    }
+}
+
+fn expire(condition: &Condition, now: Timestamp) -> Change {
+    match &condition.state {
+        State::Blocked { .. } | State::Scheduled { .. } | State::Ready { .. }
+            if condition.attempts == 0 =>
+        {
+            let reason = CancelReason::Expired;
+            becomes(condition, State::Cancelled { at: now, reason })
+        }
+        State::Blocked { .. }
+        | State::Scheduled { .. }
+        | State::Ready { .. }
+        | State::Running(_)
+        | State::Completed { .. }
+        | State::Dead { .. }
+        | State::Cancelled { .. } => wrong_state(condition),
+    }
+}
+
+fn reschedule(condition: &Condition, at: Timestamp, now: Timestamp) -> Change {
+    match &condition.state {
+        State::Scheduled { .. } | State::Ready { .. } => becomes(condition, waiting_until(at, now)),
+        State::Blocked { unmet, .. } => {
+            becomes(condition, State::Blocked { unmet: *unmet, not_before: at })
+        }
+        State::Running(_)
+        | State::Completed { .. }
+        | State::Dead { .. }
+        | State::Cancelled { .. } => wrong_state(condition),
+    }
+}
+
+fn replay(condition: &Condition, unmet: u32, now: Timestamp) -> Change {
+    let state = match unmet {
+        0 => State::Ready { since: now },
+        _ => State::Blocked { unmet, not_before: now },
+    };
+    match &condition.state {
+        State::Dead { .. } | State::Cancelled { .. } => Ok(Next::Is(Condition {
+            state,
+            attempts: 0,
+            recoveries: 0,
+            generation: condition.generation.saturating_add(1),
+        })),
+        State::Blocked { .. }
+        | State::Scheduled { .. }
+        | State::Ready { .. }
+        | State::Running(_)
+        | State::Completed { .. } => wrong_state(condition),
+    }
+}
+
+fn replace(condition: &Condition, now: Timestamp) -> Change {
+    match &condition.state {
+        State::Dead { .. } => {
+            let reason = CancelReason::Replaced;
+            becomes(condition, State::Cancelled { at: now, reason })
+        }
+        State::Blocked { .. }
+        | State::Scheduled { .. }
+        | State::Ready { .. }
+        | State::Running(_)
+        | State::Completed { .. }
+        | State::Cancelled { .. } => wrong_state(condition),
+    }
+}
+
+fn remove(condition: &Condition) -> Change {
+    match &condition.state {
+        State::Completed { .. } | State::Dead { .. } | State::Cancelled { .. } => Ok(Next::Gone),
+        State::Blocked { .. }
+        | State::Scheduled { .. }
+        | State::Ready { .. }
+        | State::Running(_) => wrong_state(condition),
+    }
+}
