@@ -387,6 +387,11 @@ impl fmt::Display for StateName {
 }
 
 impl State {
+    /// Whether a worker holds the job.
+    pub const fn is_running(&self) -> bool {
+        matches!(self, State::Running(_))
+    }
+
     /// The name of the state.
     pub const fn name(&self) -> StateName {
         match self {

@@ -280,6 +280,9 @@ impl Ledger {
         match transition::next(&condition, input, effects.now.wall)? {
             Next::Is(next) => {
                 self.set(slot, &next);
+                if let (State::Running(_), false) = (&condition.state, next.state.is_running()) {
+                    self.ring_turned_away(slot, effects);
+                }
                 effects.changes.push(Change::Update(Update {
                     job: self.entry(slot).id,
                     at: effects.now.wall,
@@ -772,6 +775,21 @@ impl Ledger {
     fn ring(&self, slot: u32, effects: &mut Effects) {
         let queue = self.lines[self.entry(slot).line as usize].queue;
         effects.rings.insert(Ring::Queue(self.queues[queue as usize].name.clone()));
+    }
+
+    /// A job of this kind ended: whoever the kind's concurrency limit turned away may try again.
+    fn ring_turned_away(&mut self, slot: u32, effects: &mut Effects) {
+        let kind = self.lines[self.entry(slot).line as usize].kind;
+        if !core::mem::take(&mut self.kinds[kind as usize].turned_away) {
+            return;
+        }
+        for line in self.line_ids.range((kind, 0)..=(kind, u32::MAX)).map(|(_, line)| line) {
+            let line = &self.lines[*line as usize];
+            if !line.ready.is_empty() {
+                let queue = self.queues[line.queue as usize].name.clone();
+                effects.rings.insert(Ring::Queue(queue));
+            }
+        }
     }
 
     fn tell(&mut self, slot: u32, what: What, effects: &mut Effects) {

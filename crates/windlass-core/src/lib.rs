@@ -17,6 +17,7 @@ extern crate std;
 
 pub mod event;
 pub mod explain;
+pub mod filter;
 pub mod job;
 pub mod ledger;
 pub mod limits;

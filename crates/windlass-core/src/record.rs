@@ -10,7 +10,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::job::{Bytes, Condition, JobId, NewJob, State};
+use crate::job::{Bytes, Condition, JobId, NewJob, State, StateName};
 use crate::limits;
 use crate::name::Name;
 use crate::outcome::ErrorText;
@@ -228,6 +228,20 @@ impl JobRecord {
     /// The job's id.
     pub fn id(&self) -> JobId {
         self.job.id
+    }
+
+    /// The state the job is in at `now`: a scheduled job whose time has come is ready.
+    pub fn state_at(&self, now: Timestamp) -> StateName {
+        match self.condition.state {
+            State::Scheduled { at } if at <= now => StateName::Ready,
+            State::Blocked { .. }
+            | State::Scheduled { .. }
+            | State::Ready { .. }
+            | State::Running(_)
+            | State::Completed { .. }
+            | State::Dead { .. }
+            | State::Cancelled { .. } => self.condition.state.name(),
+        }
     }
 
     /// The record as it looks at `now`: a scheduled job whose time has come is ready.

@@ -1,1 +1,47 @@
-//! x
+#![doc = include_str!("../../../README.md")]
+
+pub mod clock;
+pub mod store;
+pub mod testing;
+pub mod wake;
+
+mod attempt;
+mod client;
+mod engine;
+mod error;
+mod events;
+mod failure;
+mod handler;
+mod housekeeper;
+mod middleware;
+mod options;
+mod panics;
+mod supervise;
+mod trace;
+mod worker;
+
+pub use attempt::{Attempt, Cancellation, StopReason};
+pub use client::{Batch, EnqueueJob, Handle, Query, Queue};
+pub use engine::{Engine, EngineBuilder, Subscribed};
+pub use error::Error;
+pub use events::{Heard, Subscription, Topics};
+pub use failure::{BoxError, Failure};
+pub use handler::{Handler, Job, KindOptions, Returned, State};
+pub use middleware::{Middleware, Next};
+pub use options::{DEFAULT_QUEUE, Options, new_id};
+pub use windlass_core as core;
+pub use windlass_core::event::{Event, Subject, What};
+pub use windlass_core::explain::{Explanation, Reason};
+pub use windlass_core::job::{
+    CancelReason, DeadReason, Dependency, JobId, OnFailure, Priority, Start, StateName, Timeout,
+    UniqueScope,
+};
+pub use windlass_core::ledger::{Acceptance, CancelAnswer, Counts, Recovery, RecoveryMode};
+pub use windlass_core::limits::Limits;
+pub use windlass_core::name::Name;
+pub use windlass_core::rate::Rate;
+pub use windlass_core::record::{JobRecord, Progress};
+pub use windlass_core::refusal::Refusal;
+pub use windlass_core::retry::{Backoff, Jitter, Retry};
+pub use windlass_core::time::Timestamp;
+pub use worker::{StopReport, Worker, WorkerBuilder};

@@ -251,11 +251,13 @@ pub(super) struct KindBook {
     pub(super) running: u64,
     /// The rate limiter's theoretical arrival time.
     pub(super) full_at: Timestamp,
+    /// A claim was turned away by the concurrency limit: ring when a job of the kind ends.
+    pub(super) turned_away: bool,
 }
 
 impl KindBook {
     pub(super) fn new(name: Name) -> Self {
-        Self { name, running: 0, full_at: Timestamp::from_micros(i64::MIN) }
+        Self { name, running: 0, full_at: Timestamp::from_micros(i64::MIN), turned_away: false }
     }
 }
 

@@ -192,6 +192,7 @@ impl Ledger {
     fn admit(&mut self, line: u32, terms: &KindClaim, effects: &mut Effects) -> Admission {
         let kind = &mut self.kinds[self.lines[line as usize].kind as usize];
         if terms.concurrency.is_some_and(|limit| kind.running >= u64::from(limit)) {
+            kind.turned_away = true;
             return Admission::AtLimit;
         }
         let Some(rate) = terms.rate else { return Admission::Granted };

@@ -212,8 +212,8 @@ impl Command for Configure {
     type Reply = QueueSettings;
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<QueueSettings, Refusal> {
-        let queue = ledger.queue_id(&self.queue)?;
-        let old = ledger.queues[queue as usize].settings.clone();
+        let known = ledger.queue_ids.get(&self.queue).map(|queue| &ledger.queues[*queue as usize]);
+        let old = known.map(|queue| queue.settings.clone()).unwrap_or_default();
         let mut settings = old.clone();
         let what = match self.change {
             QueueChange::Pause => {
@@ -243,6 +243,7 @@ impl Command for Configure {
         if settings == old {
             return Ok(settings);
         }
+        let queue = ledger.queue_id(&self.queue)?;
         ledger.configure(queue, settings.clone());
         effects
             .changes

@@ -5,7 +5,7 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
-use alloc::string::ToString;
+use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -73,14 +73,13 @@ enum Planned {
 }
 
 impl Ledger {
-    /// Checks a batch without changing anything but the list of known names.
-    pub(super) fn plan(&mut self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Plan, Refusal> {
+    /// Checks a batch without changing anything.
+    pub(super) fn plan(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Plan, Refusal> {
         at_most("jobs in one batch", jobs.len(), limits::BATCH_JOBS, "split the batch")?;
         for job in &jobs {
             self.validate(job, now)?;
-            self.queue_id(&job.queue)?;
-            self.kind_id(&job.kind)?;
         }
+        self.refuse_surplus_names(&jobs)?;
         let mut items = Vec::with_capacity(jobs.len());
         let mut batch = Batch::default();
         for job in jobs {
@@ -126,6 +125,16 @@ impl Ledger {
         }
     }
 
+    /// A name is kept for ever, so it is counted here and noted only when a job is accepted.
+    fn refuse_surplus_names(&self, jobs: &[NewJob]) -> Result<(), Refusal> {
+        let queues = jobs.iter().map(|job| &job.queue);
+        let fresh = queues.filter(|name| !self.queue_ids.contains_key(*name));
+        room_for_names("distinct queues", self.queues.len() + distinct(fresh))?;
+        let kinds = jobs.iter().map(|job| &job.kind);
+        let fresh = kinds.filter(|name| !self.kind_ids.contains_key(*name));
+        room_for_names("distinct kinds", self.kinds.len() + distinct(fresh))
+    }
+
     /// Is this job new, a repeated call, or the same as one that holds its key?
     fn plan_identity(
         &self,
@@ -136,30 +145,33 @@ impl Ledger {
         if !batch.ids.insert(job.id) {
             return Err(Refusal::IdTwiceInBatch { job: job.id });
         }
-        let known = |id, acceptance| Planned::Known { id, queue: job.queue.clone(), acceptance };
+        let stand = |id, acceptance| Planned::Known { id, queue: job.queue.clone(), acceptance };
         let fingerprint = job.fingerprint();
         if let Some(&slot) = self.ids.get(&job.id) {
             if self.entry(slot).fingerprint != fingerprint {
                 return Err(Refusal::IdReused { job: job.id });
             }
-            return Ok(known(job.id, Acceptance::AlreadyAccepted));
+            return Ok(stand(job.id, Acceptance::AlreadyAccepted));
         }
         if let Some(unique) = &job.unique {
-            let key = Key {
-                queue: self.queue_ids[&job.queue],
-                kind: self.kind_ids[&job.kind],
-                key: unique.key.as_str().into(),
-            };
-            if let Some((holder, theirs)) = self.holder(&key, now).or(batch.keys.get(&key).copied())
-            {
+            let known = self.key(&job.queue, &job.kind, &unique.key);
+            let holder = known.and_then(|key| self.holder(&key, now));
+            let key = (job.queue.clone(), job.kind.clone(), unique.key.clone());
+            if let Some((holder, theirs)) = holder.or(batch.keys.get(&key).copied()) {
                 let payload_differs = theirs != fingerprint;
                 batch.aliases.insert(job.id, holder);
-                return Ok(known(holder, Acceptance::Deduplicated { payload_differs }));
+                return Ok(stand(holder, Acceptance::Deduplicated { payload_differs }));
             }
             batch.keys.insert(key, (job.id, fingerprint));
         }
         batch.accepted.insert(job.id);
         Ok(Planned::Accept { job, unmet: 0 })
+    }
+
+    /// The key in the book's own terms; `None` if no job of the queue or kind was ever accepted.
+    fn key(&self, queue: &Name, kind: &Name, key: &str) -> Option<Key> {
+        let (queue, kind) = (*self.queue_ids.get(queue)?, *self.kind_ids.get(kind)?);
+        Some(Key { queue, kind, key: key.into() })
     }
 
     /// Who holds a key at `now`, and the fingerprint of that job.
@@ -224,7 +236,8 @@ impl Ledger {
             }
         }
         for (name, jobs) in added {
-            let queue = &self.queues[self.queue_ids[name] as usize];
+            let Some(&queue) = self.queue_ids.get(name) else { continue };
+            let queue = &self.queues[queue as usize];
             let depth = queue.waiting + jobs;
             if let Some(limit) = queue.settings.max_depth
                 && depth > limit
@@ -273,13 +286,10 @@ impl Ledger {
         };
         let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
         let priority = job.priority;
-        let key_taken_over = job.unique.as_ref().map(|unique| Key {
-            queue: self.queue_ids[&job.queue],
-            kind: self.kind_ids[&job.kind],
-            key: unique.key.as_str().into(),
-        });
         // A hold that ended may still be on the books; it was checked, so it can go.
-        if let Some(key) = key_taken_over {
+        let unique = job.unique.as_ref();
+        let key = unique.and_then(|unique| self.key(&job.queue, &job.kind, &unique.key));
+        if let Some(key) = key {
             self.keys.remove(&key);
         }
         let accepted =
@@ -327,7 +337,7 @@ impl Ledger {
 struct Batch {
     ids: BTreeSet<JobId>,
     accepted: BTreeSet<JobId>,
-    keys: BTreeMap<Key, (JobId, u64)>,
+    keys: BTreeMap<(Name, Name, String), (JobId, u64)>,
     /// An item that met the holder of its key is depended on through that holder.
     aliases: BTreeMap<JobId, JobId>,
 }
@@ -381,6 +391,14 @@ pub(super) fn at_most(
     }
     let allowed = format!("at most {limit} are allowed; {remedy}");
     Err(Refusal::OutOfBounds { what, got: got.to_string(), allowed })
+}
+
+fn distinct<'a>(names: impl Iterator<Item = &'a Name>) -> usize {
+    names.collect::<BTreeSet<&Name>>().len()
+}
+
+fn room_for_names(what: &'static str, names: usize) -> Result<(), Refusal> {
+    at_most(what, names, limits::NAMES, "reuse the ones there are")
 }
 
 pub(super) fn no_longer_than(what: &'static str, got: Duration) -> Result<(), Refusal> {

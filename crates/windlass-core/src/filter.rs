@@ -1,0 +1,39 @@
+//! Which jobs are meant: by state, kind, queue, tag and time.
+
+use alloc::vec::Vec;
+
+use crate::job::StateName;
+use crate::name::Name;
+use crate::record::JobRecord;
+use crate::time::Timestamp;
+
+/// A set of jobs. An empty list means any; the conditions hold together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// In one of these states.
+    pub states: Vec<StateName>,
+    /// Of one of these kinds.
+    pub kinds: Vec<Name>,
+    /// In one of these queues.
+    pub queues: Vec<Name>,
+    /// With all of these tags.
+    pub tags: Vec<Name>,
+    /// Accepted at this time or later.
+    pub created_from: Option<Timestamp>,
+    /// Accepted before this time.
+    pub created_before: Option<Timestamp>,
+}
+
+impl Filter {
+    /// Whether the filter means this job, as it looks at `now`.
+    pub fn matches(&self, record: &JobRecord, now: Timestamp) -> bool {
+        let any = |list: &[Name], name: &Name| list.is_empty() || list.contains(name);
+        let state = record.state_at(now);
+        (self.states.is_empty() || self.states.contains(&state))
+            && any(&self.kinds, &record.job.kind)
+            && any(&self.queues, &record.job.queue)
+            && self.tags.iter().all(|tag| record.job.tags.contains(tag))
+            && self.created_from.is_none_or(|from| record.created_at >= from)
+            && self.created_before.is_none_or(|before| record.created_at < before)
+    }
+}

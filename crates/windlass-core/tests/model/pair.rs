@@ -1,0 +1,429 @@
+//! The ledger and the model side by side: one step into both, then every comparison.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseResult;
+use windlass_core::event::{Event, RecoveryReason, Subject, What};
+use windlass_core::job::{CancelReason, JobId, LeaseToken, State, StateName};
+use windlass_core::ledger::{
+    Applied, Cancel, Clear, Command, Configure, Counts, Enqueue, Ledger, Promote, Recovery, Remove,
+    Renew, Renewal, Replay, ReplayEdited, Reschedule, Rescue, Ring, Settle, Settlement,
+};
+use windlass_core::limits::Limits;
+use windlass_core::record::{Change, JobRecord, Progress, Report};
+use windlass_core::refusal::Refusal;
+use windlass_core::time::{Now, Steady, Timestamp};
+
+use crate::naive::{About, Naive};
+use crate::steps::{self, Ending, Hand, Step};
+
+/// Small, so that every bound is met within a few commands.
+fn limits() -> Limits {
+    Limits {
+        payload_bytes: steps::PAYLOAD_BYTES,
+        dead_letters: 3,
+        history_age: Duration::from_secs(3_600),
+        history_jobs: 5,
+    }
+}
+
+/// What the events have told of a job.
+#[derive(Debug)]
+struct Heard {
+    generation: u32,
+    running: bool,
+    ended: Option<StateName>,
+}
+
+pub(crate) struct Pair {
+    ledger: Ledger,
+    model: Naive,
+    reading: Now,
+    /// Every change so far, in order.
+    changes: Vec<Change>,
+    /// What a store would keep of each job.
+    records: BTreeMap<JobId, JobRecord>,
+    heard: BTreeMap<JobId, Heard>,
+    last_event: u64,
+    /// Every lease ever given, oldest first.
+    leases: Vec<(JobId, LeaseToken)>,
+}
+
+impl Pair {
+    pub(crate) fn new() -> Self {
+        Self {
+            ledger: Ledger::new(limits()),
+            model: Naive::new(limits()),
+            reading: Now {
+                wall: Timestamp::from_millis(1_800_000_000_000),
+                steady: Steady::default(),
+            },
+            changes: Vec::new(),
+            records: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            last_event: 0,
+            leases: Vec::new(),
+        }
+    }
+
+    /// Takes one step on both sides and compares everything.
+    pub(crate) fn take(&mut self, step: Step) -> TestCaseResult {
+        self.turn_clocks(&step);
+        self.model.begin(self.reading);
+        match step {
+            Step::Pass(_) | Step::SetWall(_) | Step::Promote => {
+                let expected = self.model.promote();
+                self.compare(Promote, Ok(expected))
+            }
+            Step::Enqueue(drafts) => {
+                let jobs: Vec<_> = drafts.iter().map(|draft| draft.job(self.now())).collect();
+                let expected = self.model.enqueue(jobs.clone());
+                self.compare(Enqueue { jobs }, expected)
+            }
+            Step::Claim(request) => {
+                let claim = request.claim();
+                let expected = self.model.claim(&claim);
+                self.leases.extend(expected.jobs.iter().map(|each| (each.id, each.lease.token)));
+                self.compare(claim, Ok(expected))
+            }
+            Step::Renew(renewals) => {
+                let renewals: Vec<_> =
+                    renewals.into_iter().map(|each| self.renewal(each)).collect();
+                let expected = renewals.iter().map(|each| self.model.renew(each)).collect();
+                self.compare(Renew { renewals }, Ok(expected))
+            }
+            Step::Settle(endings) => {
+                let settlements: Vec<_> =
+                    endings.iter().map(|each| self.settlement(each)).collect();
+                let expected =
+                    settlements.iter().map(|each| self.model.settle(each.clone())).collect();
+                self.compare(Settle { settlements }, Ok(expected))
+            }
+            Step::Rescue { look, reason, max_recoveries, delay_s } => {
+                let rescue = steps::rescue(look, reason, max_recoveries, delay_s);
+                let expected = self.model.rescue(&rescue);
+                self.compare(rescue, Ok(expected))
+            }
+            Step::Cancel(..)
+            | Step::Reschedule(..)
+            | Step::Replay(..)
+            | Step::ReplayEdited(..)
+            | Step::Remove(..)
+            | Step::Clear(..)
+            | Step::Configure(..) => self.control(step),
+        }
+    }
+
+    fn turn_clocks(&mut self, step: &Step) {
+        if let Step::Pass(millis) = step {
+            let passed = Duration::from_millis(*millis);
+            self.reading.wall = self.reading.wall + passed;
+            self.reading.steady = self.reading.steady + passed;
+        }
+        if let Step::SetWall(seconds) = step {
+            let micros = self.reading.wall.as_micros() + seconds * 1_000_000;
+            self.reading.wall = Timestamp::from_micros(micros);
+        }
+    }
+
+    /// What people do, rather than workers.
+    fn control(&mut self, step: Step) -> TestCaseResult {
+        let all = |numbers: Vec<u8>| -> Vec<JobId> { numbers.into_iter().map(steps::id).collect() };
+        match step {
+            Step::Cancel(numbers) => {
+                let jobs = all(numbers);
+                let reason = CancelReason::Requested;
+                let expected = jobs.iter().map(|id| self.model.cancel(*id, reason)).collect();
+                self.compare(Cancel { jobs }, Ok(expected))
+            }
+            Step::Reschedule(numbers, begin) => {
+                let (jobs, start) = (all(numbers), begin.start(self.now()));
+                let expected = self.model.reschedule(&jobs, start);
+                self.compare(Reschedule { jobs, start }, expected)
+            }
+            Step::Replay(numbers) => {
+                let jobs = all(numbers);
+                let expected = self.model.replay(jobs.clone());
+                self.compare(Replay { jobs }, Ok(expected))
+            }
+            Step::ReplayEdited(number, draft) => {
+                let (job, edited) = (steps::id(number), draft.job(self.now()));
+                let expected = self.model.replay_edited(job, edited.clone());
+                self.compare(ReplayEdited { job, edited }, expected)
+            }
+            Step::Remove(numbers) => {
+                let jobs = all(numbers);
+                let expected = jobs.iter().map(|id| self.model.remove(*id)).collect();
+                self.compare(Remove { jobs }, Ok(expected))
+            }
+            Step::Clear(queue) => {
+                let queue = steps::queue(queue);
+                let expected = self.model.clear(&queue);
+                self.compare(Clear { queue }, Ok(expected))
+            }
+            Step::Configure(queue, change) => {
+                let configure = Configure { queue: steps::queue(queue), change };
+                let expected = self.model.configure(&configure);
+                self.compare(configure, Ok(expected))
+            }
+            Step::Pass(..)
+            | Step::SetWall(..)
+            | Step::Promote
+            | Step::Enqueue(..)
+            | Step::Claim(..)
+            | Step::Renew(..)
+            | Step::Settle(..)
+            | Step::Rescue { .. } => unreachable!("taken where workers and clocks are"),
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.model.now.wall
+    }
+
+    /// The job and the token that a worker would name.
+    fn lease(&self, hand: Hand) -> (JobId, LeaseToken) {
+        let held: Vec<(JobId, LeaseToken)> = self
+            .leases
+            .iter()
+            .filter(|(id, token)| match self.model.jobs.get(id).map(|job| &job.condition.state) {
+                Some(State::Running(lease)) => lease.token == *token,
+                Some(_) | None => false,
+            })
+            .copied()
+            .collect();
+        let pick = |from: &[(JobId, LeaseToken)], number: u8| {
+            let none = (steps::id(1), LeaseToken(1));
+            if from.is_empty() { none } else { from[usize::from(number) % from.len()] }
+        };
+        match hand {
+            Hand::Right(number) => pick(&held, number),
+            Hand::Stale(number) => pick(&self.leases, number),
+            Hand::Crossed(number, job) => (steps::id(job), pick(&held, number).1),
+            Hand::MadeUp(job) => (steps::id(job), LeaseToken(u64::MAX)),
+        }
+    }
+
+    fn renewal(&self, (hand, lease_s, percent): (Hand, u32, Option<u8>)) -> Renewal {
+        let (job, token) = self.lease(hand);
+        let progress = percent.map(|percent| Progress { percent, note: String::new() });
+        let report = Report { progress, lines: Vec::new() };
+        Renewal { job, token, lease: steps::seconds(lease_s), report }
+    }
+
+    fn settlement(&self, ending: &Ending) -> Settlement {
+        let (job, token) = self.lease(ending.hand);
+        let mut settlement = Settlement::new(job, token, ending.verdict);
+        settlement.output = Some(vec![7; ending.output_bytes].into());
+        settlement.next = ending.next.iter().map(|draft| draft.job(self.now())).collect();
+        settlement
+    }
+
+    /// Gives the ledger the command that the model has answered, and compares.
+    fn compare<C: Command>(
+        &mut self,
+        command: C,
+        expected: Result<C::Reply, Refusal>,
+    ) -> TestCaseResult
+    where
+        C: Debug,
+        C::Reply: PartialEq + Debug,
+    {
+        self.model.finish();
+        let shown = format!("{command:?}");
+        let applied = self.ledger.apply(command, self.reading);
+        let Applied { reply, changes, events, rings } = applied;
+        prop_assert_eq!(&reply, &expected, "the reply to {}", shown);
+        self.keep(&changes, &rings)?;
+        self.hear(&events)?;
+        let counts = self.ledger.counts(self.reading);
+        prop_assert_eq!(counts, self.model.counts(), "the counters after {}", shown);
+        prop_assert_eq!(self.ledger.check(), Vec::<String>::new(), "after {}", shown);
+        self.compare_records(&shown)
+    }
+
+    /// Keeps what a store would keep, and checks that no wake is missing.
+    fn keep(&mut self, changes: &[Change], rings: &BTreeSet<Ring>) -> TestCaseResult {
+        for change in changes {
+            match change {
+                Change::Insert(accepted) => {
+                    let record = JobRecord::new(accepted);
+                    let before = self.records.insert(accepted.job.id, record);
+                    prop_assert!(before.is_none(), "{} was inserted twice", accepted.job.id);
+                    self.check_ring(accepted.job.id, rings)?;
+                }
+                Change::Update(update) => {
+                    let record = self.records.get_mut(&update.job);
+                    prop_assert!(record.is_some(), "an update of {}, which is gone", update.job);
+                    record.expect("it was just found").absorb(update);
+                    self.check_ring(update.job, rings)?;
+                }
+                Change::Remove { job } => {
+                    let gone = self.records.remove(job);
+                    prop_assert!(gone.is_some(), "{job} was removed twice");
+                }
+                Change::Queue { .. } | Change::Rate { .. } => {}
+            }
+        }
+        self.changes.extend_from_slice(changes);
+        Ok(())
+    }
+
+    /// A job that may start now or at a new time must wake the workers of its queue.
+    fn check_ring(&self, id: JobId, rings: &BTreeSet<Ring>) -> TestCaseResult {
+        let record = &self.records[&id];
+        if let State::Ready { .. } | State::Scheduled { .. } = record.condition.state {
+            let ring = Ring::Queue(record.job.queue.clone());
+            prop_assert!(rings.contains(&ring), "{id} may start and nobody is woken");
+        }
+        Ok(())
+    }
+
+    /// Compares the events with the model's, and with what earlier events have told.
+    fn hear(&mut self, events: &[Event]) -> TestCaseResult {
+        for event in events {
+            prop_assert_eq!(event.number, self.last_event + 1, "events have a gap at {:?}", event);
+            self.last_event = event.number;
+            prop_assert_eq!(event.at, self.now());
+            if let Some(id) = event.job() {
+                self.hear_of_job(id, &event.what)?;
+            }
+        }
+        prop_assert_eq!(self.ledger.last_event(), self.last_event);
+        let mut told: Vec<_> = events.iter().map(|event| (about(event), event.topic())).collect();
+        told.sort();
+        prop_assert_eq!(&told, &self.model.told, "the events");
+        Ok(())
+    }
+
+    /// A job's events make sense one after the other: one end in each generation.
+    fn hear_of_job(&mut self, id: JobId, what: &What) -> TestCaseResult {
+        if let What::JobEnqueued { .. } = what {
+            let heard = Heard { generation: 0, running: false, ended: None };
+            let before = self.heard.insert(id, heard);
+            prop_assert!(before.is_none(), "{id} was accepted twice");
+            return Ok(());
+        }
+        let heard = self.heard.get_mut(&id);
+        prop_assert!(heard.is_some(), "{what:?} of {id}, which nobody has heard of");
+        let heard = heard.expect("it was just found");
+        match what {
+            What::JobStarted { .. } => {
+                prop_assert!(!heard.running && heard.ended.is_none(), "{id} started: {heard:?}");
+                heard.running = true;
+            }
+            What::JobReplayed { generation } => {
+                prop_assert!(heard.ended.is_some(), "{id} was replayed before it ended");
+                prop_assert_eq!(*generation, heard.generation + 1);
+                *heard = Heard { generation: *generation, running: false, ended: None };
+            }
+            What::JobRemoved { .. } => {
+                prop_assert!(heard.ended.is_some(), "{id} was removed before it ended");
+                self.heard.remove(&id);
+            }
+            What::JobRetrying { .. } | What::JobSnoozed { .. } | What::JobReleased { .. } => {
+                prop_assert!(heard.running, "{id} went back without running");
+                heard.running = false;
+            }
+            What::JobCompleted { .. } | What::JobDead { .. } | What::JobCancelled { .. } => {
+                // The one end after an end: a dead job gives its place to an edited one.
+                let replaced = What::JobCancelled { reason: CancelReason::Replaced };
+                let first = heard.ended.is_none();
+                let replacement = *what == replaced && heard.ended == Some(StateName::Dead);
+                prop_assert!(first || replacement, "{id} ended twice: {what:?}, {heard:?}");
+                heard.running = false;
+                heard.ended = ended(what);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The records a store would have, the model's jobs and what the events told are one.
+    fn compare_records(&self, after: &str) -> TestCaseResult {
+        let known: Vec<&JobId> = self.model.jobs.keys().collect();
+        prop_assert_eq!(self.records.keys().collect::<Vec<_>>(), known.clone(), "after {}", after);
+        prop_assert_eq!(self.heard.keys().collect::<Vec<_>>(), known, "after {}", after);
+        for (id, job) in &self.model.jobs {
+            let record = self.records[id].clone().seen_at(self.now());
+            prop_assert_eq!(&record.condition, &job.condition, "{} after {}", id, after);
+            prop_assert_eq!(record.sequence, job.sequence);
+            prop_assert_eq!(record.created_at, job.accepted_at);
+            prop_assert_eq!(record.first_started_at, job.first_started_at);
+            prop_assert_eq!(&record.output, &job.output, "the output of {} after {}", id, after);
+            prop_assert_eq!(record.progress.map(|progress| progress.percent), job.percent);
+            let starts = record.attempts.len() + record.attempts_dropped as usize;
+            prop_assert_eq!(starts, job.starts as usize);
+            let running = record.attempts.back().is_some_and(|last| last.ended.is_none());
+            let state = record.condition.state.name();
+            prop_assert_eq!(running, state == StateName::Running, "{} after {}", id, after);
+            let heard = &self.heard[id];
+            prop_assert_eq!(heard.running, running);
+            prop_assert_eq!(heard.ended, state.is_terminal().then_some(state));
+            prop_assert_eq!(heard.generation, record.condition.generation);
+        }
+        Ok(())
+    }
+
+    /// A second ledger that took over every change is the same book, and goes on the same way.
+    pub(crate) fn rebuild(mut self) -> TestCaseResult {
+        let tokens: Vec<LeaseToken> = self.leases.iter().map(|(_, token)| *token).collect();
+        prop_assert!(tokens.is_sorted_by(|one, next| one < next), "tokens repeat: {tokens:?}");
+        let mut second = Ledger::new(limits());
+        for change in &self.changes {
+            second.absorb(change);
+            // Taking one over twice is harmless.
+            second.absorb(change);
+        }
+        self.ledger.glance(self.reading);
+        second.glance(self.reading);
+        prop_assert_eq!(second.check(), Vec::<String>::new(), "in the rebuilt ledger");
+        prop_assert_eq!(second.dump(), self.ledger.dump());
+        let reason = RecoveryReason::Restart;
+        let rescue = Rescue { recovery: Recovery::default(), reason };
+        self.go_on(&mut second, rescue)?;
+        self.reading.wall = self.reading.wall + Duration::from_secs(10);
+        self.reading.steady = self.reading.steady + Duration::from_secs(10);
+        self.go_on(&mut second, steps::take_everything())?;
+        self.go_on(&mut second, Promote)?;
+        prop_assert_eq!(second.dump(), self.ledger.dump());
+        Ok(())
+    }
+
+    /// Both ledgers answer one more command, with the same words and the same changes.
+    fn go_on<C: Command + Clone>(&mut self, second: &mut Ledger, command: C) -> TestCaseResult
+    where
+        C::Reply: PartialEq + Debug,
+    {
+        let one = self.ledger.apply(command.clone(), self.reading);
+        let other = second.apply(command, self.reading);
+        prop_assert_eq!(other.reply, one.reply);
+        prop_assert_eq!(other.changes, one.changes);
+        prop_assert_eq!(other.rings, one.rings);
+        let words = |events: Vec<Event>| -> Vec<(Subject, What)> {
+            events.into_iter().map(|event| (event.subject, event.what)).collect()
+        };
+        prop_assert_eq!(words(other.events), words(one.events));
+        Ok(())
+    }
+}
+
+fn about(event: &Event) -> About {
+    match &event.subject {
+        Subject::Job { id, .. } => About::Job(*id),
+        Subject::Queue(name) => About::Queue(name.clone()),
+        Subject::Worker(worker) => panic!("no command here is about a worker, such as {worker}"),
+    }
+}
+
+fn ended(what: &What) -> Option<StateName> {
+    match what {
+        What::JobCompleted { .. } => Some(StateName::Completed),
+        What::JobDead { .. } => Some(StateName::Dead),
+        What::JobCancelled { .. } => Some(StateName::Cancelled),
+        _ => None,
+    }
+}

@@ -1,0 +1,364 @@
+//! The commands of a test case, as small plain data that shrinks and reads well.
+//!
+//! Everything comes from small pools, so that ids, keys, queues and dependencies collide often.
+//! What depends on the moment (a token, a due time) is named here and looked up when it is used.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use proptest::collection::vec;
+use proptest::option::weighted;
+use proptest::prelude::*;
+use proptest::sample::select;
+use windlass_core::event::RecoveryReason;
+use windlass_core::job::{
+    CancelReason, DeadReason, Dependency, JobId, NewJob, OnFailure, Priority, Start, Unique,
+    UniqueScope,
+};
+use windlass_core::ledger::{Claim, KindClaim, QueueChange, Recovery, RecoveryMode, Rescue};
+use windlass_core::name::Name;
+use windlass_core::outcome::Verdict;
+use windlass_core::rate::Rate;
+use windlass_core::retry::Retry;
+use windlass_core::time::Timestamp;
+
+/// Largest payload the tested ledger takes.
+pub(crate) const PAYLOAD_BYTES: usize = 4;
+
+const IDS: u8 = 12;
+
+static KINDS: LazyLock<Vec<Name>> = LazyLock::new(|| names(&["mail", "scan"]));
+static QUEUES: LazyLock<Vec<Name>> = LazyLock::new(|| names(&["east", "west"]));
+static WORKERS: LazyLock<[Arc<str>; 2]> = LazyLock::new(|| ["anna".into(), "bert".into()]);
+
+fn names(texts: &[&str]) -> Vec<Name> {
+    texts.iter().map(|text| Name::new(text).expect("a proper name")).collect()
+}
+
+pub(crate) fn id(number: u8) -> JobId {
+    JobId::from_u128(u128::from(number))
+}
+
+pub(crate) fn queue(number: u8) -> Name {
+    QUEUES[usize::from(number) % QUEUES.len()].clone()
+}
+
+pub(crate) fn seconds(number: u32) -> Duration {
+    Duration::from_secs(u64::from(number))
+}
+
+/// One command, or a step of the clocks.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// Both clocks advance by this many milliseconds.
+    Pass(u64),
+    /// The wall clock alone is set forwards or back by this many seconds.
+    SetWall(i64),
+    Enqueue(Vec<Draft>),
+    Claim(Request),
+    Renew(Vec<(Hand, u32, Option<u8>)>),
+    Settle(Vec<Ending>),
+    Rescue {
+        look: bool,
+        reason: RecoveryReason,
+        max_recoveries: u32,
+        delay_s: u32,
+    },
+    Promote,
+    Cancel(Vec<u8>),
+    Reschedule(Vec<u8>, Begin),
+    Replay(Vec<u8>),
+    ReplayEdited(u8, Draft),
+    Remove(Vec<u8>),
+    Clear(u8),
+    Configure(u8, QueueChange),
+}
+
+/// When a job may start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Begin {
+    Now,
+    After(u32),
+    /// So many seconds from now, or ago.
+    At(i32),
+}
+
+impl Begin {
+    pub(crate) fn start(self, now: Timestamp) -> Start {
+        match self {
+            Begin::Now => Start::Now,
+            Begin::After(delay) => Start::After(seconds(delay)),
+            Begin::At(offset) if offset < 0 => Start::At(now - seconds(offset.unsigned_abs())),
+            Begin::At(offset) => Start::At(now + seconds(offset.unsigned_abs())),
+        }
+    }
+}
+
+/// A job to enqueue.
+#[derive(Clone, Debug)]
+pub(crate) struct Draft {
+    id: u8,
+    kind: u8,
+    queue: u8,
+    payload: u8,
+    priority: i32,
+    begin: Begin,
+    unique: Option<(u8, UniqueScope, Option<u32>)>,
+    depends_on: Vec<(u8, OnFailure)>,
+    max_attempts: Option<u32>,
+    expires_after_s: Option<u32>,
+}
+
+impl Draft {
+    pub(crate) fn job(&self, now: Timestamp) -> NewJob {
+        // Rarely one byte too many.
+        let bytes = vec![self.payload; if self.payload > 60 { PAYLOAD_BYTES + 1 } else { 1 }];
+        let kind = KINDS[usize::from(self.kind)].clone();
+        let mut job = NewJob::new(id(self.id), kind, queue(self.queue), bytes);
+        job.priority = Priority(self.priority);
+        job.start = self.begin.start(now);
+        job.unique = self.unique.map(|(key, scope, window)| Unique {
+            key: format!("key-{key}"),
+            scope,
+            window: window.map(seconds),
+        });
+        let edges = self.depends_on.iter();
+        job.depends_on = edges
+            .map(|(on, on_failure)| Dependency { on: id(*on), on_failure: *on_failure })
+            .collect();
+        job.retry = self.max_attempts.map(|runs| Retry::default().up_to(runs));
+        job.expires_after = self.expires_after_s.map(seconds);
+        job
+    }
+}
+
+/// What a worker asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    worker: u8,
+    queues: Option<Vec<u8>>,
+    kinds: Vec<u8>,
+    limit: usize,
+    lease_s: u32,
+    max_attempts: u32,
+    concurrency: Option<u32>,
+    rate: Option<(u32, u32)>,
+}
+
+impl Request {
+    pub(crate) fn claim(&self) -> Claim {
+        let terms = |kind: &u8| KindClaim {
+            kind: KINDS[usize::from(*kind)].clone(),
+            lease: seconds(self.lease_s),
+            max_attempts: self.max_attempts,
+            concurrency: self.concurrency,
+            rate: self.rate.map(|(jobs, burst)| Rate { jobs, period: seconds(10), burst }),
+        };
+        Claim {
+            worker: WORKERS[usize::from(self.worker)].clone(),
+            queues: self.queues.as_ref().map(|queues| queues.iter().map(|q| queue(*q)).collect()),
+            kinds: self.kinds.iter().map(terms).collect(),
+            limit: self.limit,
+        }
+    }
+}
+
+/// With which lease a worker acts, and on which job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Hand {
+    /// One of the leases that are held, if there is any.
+    Right(u8),
+    /// An earlier lease of the job, or of any other.
+    Stale(u8),
+    /// A lease that is held, presented for another job.
+    Crossed(u8, u8),
+    /// A token no one was ever given.
+    MadeUp(u8),
+}
+
+/// The end of an attempt.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub(crate) hand: Hand,
+    pub(crate) verdict: Verdict,
+    pub(crate) output_bytes: usize,
+    pub(crate) next: Vec<Draft>,
+}
+
+pub(crate) fn rescue(look: bool, reason: RecoveryReason, max: u32, delay_s: u32) -> Rescue {
+    let mode = if look { RecoveryMode::Observe } else { RecoveryMode::Act };
+    let recovery = Recovery { mode, max_recoveries: max, delay: seconds(delay_s) };
+    Rescue { recovery, reason }
+}
+
+/// A test case.
+pub(crate) fn steps(at_most: usize) -> impl Strategy<Value = Vec<Step>> {
+    vec(step(), 1..=at_most)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let ids = || vec(job_number(), 1..=3);
+    let long = 3_600;
+    let year = 365 * 86_400;
+    prop_oneof![
+        6 => select(vec![0, 1, 1_000, 2_000, 5_000, 31_000, 600_000, 3_600_000]).prop_map(Step::Pass),
+        1 => select(vec![long, -long, year, -year]).prop_map(Step::SetWall),
+        8 => draft().prop_map(|draft| Step::Enqueue(vec![draft])),
+        4 => vec(draft(), 0..=4).prop_map(Step::Enqueue),
+        9 => request().prop_map(Step::Claim),
+        2 => vec((hand(), 0u32..40, weighted(0.3, 0u8..=120)), 1..=2).prop_map(Step::Renew),
+        9 => vec(ending(), 1..=2).prop_map(Step::Settle),
+        3 => recovery(),
+        2 => Just(Step::Promote),
+        3 => ids().prop_map(Step::Cancel),
+        2 => (ids(), begin()).prop_map(|(ids, begin)| Step::Reschedule(ids, begin)),
+        4 => ids().prop_map(Step::Replay),
+        2 => (job_number(), draft()).prop_map(|(id, draft)| Step::ReplayEdited(id, draft)),
+        1 => ids().prop_map(Step::Remove),
+        1 => (0u8..2).prop_map(Step::Clear),
+        3 => (0u8..2, queue_change()).prop_map(|(queue, change)| Step::Configure(queue, change)),
+    ]
+}
+
+fn job_number() -> impl Strategy<Value = u8> {
+    1..=IDS
+}
+
+fn draft() -> impl Strategy<Value = Draft> {
+    let policy = select(vec![OnFailure::Cascade, OnFailure::Ignore, OnFailure::Wait]);
+    let edges = prop_oneof![
+        3 => Just(Vec::new()),
+        2 => vec((job_number(), policy), 1..=3),
+    ];
+    let scope = select(vec![UniqueScope::Open, UniqueScope::Any]);
+    let window = weighted(0.5, select(vec![1, 10, 4_000]));
+    let who = (job_number(), 0u8..2, 0u8..2, prop_oneof![9 => 0u8..2, 1 => 0u8..64]);
+    let rest = (
+        select(vec![0, 0, 0, -10, 10, 20]),
+        begin(),
+        weighted(0.3, (0u8..2, scope, window)),
+        edges,
+        weighted(0.4, 1u32..=3),
+        weighted(0.15, select(vec![0, 2, 30, 2_000])),
+    );
+    (who, rest).prop_map(|((id, kind, queue, payload), rest)| {
+        let (priority, begin, unique, depends_on, max_attempts, expires_after_s) = rest;
+        Draft {
+            id,
+            kind,
+            queue,
+            payload,
+            priority,
+            begin,
+            unique,
+            depends_on,
+            max_attempts,
+            expires_after_s,
+        }
+    })
+}
+
+fn begin() -> impl Strategy<Value = Begin> {
+    let century_and_more = 101 * 366 * 86_400;
+    prop_oneof![
+        60 => Just(Begin::Now),
+        20 => select(vec![0, 1, 5, 60, 5_000]).prop_map(Begin::After),
+        19 => select(vec![-100, 0, 1, 30, 7_200]).prop_map(Begin::At),
+        1 => Just(Begin::After(century_and_more)),
+    ]
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let kinds = select(vec![vec![0, 1], vec![0, 1], vec![1, 0], vec![0], vec![1], vec![]]);
+    let queues = weighted(0.3, select(vec![vec![0], vec![1], vec![1, 0], vec![0, 0], vec![]]));
+    let limit = prop_oneof![1 => Just(0usize), 20 => 1usize..=4];
+    let concurrency = weighted(0.3, 0u32..=3);
+    let rate = weighted(0.3, (1u32..=3, 1u32..=3));
+    let lease = select(vec![30, 5, 1, 0, 100_000]);
+    (0u8..2, queues, kinds, limit, lease, 1u32..=3, concurrency, rate).prop_map(
+        |(worker, queues, kinds, limit, lease_s, max_attempts, concurrency, rate)| Request {
+            worker,
+            queues,
+            kinds,
+            limit,
+            lease_s,
+            max_attempts,
+            concurrency,
+            rate,
+        },
+    )
+}
+
+fn hand() -> impl Strategy<Value = Hand> {
+    prop_oneof![
+        12 => (0u8..8).prop_map(Hand::Right),
+        2 => (0u8..8).prop_map(Hand::Stale),
+        1 => (0u8..8, job_number()).prop_map(|(lease, job)| Hand::Crossed(lease, job)),
+        1 => job_number().prop_map(Hand::MadeUp),
+    ]
+}
+
+fn ending() -> impl Strategy<Value = Ending> {
+    let output = prop_oneof![6 => 0usize..=PAYLOAD_BYTES, 1 => Just(PAYLOAD_BYTES + 1)];
+    let next = prop_oneof![4 => Just(Vec::new()), 1 => vec(draft(), 1..=2)];
+    (hand(), verdict(), output, next).prop_map(|(hand, verdict, output_bytes, next)| Ending {
+        hand,
+        verdict,
+        output_bytes,
+        next,
+    })
+}
+
+fn verdict() -> impl Strategy<Value = Verdict> {
+    let bury = vec![
+        DeadReason::AttemptsExhausted,
+        DeadReason::Permanent,
+        DeadReason::DurationExhausted,
+        DeadReason::Crashed,
+    ];
+    prop_oneof![
+        5 => Just(Verdict::Complete),
+        3 => select(vec![0, 1, 60]).prop_map(|delay| Verdict::Retry(seconds(delay))),
+        2 => select(vec![0, 1, 60]).prop_map(|pause| Verdict::Snooze(seconds(pause))),
+        2 => Just(Verdict::Release),
+        4 => select(bury).prop_map(Verdict::Bury),
+        2 => select(vec![CancelReason::Handler, CancelReason::Requested]).prop_map(Verdict::Cancel),
+    ]
+}
+
+fn recovery() -> impl Strategy<Value = Step> {
+    let reason = select(vec![
+        RecoveryReason::LeaseExpired,
+        RecoveryReason::LeaseExpired,
+        RecoveryReason::Manual,
+        RecoveryReason::Restart,
+    ]);
+    (any::<bool>(), reason, 0u32..=3, select(vec![0, 1, 20])).prop_map(
+        |(look, reason, max_recoveries, delay_s)| Step::Rescue {
+            look,
+            reason,
+            max_recoveries,
+            delay_s,
+        },
+    )
+}
+
+fn queue_change() -> impl Strategy<Value = QueueChange> {
+    prop_oneof![
+        1 => Just(QueueChange::Pause),
+        2 => Just(QueueChange::Resume),
+        2 => weighted(0.7, 0u64..=5).prop_map(QueueChange::MaxDepth),
+        2 => weighted(0.7, select(vec![1, 10, 300]))
+            .prop_map(|step| QueueChange::Ageing(step.map(seconds))),
+    ]
+}
+
+/// A claim for everything that is ready, on the plainest terms.
+pub(crate) fn take_everything() -> Claim {
+    Claim {
+        worker: WORKERS[0].clone(),
+        queues: None,
+        kinds: KINDS.iter().cloned().map(KindClaim::new).collect(),
+        limit: 100,
+    }
+}

@@ -1,0 +1,503 @@
+//! Enqueue, inspect, cancel, replay: everything that needs no worker in this process.
+
+use std::future::IntoFuture;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use windlass_core::explain::Explanation;
+use windlass_core::filter::Filter;
+use windlass_core::job::{JobId, NewJob, Start, State, StateName};
+use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Counts, Enqueued, QueueChange};
+use windlass_core::name::Name;
+use windlass_core::record::{JobRecord, QueueSettings};
+use windlass_core::refusal::Refusal;
+
+use crate::clock::{BoxFuture, timestamp};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::handler::Job;
+use crate::options::{Options, option_setters};
+use crate::store::{Alteration, Altered, Cursor, Deed, Page, Selection};
+
+/// How often a waiting caller looks by itself, in case it was not told.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+
+/// How often a call whose answer was lost is repeated before the caller is told.
+const REPEATS: u32 = 3;
+
+impl Engine {
+    /// Enqueues a job. Await the returned builder to do it.
+    ///
+    /// When it has been awaited, the job is in the store as durably as the store promises. On an
+    /// error, it is not, unless the error is [`Error::Unknown`].
+    pub fn enqueue<J: Job>(&self, job: J) -> EnqueueJob<J> {
+        let options = job.options();
+        EnqueueJob { engine: self.clone(), job, options }
+    }
+
+    /// Enqueues jobs of one kind in one commit: all of them or, on any error, none.
+    pub async fn enqueue_many<J: Job>(
+        &self,
+        jobs: impl IntoIterator<Item = J>,
+    ) -> Result<Vec<Handle<J>>, Error> {
+        let mut batch = self.batch();
+        let jobs = jobs.into_iter().map(|job| batch.add(job)).collect::<Result<Vec<_>, _>>()?;
+        let enqueued = batch.commit().await?;
+        Ok(jobs.into_iter().zip(enqueued).map(|(_, each)| Handle::new(self, each)).collect())
+    }
+
+    /// Collects jobs of any kinds, which may depend on each other, for one commit.
+    pub fn batch(&self) -> Batch {
+        Batch { engine: self.clone(), jobs: Vec::new() }
+    }
+
+    /// Stores jobs that are already put together; for producers without Rust types.
+    pub async fn enqueue_raw(&self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>, Error> {
+        if self.is_closing() {
+            return Err(Error::Refused(Refusal::ShuttingDown));
+        }
+        let mut repeats = 0;
+        loop {
+            match self.store().enqueue(jobs.clone()).await.map_err(Error::from) {
+                // The same ids again: what was accepted already is recognised.
+                Err(Error::Unknown { .. }) if repeats < REPEATS => repeats += 1,
+                answer => return answer,
+            }
+        }
+    }
+
+    /// A handle to a job that was enqueued earlier, or elsewhere.
+    pub fn handle<J: Job>(&self, job: JobId) -> Handle<J> {
+        let acceptance = Acceptance::AlreadyAccepted;
+        Handle::new(self, Enqueued { id: job, acceptance, depth: 0 })
+    }
+
+    /// Everything known about a job; `None` if it was never accepted or is no longer kept.
+    pub async fn find(&self, job: JobId) -> Result<Option<JobRecord>, Error> {
+        Ok(self.store().find(&[job]).await?.pop().flatten())
+    }
+
+    /// Jobs chosen by state, kind, queue, tag and time: to list, or to change in one commit.
+    pub fn jobs(&self) -> Query {
+        Query { engine: self.clone(), filter: Filter::default(), problem: None }
+    }
+
+    /// The dead letters: jobs that gave up, newest first.
+    pub fn dead_letters(&self) -> Query {
+        self.jobs().state(StateName::Dead)
+    }
+
+    /// How many jobs there are per state, queue and kind, and what has happened so far. Kept with
+    /// every change, never counted by scanning.
+    pub async fn counts(&self) -> Result<Counts, Error> {
+        Ok(self.store().count().await?)
+    }
+
+    /// Calls a job off. A waiting one is cancelled at once; the handler of a running one is told
+    /// to stop, and the job is not tried again.
+    pub async fn cancel(&self, job: JobId) -> Result<CancelAnswer, Error> {
+        match self.alter_one(job, Alteration::Cancel).await? {
+            Deed::Cancel(answer) => Ok(answer),
+            Deed::Rescheduled(_) | Deed::Replayed | Deed::Removed => Ok(CancelAnswer::Cancelled),
+        }
+    }
+
+    /// Lets a scheduled or retrying job start now.
+    pub async fn run_now(&self, job: JobId) -> Result<(), Error> {
+        self.alter_one(job, Alteration::Reschedule(Start::Now)).await.map(drop)
+    }
+
+    /// Moves the start of a waiting job to a time; a time that has passed means now.
+    pub async fn reschedule(&self, job: JobId, at: SystemTime) -> Result<(), Error> {
+        let start = Start::At(timestamp(at));
+        self.alter_one(job, Alteration::Reschedule(start)).await.map(drop)
+    }
+
+    /// Moves the start of a waiting job to this long from now.
+    pub async fn reschedule_in(&self, job: JobId, delay: Duration) -> Result<(), Error> {
+        let start = Start::After(delay);
+        self.alter_one(job, Alteration::Reschedule(start)).await.map(drop)
+    }
+
+    /// Tries a dead or cancelled job again, its attempts reset.
+    pub async fn replay(&self, job: JobId) -> Result<(), Error> {
+        self.alter_one(job, Alteration::Replay).await.map(drop)
+    }
+
+    /// Tries a dead job again with another payload: a new job, linked to the old one by its
+    /// `parent`, takes its place. Everything else the producer said is kept, but for dependencies
+    /// and the start.
+    pub async fn replay_edited<J: Job>(&self, job: JobId, edited: J) -> Result<Handle<J>, Error> {
+        let payload = encode(&edited)?;
+        let old = self.find(job).await?.ok_or(Refusal::UnknownJob { job })?;
+        let mut new = NewJob::clone(&old.job);
+        new.id = crate::options::new_id();
+        new.kind = Name::new(J::KIND)?;
+        new.payload = payload.into();
+        new.parent = Some(job);
+        new.depends_on = Vec::new();
+        new.start = Start::Now;
+        let enqueued = self.store().replay_edited(job, new).await?;
+        Ok(Handle::new(self, enqueued))
+    }
+
+    /// Deletes a finished job.
+    pub async fn remove(&self, job: JobId) -> Result<(), Error> {
+        self.alter_one(job, Alteration::Remove).await.map(drop)
+    }
+
+    async fn alter_one(&self, job: JobId, alteration: Alteration) -> Result<Deed, Error> {
+        let altered = self.store().alter(Selection::Jobs(vec![job]), alteration).await?;
+        match altered.into_iter().next() {
+            Some(Altered { result, .. }) => Ok(result?),
+            None => Err(Error::Refused(Refusal::UnknownJob { job })),
+        }
+    }
+
+    /// Why a job is not running: a chain of reasons, the first cause first.
+    pub async fn explain(&self, job: JobId) -> Result<Explanation, Error> {
+        Ok(self.store().explain(job).await?)
+    }
+
+    /// The jobs that wait for this one.
+    pub async fn dependents(&self, job: JobId) -> Result<Vec<JobId>, Error> {
+        Ok(self.store().dependents(job).await?)
+    }
+
+    /// A queue, to pause, resume, clear or configure.
+    pub fn queue(&self, queue: &str) -> Result<Queue, Error> {
+        Ok(Queue { engine: self.clone(), name: Name::new(queue)? })
+    }
+}
+
+fn encode<J: Job>(job: &J) -> Result<Vec<u8>, Error> {
+    let kind = J::KIND.to_string();
+    serde_json::to_vec(job).map_err(|source| Error::Encode { kind, source })
+}
+
+/// Puts a job together from its payload and options.
+pub(crate) fn new_job<J: Job>(job: &J, options: Options) -> Result<NewJob, Error> {
+    options.into_new_job(J::KIND, encode(job)?)
+}
+
+/// A job about to be enqueued. Await it.
+#[must_use = "nothing is enqueued until this is awaited"]
+#[derive(Debug)]
+pub struct EnqueueJob<J> {
+    engine: Engine,
+    job: J,
+    options: Options,
+}
+
+impl<J: Job> EnqueueJob<J> {
+    option_setters!(options);
+}
+
+impl<J: Job> IntoFuture for EnqueueJob<J> {
+    type Output = Result<Handle<J>, Error>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        // Put together here, so that the future is `Send` even if the payload is not shared.
+        let new = new_job(&self.job, self.options);
+        let engine = self.engine;
+        Box::pin(async move {
+            let enqueued = engine.enqueue_raw(vec![new?]).await?;
+            let enqueued = enqueued.into_iter().next().ok_or(Refusal::Unavailable {
+                why: "it accepted a job without naming it".to_string(),
+            })?;
+            Ok(Handle::new(&engine, enqueued))
+        })
+    }
+}
+
+/// Jobs collected for one commit.
+#[derive(Debug)]
+pub struct Batch {
+    engine: Engine,
+    jobs: Vec<NewJob>,
+}
+
+impl Batch {
+    /// Adds a job and returns the id it will have, for others to depend on.
+    pub fn add<J: Job>(&mut self, job: J) -> Result<JobId, Error> {
+        let options = job.options();
+        self.add_with(job, options)
+    }
+
+    /// Adds a job with options of its own.
+    pub fn add_with<J: Job>(&mut self, job: J, options: Options) -> Result<JobId, Error> {
+        let new = new_job(&job, options)?;
+        let id = new.id;
+        self.jobs.push(new);
+        Ok(id)
+    }
+
+    /// Stores them all, or on any error none.
+    pub async fn commit(self) -> Result<Vec<Enqueued>, Error> {
+        self.engine.enqueue_raw(self.jobs).await
+    }
+}
+
+/// A job that was enqueued.
+#[derive(Debug)]
+pub struct Handle<J> {
+    engine: Engine,
+    enqueued: Enqueued,
+    job: PhantomData<fn() -> J>,
+}
+
+impl<J> Clone for Handle<J> {
+    fn clone(&self) -> Self {
+        let (engine, enqueued) = (self.engine.clone(), self.enqueued.clone());
+        Self { engine, enqueued, job: PhantomData }
+    }
+}
+
+impl<J> From<&Handle<J>> for JobId {
+    fn from(handle: &Handle<J>) -> Self {
+        handle.enqueued.id
+    }
+}
+
+impl<J: Job> Handle<J> {
+    fn new(engine: &Engine, enqueued: Enqueued) -> Self {
+        Self { engine: engine.clone(), enqueued, job: PhantomData }
+    }
+
+    /// The job's id; that of the job that was there before, if this one was a duplicate.
+    pub fn id(&self) -> JobId {
+        self.enqueued.id
+    }
+
+    /// Whether a job was added, or one was there already.
+    pub fn acceptance(&self) -> Acceptance {
+        self.enqueued.acceptance
+    }
+
+    /// Whether another job holds the unique key, and this handle is to that one.
+    pub fn is_duplicate(&self) -> bool {
+        matches!(self.enqueued.acceptance, Acceptance::Deduplicated { .. })
+    }
+
+    /// How many jobs waited in the queue after this one was accepted.
+    pub fn depth(&self) -> u64 {
+        self.enqueued.depth
+    }
+
+    /// Everything known about the job.
+    pub async fn record(&self) -> Result<JobRecord, Error> {
+        let job = self.id();
+        let record = self.engine.find(job).await?;
+        record.ok_or(Error::Refused(Refusal::UnknownJob { job }))
+    }
+
+    /// Waits until the job has finished and returns what its handler returned; or
+    /// [`Error::Died`], or [`Error::Cancelled`].
+    pub async fn outcome(&self) -> Result<J::Output, Error> {
+        let signal = self.engine.waiters().wait_for(self.id());
+        let waiting = Waiting { engine: &self.engine, job: self.id(), signal };
+        loop {
+            if let Some(outcome) = finished::<J>(&self.record().await?) {
+                return outcome;
+            }
+            tokio::select! {
+                biased;
+                () = waiting.signal.notified() => {}
+                () = self.engine.clock().sleep(LOOK_AGAIN) => {}
+            }
+        }
+    }
+
+    /// Like [`Handle::outcome`], for at most `patience`; then [`Error::TimedOut`]. The job goes on.
+    pub async fn outcome_within(&self, patience: Duration) -> Result<J::Output, Error> {
+        tokio::select! {
+            biased;
+            outcome = self.outcome() => outcome,
+            () = self.engine.clock().sleep(patience) => {
+                Err(Error::TimedOut { job: self.id(), waited: patience })
+            }
+        }
+    }
+
+    /// Calls the job off. See [`Engine::cancel`].
+    pub async fn cancel(&self) -> Result<CancelAnswer, Error> {
+        self.engine.cancel(self.id()).await
+    }
+}
+
+/// Takes the signal back when the wait is over, or given up.
+struct Waiting<'a> {
+    engine: &'a Engine,
+    job: JobId,
+    signal: Arc<tokio::sync::Notify>,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.engine.waiters().forget(self.job, &self.signal);
+    }
+}
+
+fn finished<J: Job>(record: &JobRecord) -> Option<Result<J::Output, Error>> {
+    let job = record.id();
+    match &record.condition.state {
+        State::Completed { .. } => {
+            let output = record.output.as_deref().unwrap_or(b"null");
+            Some(serde_json::from_slice(output).map_err(|source| Error::Decode { job, source }))
+        }
+        State::Dead { reason, .. } => {
+            let error = record.error.as_ref().map(ToString::to_string).unwrap_or_default();
+            Some(Err(Error::Died { job, reason: *reason, error }))
+        }
+        State::Cancelled { reason, .. } => Some(Err(Error::Cancelled { job, reason: *reason })),
+        State::Blocked { .. }
+        | State::Scheduled { .. }
+        | State::Ready { .. }
+        | State::Running(_) => None,
+    }
+}
+
+/// A choice of jobs. An invalid name in it is an error of the call that uses it.
+#[must_use = "a query does nothing until one of its verbs is awaited"]
+#[derive(Debug)]
+pub struct Query {
+    engine: Engine,
+    filter: Filter,
+    problem: Option<Error>,
+}
+
+impl Query {
+    /// In this state; several mean any of them.
+    pub fn state(mut self, state: StateName) -> Self {
+        self.filter.states.push(state);
+        self
+    }
+
+    /// Of this kind; several mean any of them.
+    pub fn kind(mut self, kind: &str) -> Self {
+        if let Some(kind) = self.name(kind) {
+            self.filter.kinds.push(kind);
+        }
+        self
+    }
+
+    /// In this queue; several mean any of them.
+    pub fn queue(mut self, queue: &str) -> Self {
+        if let Some(queue) = self.name(queue) {
+            self.filter.queues.push(queue);
+        }
+        self
+    }
+
+    /// With this tag; several mean all of them.
+    pub fn tag(mut self, tag: &str) -> Self {
+        if let Some(tag) = self.name(tag) {
+            self.filter.tags.push(tag);
+        }
+        self
+    }
+
+    /// Accepted at this time or later.
+    pub fn created_from(mut self, from: SystemTime) -> Self {
+        self.filter.created_from = Some(timestamp(from));
+        self
+    }
+
+    /// Accepted before this time.
+    pub fn created_before(mut self, before: SystemTime) -> Self {
+        self.filter.created_before = Some(timestamp(before));
+        self
+    }
+
+    fn name(&mut self, text: &str) -> Option<Name> {
+        match Name::new(text) {
+            Ok(name) => Some(name),
+            Err(error) => {
+                self.problem = Some(error.into());
+                None
+            }
+        }
+    }
+
+    fn filter(self) -> Result<(Engine, Filter), Error> {
+        match self.problem {
+            Some(problem) => Err(problem),
+            None => Ok((self.engine, self.filter)),
+        }
+    }
+
+    /// One page, the last accepted first. `after` is the cursor of the page before. A page may be
+    /// short, even empty, and still name where to go on.
+    pub async fn page(self, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
+        let (engine, filter) = self.filter()?;
+        Ok(engine.store().list(&filter, after, limit).await?)
+    }
+
+    /// Calls them all off, in one commit.
+    pub async fn cancel(self) -> Result<Vec<Altered>, Error> {
+        self.alter(Alteration::Cancel).await
+    }
+
+    /// Tries them all again, attempts reset, in one commit.
+    pub async fn replay(self) -> Result<Vec<Altered>, Error> {
+        self.alter(Alteration::Replay).await
+    }
+
+    /// Lets them all start now, in one commit.
+    pub async fn run_now(self) -> Result<Vec<Altered>, Error> {
+        self.alter(Alteration::Reschedule(Start::Now)).await
+    }
+
+    /// Deletes them all, in one commit; those that have not finished are refused.
+    pub async fn remove(self) -> Result<Vec<Altered>, Error> {
+        self.alter(Alteration::Remove).await
+    }
+
+    async fn alter(self, alteration: Alteration) -> Result<Vec<Altered>, Error> {
+        let (engine, filter) = self.filter()?;
+        Ok(engine.store().alter(Selection::Matching(filter), alteration).await?)
+    }
+}
+
+/// One queue.
+#[derive(Debug)]
+pub struct Queue {
+    engine: Engine,
+    name: Name,
+}
+
+impl Queue {
+    /// Starts no more of its jobs, in any worker. Durable; running jobs finish.
+    pub async fn pause(&self) -> Result<QueueSettings, Error> {
+        self.configure(QueueChange::Pause).await
+    }
+
+    /// Starts its jobs again.
+    pub async fn resume(&self) -> Result<QueueSettings, Error> {
+        self.configure(QueueChange::Resume).await
+    }
+
+    /// Refuses enqueues beyond so many waiting jobs with [`Refusal::QueueFull`]; `None` for no
+    /// limit.
+    pub async fn max_depth(&self, limit: Option<u64>) -> Result<QueueSettings, Error> {
+        self.configure(QueueChange::MaxDepth(limit)).await
+    }
+
+    /// Raises a waiting job by one point of priority per `step`, so that a job `n` points below
+    /// the others starts at the latest when it has waited `n × step` longer; `None` for strict
+    /// priorities.
+    pub async fn ageing(&self, step: Option<Duration>) -> Result<QueueSettings, Error> {
+        self.configure(QueueChange::Ageing(step)).await
+    }
+
+    /// Calls off all its waiting jobs in one commit; running ones are left alone.
+    pub async fn clear(&self) -> Result<Cleared, Error> {
+        Ok(self.engine.store().clear(self.name.clone()).await?)
+    }
+
+    async fn configure(&self, change: QueueChange) -> Result<QueueSettings, Error> {
+        Ok(self.engine.store().configure(self.name.clone(), change).await?)
+    }
+}

@@ -1,0 +1,277 @@
+//! Open, wire together, close: the one file that knows every part.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use windlass_core::ledger::Recovery;
+use windlass_core::limits::{self, Limits};
+
+use crate::clock::{Clock, SystemClock};
+use crate::error::Error;
+use crate::events::{Subscription, Topics, Waiters, pump};
+use crate::housekeeper::keep_house;
+use crate::store::{MemoryStore, Store};
+use crate::supervise::supervise;
+use crate::wake::{LocalWake, Wake};
+use crate::worker::{Shared, StopReport, WorkerBuilder, stop_gracefully};
+
+/// The job engine: enqueue, inspect and control jobs, and start workers.
+///
+/// A cheap handle that can be cloned and shared. It has no type parameters, whatever the store.
+/// When the last handle and the last worker are gone, its background tasks end.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Arc<dyn Store>,
+    wake: Arc<dyn Wake>,
+    clock: Arc<dyn Clock>,
+    waiters: Arc<Waiters>,
+    closing: AtomicBool,
+    workers: Mutex<Vec<Weak<Shared>>>,
+    tasks: Vec<AbortHandle>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl Engine {
+    /// Opens the store at `address` with default settings. `memory:` keeps jobs for as long as the
+    /// process lives.
+    ///
+    /// Must be called within a tokio runtime; background tasks start here.
+    pub async fn open(address: &str) -> Result<Engine, Error> {
+        Self::builder().open(address).await
+    }
+
+    /// An engine with settings of its own.
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+
+    /// A worker for this engine, to be given handlers and started.
+    pub fn worker(&self) -> WorkerBuilder {
+        WorkerBuilder::new(self.clone())
+    }
+
+    /// Subscribes to events from now on. Complete when it returns.
+    pub fn subscribe(&self, topics: Topics) -> Subscription {
+        self.subscribe_after(topics, None)
+    }
+
+    /// Subscribes to events after number `after`, as far as they are still kept; with `None`, to
+    /// events from now on.
+    pub fn subscribe_after(&self, topics: Topics, after: Option<u64>) -> Subscription {
+        Subscription::new(self.store().clone(), self.clock().clone(), topics, after)
+    }
+
+    /// Calls `callback` for every event from now on, on a task of its own, until the returned
+    /// guard is dropped. A callback that panics is reported and called again for the next event.
+    pub fn on_event(
+        &self,
+        topics: Topics,
+        callback: impl Fn(crate::events::Heard) + Send + Sync + 'static,
+    ) -> Subscribed {
+        let mut subscription = self.subscribe(topics);
+        let task = tokio::spawn(async move {
+            loop {
+                let heard = subscription.next().await;
+                if let Err(panic) = crate::panics::catch(|| callback(heard)) {
+                    tracing::error!(panic, "an event subscriber failed");
+                }
+            }
+        });
+        Subscribed { task: task.abort_handle() }
+    }
+
+    /// Refuses new jobs, stops every worker gracefully, and ends the background tasks.
+    ///
+    /// Jobs that were interrupted go back to their queues, uncounted.
+    pub async fn close(&self) -> Vec<StopReport> {
+        self.inner.closing.store(true, Ordering::SeqCst);
+        let workers = self.inner.workers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut reports = Vec::new();
+        for worker in workers.iter().filter_map(Weak::upgrade) {
+            reports.push(stop_gracefully(&worker).await);
+        }
+        self.inner.tasks.iter().for_each(AbortHandle::abort);
+        reports
+    }
+
+    /// Whether [`Engine::close`] was called.
+    pub fn is_closing(&self) -> bool {
+        self.inner.closing.load(Ordering::SeqCst)
+    }
+
+    /// The store, for what the engine does not offer itself.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    pub(crate) fn wake(&self) -> &Arc<dyn Wake> {
+        &self.inner.wake
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        &self.inner.clock
+    }
+
+    pub(crate) fn waiters(&self) -> &Arc<Waiters> {
+        &self.inner.waiters
+    }
+
+    pub(crate) fn adopt(&self, worker: &Arc<Shared>) {
+        let mut workers = self.inner.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.retain(|worker| worker.strong_count() > 0);
+        workers.push(Arc::downgrade(worker));
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Engine({:?})", self.inner.store)
+    }
+}
+
+/// Keeps an event callback subscribed; dropping it ends the subscription.
+#[derive(Debug)]
+pub struct Subscribed {
+    task: AbortHandle,
+}
+
+impl Drop for Subscribed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Settings of an engine.
+#[derive(Debug, Default)]
+pub struct EngineBuilder {
+    limits: Limits,
+    recovery: Recovery,
+    clock: Option<Arc<dyn Clock>>,
+    wake: Option<Arc<dyn Wake>>,
+}
+
+impl EngineBuilder {
+    /// The bounds that may be moved.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// What to do about jobs whose worker was lost.
+    pub fn recovery(mut self, recovery: Recovery) -> Self {
+        self.recovery = recovery;
+        self
+    }
+
+    /// Where time comes from.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// How workers are woken.
+    pub fn wake(mut self, wake: Arc<dyn Wake>) -> Self {
+        self.wake = Some(wake);
+        self
+    }
+
+    /// Opens the store at `address`.
+    pub async fn open(self, address: &str) -> Result<Engine, Error> {
+        self.check()?;
+        let clock = self.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::new()));
+        let wake = self.wake.clone().unwrap_or_else(|| Arc::new(LocalWake::new()));
+        let store: Arc<dyn Store> = match address {
+            "memory:" => {
+                Arc::new(MemoryStore::new(self.limits.clone(), clock.clone(), wake.clone()))
+            }
+            other => return Err(Error::UnknownStore { address: other.to_string() }),
+        };
+        Ok(self.start(store, wake, clock))
+    }
+
+    /// Runs an engine on a store of your own. The store must ring the same wake, and tell the same
+    /// time, as this engine.
+    pub fn on_store(
+        self,
+        store: Arc<dyn Store>,
+        wake: Arc<dyn Wake>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Engine, Error> {
+        self.check()?;
+        Ok(self.start(store, wake, clock))
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let invalid =
+            |setting, got: String, allowed| Err(Error::InvalidSetting { setting, got, allowed });
+        let (payload, recovery) = (self.limits.payload_bytes, self.recovery);
+        if payload == 0 || payload > limits::PAYLOAD_BYTES_MAX {
+            return invalid("payload_bytes", payload.to_string(), "it must be 1 to 16 MiB");
+        }
+        if self.limits.dead_letters == 0 {
+            return invalid("dead_letters", "0".into(), "it must be at least 1");
+        }
+        if recovery.max_recoveries == 0 {
+            return invalid("max_recoveries", "0".into(), "it must be at least 1");
+        }
+        if recovery.delay > Duration::from_secs(3_600) {
+            let got = format!("{:?}", recovery.delay);
+            return invalid("recovery delay", got, "it must be at most an hour");
+        }
+        Ok(())
+    }
+
+    fn start(self, store: Arc<dyn Store>, wake: Arc<dyn Wake>, clock: Arc<dyn Clock>) -> Engine {
+        crate::panics::watch();
+        let waiters = Arc::new(Waiters::default());
+        let recovery = self.recovery;
+        let housekeeper = {
+            let (store, clock) = (store.clone(), clock.clone());
+            tokio::spawn(async move {
+                let keep = || keep_house(store.clone(), clock.clone(), recovery);
+                report(supervise("housekeeper", clock.clone(), |_| {}, keep).await);
+            })
+        };
+        let teller = {
+            let (store, clock, waiters) = (store.clone(), clock.clone(), waiters.clone());
+            let topics = Topics::all().topic("job.*");
+            let from = *store.committed().borrow();
+            tokio::spawn(async move {
+                let tell = || {
+                    let (store, clock) = (store.clone(), clock.clone());
+                    let subscription = Subscription::new(store, clock, topics.clone(), Some(from));
+                    pump(subscription, waiters.clone())
+                };
+                report(supervise("event pump", clock.clone(), |_| {}, tell).await);
+            })
+        };
+        let inner = Inner {
+            store,
+            wake,
+            clock,
+            waiters,
+            closing: AtomicBool::new(false),
+            workers: Mutex::default(),
+            tasks: vec![housekeeper.abort_handle(), teller.abort_handle()],
+        };
+        Engine { inner: Arc::new(inner) }
+    }
+}
+
+fn report(ended: Result<(), String>) {
+    if let Err(why) = ended {
+        tracing::error!(why, "a part of the engine was given up");
+    }
+}

@@ -1,0 +1,136 @@
+//! What a user's call can return.
+
+use std::time::Duration;
+
+use windlass_core::job::{CancelReason, DeadReason, JobId};
+use windlass_core::name::{InvalidName, Name};
+use windlass_core::refusal::Refusal;
+
+use crate::store::StoreError;
+
+/// Why a call did not do what it was asked. Every variant names something the caller can act on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Nothing was changed, and this is why.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+
+    /// No answer came from the store. The call may have taken effect; repeat it with the same id.
+    #[error(
+        "the store did not answer while trying to {doing}; it may have been done, so repeat it"
+    )]
+    Unknown {
+        /// What was being done.
+        doing: &'static str,
+        /// What went wrong.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    /// The payload could not be written as JSON. Nothing was stored.
+    #[error("the payload of kind `{kind}` cannot be written as JSON")]
+    Encode {
+        /// The kind.
+        kind: String,
+        /// What serde says.
+        source: serde_json::Error,
+    },
+
+    /// A stored output cannot be read as the type asked for.
+    #[error("the output of job {job} cannot be read as the type asked for")]
+    Decode {
+        /// The job.
+        job: JobId,
+        /// What serde says.
+        source: serde_json::Error,
+    },
+
+    /// The job is dead; its record holds every attempt.
+    #[error("job {job} died ({reason:?}): {error}")]
+    Died {
+        /// The job.
+        job: JobId,
+        /// Why.
+        reason: DeadReason,
+        /// The last error.
+        error: String,
+    },
+
+    /// The job was called off.
+    #[error("job {job} was cancelled ({reason:?})")]
+    Cancelled {
+        /// The job.
+        job: JobId,
+        /// Why.
+        reason: CancelReason,
+    },
+
+    /// The job is still open.
+    #[error("job {job} was not finished after {waited:?}")]
+    TimedOut {
+        /// The job.
+        job: JobId,
+        /// How long was waited.
+        waited: Duration,
+    },
+
+    /// Two handlers claim the same kind.
+    #[error("two handlers for kind `{kind}`; a worker takes one handler per kind")]
+    DuplicateKind {
+        /// The kind.
+        kind: Name,
+    },
+
+    /// A worker without handlers would wait for ever.
+    #[error("the worker has no handler; add one with `.handle(your_function)`")]
+    NoHandler,
+
+    /// A handler asks for shared state that the worker was not given.
+    #[error("the handler for kind `{kind}` takes `State<{state}>`; give it with `.state(…)`")]
+    MissingState {
+        /// The kind.
+        kind: Name,
+        /// The type it asks for.
+        state: &'static str,
+    },
+
+    /// A setting is outside its bounds.
+    #[error("{setting} is {got}; {allowed}")]
+    InvalidSetting {
+        /// Which.
+        setting: &'static str,
+        /// What was given.
+        got: String,
+        /// What would be accepted.
+        allowed: &'static str,
+    },
+
+    /// The address does not name a store this build can open.
+    #[error("cannot open `{address}`: this build opens `memory:`")]
+    UnknownStore {
+        /// The address.
+        address: String,
+    },
+
+    /// A worker gave up.
+    #[error("the worker stopped by itself: {why}")]
+    WorkerFailed {
+        /// Why.
+        why: String,
+    },
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Refused(refusal) => Error::Refused(refusal),
+            StoreError::Unknown { doing, source } => Error::Unknown { doing, source },
+        }
+    }
+}
+
+impl From<InvalidName> for Error {
+    fn from(error: InvalidName) -> Self {
+        Error::Refused(Refusal::InvalidName(error))
+    }
+}

@@ -1,0 +1,331 @@
+//! A plain async function becomes a handler.
+
+use std::any::{Any, TypeId};
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use windlass_core::job::Timeout;
+use windlass_core::ledger::KindClaim;
+use windlass_core::limits;
+use windlass_core::name::Name;
+use windlass_core::rate::Rate;
+use windlass_core::retry::{DEFAULT_MAX_ATTEMPTS, Retry};
+
+use crate::attempt::Attempt;
+use crate::clock::BoxFuture;
+use crate::error::Error;
+use crate::failure::Failure;
+use crate::options::Options;
+
+/// A kind of work: what a handler receives, under which name, and what it returns.
+///
+/// ```
+/// use serde::{Deserialize, Serialize};
+/// use windlass::{Job, Options};
+///
+/// #[derive(Serialize, Deserialize)]
+/// struct SendReceipt { order: u64, to: String }
+///
+/// impl Job for SendReceipt {
+///     const KIND: &'static str = "send_receipt";
+///     type Output = ();
+///
+///     fn options(&self) -> Options {
+///         Options::new().queue("mail").unique(self.order)
+///     }
+/// }
+/// ```
+pub trait Job: Serialize + DeserializeOwned + Send + 'static {
+    /// The name under which jobs of this kind are stored. Renaming it strands stored jobs.
+    const KIND: &'static str;
+
+    /// What a successful attempt returns; stored with the job.
+    type Output: Serialize + DeserializeOwned + Send + 'static;
+
+    /// How such a job is kept and run unless the enqueue says otherwise.
+    fn options(&self) -> Options {
+        Options::new()
+    }
+}
+
+/// What a handler returned: the encoded output, or why there is none.
+pub type Returned = Result<Vec<u8>, Failure>;
+
+/// An async function that runs one kind of job.
+///
+/// Implemented for functions of the payload; of the payload and the [`Attempt`]; and of the
+/// payload, the attempt and one [`State`]. They return `Result<Output, E>` where `E` is
+/// [`Failure`] or any error.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a job handler",
+    label = "must be an async function of a job, then optionally `Attempt`, then `State<T>`",
+    note = "it must return `Result<J::Output, E>` where `J: Job` is its first argument and `E` is \
+            `Failure` or any error type"
+)]
+pub trait Handler<Arguments>: Send + Sync + 'static {
+    /// The kind of job it runs.
+    type Job: Job;
+
+    /// The shared state it needs: the type and its name.
+    fn needs() -> Option<(TypeId, &'static str)> {
+        None
+    }
+
+    /// Runs it once.
+    fn call(
+        &self,
+        job: Self::Job,
+        attempt: Attempt,
+    ) -> impl Future<Output = Result<<Self::Job as Job>::Output, Failure>> + Send;
+}
+
+impl<F, Fut, J, E> Handler<(J,)> for F
+where
+    F: Fn(J) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<J::Output, E>> + Send,
+    J: Job,
+    E: Into<Failure>,
+{
+    type Job = J;
+
+    async fn call(&self, job: J, _attempt: Attempt) -> Result<J::Output, Failure> {
+        self(job).await.map_err(Into::into)
+    }
+}
+
+impl<F, Fut, J, E> Handler<(J, Attempt)> for F
+where
+    F: Fn(J, Attempt) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<J::Output, E>> + Send,
+    J: Job,
+    E: Into<Failure>,
+{
+    type Job = J;
+
+    async fn call(&self, job: J, attempt: Attempt) -> Result<J::Output, Failure> {
+        self(job, attempt).await.map_err(Into::into)
+    }
+}
+
+impl<F, Fut, J, S, E> Handler<(J, Attempt, State<S>)> for F
+where
+    F: Fn(J, Attempt, State<S>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<J::Output, E>> + Send,
+    J: Job,
+    S: Send + Sync + 'static,
+    E: Into<Failure>,
+{
+    type Job = J;
+
+    fn needs() -> Option<(TypeId, &'static str)> {
+        Some((TypeId::of::<S>(), std::any::type_name::<S>()))
+    }
+
+    async fn call(&self, job: J, attempt: Attempt) -> Result<J::Output, Failure> {
+        let state = attempt.states().get::<S>();
+        let state = state.ok_or_else(|| Failure::retry("its shared state is missing"))?;
+        self(job, attempt, State(state)).await.map_err(Into::into)
+    }
+}
+
+/// State shared by all attempts of a worker, such as a connection pool.
+#[derive(Debug)]
+pub struct State<S>(pub Arc<S>);
+
+impl<S> Clone for State<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S> Deref for State<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.0
+    }
+}
+
+/// One value per type.
+#[derive(Clone, Default)]
+pub(crate) struct States(BTreeMap<TypeId, Arc<dyn Any + Send + Sync>>);
+
+impl States {
+    pub(crate) fn insert<S: Send + Sync + 'static>(&mut self, state: S) {
+        self.0.insert(TypeId::of::<S>(), Arc::new(state));
+    }
+
+    pub(crate) fn get<S: Send + Sync + 'static>(&self) -> Option<Arc<S>> {
+        self.0.get(&TypeId::of::<S>()).cloned()?.downcast().ok()
+    }
+
+    pub(crate) fn contains(&self, state: TypeId) -> bool {
+        self.0.contains_key(&state)
+    }
+}
+
+/// How a worker runs one kind of job.
+pub struct KindOptions {
+    pub(crate) lease: Duration,
+    pub(crate) retry: Retry,
+    pub(crate) timeout: Timeout,
+    pub(crate) concurrency: Option<u32>,
+    pub(crate) rate: Option<Rate>,
+    pub(crate) retry_if: Option<Box<dyn Fn(&Failure) -> bool + Send + Sync>>,
+}
+
+impl Default for KindOptions {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            retry: Retry::default(),
+            timeout: Timeout::After(Duration::from_secs(30)),
+            concurrency: None,
+            rate: None,
+            retry_if: None,
+        }
+    }
+}
+
+impl KindOptions {
+    /// How long the store waits for a sign of life before it gives the job to someone else; 30 s
+    /// by default, renewed every third of it. 1 s to 1 day.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// When a failed attempt is tried again, for jobs that do not say themselves.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Decide by the error whether to try again. Asked only when the handler left it to the
+    /// policy; `false` sends the job to the dead letters.
+    pub fn retry_if(mut self, decide: impl Fn(&Failure) -> bool + Send + Sync + 'static) -> Self {
+        self.retry_if = Some(Box::new(decide));
+        self
+    }
+
+    /// How long one attempt may run, for jobs that do not say themselves; 30 s by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Timeout::After(timeout);
+        self
+    }
+
+    /// Let an attempt run for as long as it takes.
+    pub fn no_timeout(mut self) -> Self {
+        self.timeout = Timeout::Off;
+        self
+    }
+
+    /// Run at most this many jobs of the kind at once, over all workers.
+    pub fn concurrency(mut self, limit: u32) -> Self {
+        self.concurrency = Some(limit);
+        self
+    }
+
+    /// Start jobs of the kind no faster than this, over all workers.
+    pub fn rate(mut self, rate: Rate) -> Self {
+        self.rate = Some(rate);
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let invalid =
+            |setting, got: String, allowed| Err(Error::InvalidSetting { setting, got, allowed });
+        if self.lease < limits::LEASE_MIN || self.lease > limits::LEASE_MAX {
+            return invalid("lease", format!("{:?}", self.lease), "it must be 1 s to 1 day");
+        }
+        if self.concurrency == Some(0) {
+            return invalid("concurrency", "0".into(), "it must be at least 1");
+        }
+        if let Some(rate) = self.rate
+            && (rate.jobs == 0 || rate.burst == 0 || rate.period.is_zero())
+        {
+            return invalid("rate", format!("{rate:?}"), "jobs, burst and period must not be 0");
+        }
+        if self.timeout == Timeout::After(Duration::ZERO) {
+            return invalid("timeout", "0 s".into(), "use `no_timeout` to turn it off");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn terms(&self, kind: Name) -> KindClaim {
+        KindClaim {
+            kind,
+            lease: self.lease,
+            max_attempts: self.retry.max_attempts.unwrap_or(DEFAULT_MAX_ATTEMPTS),
+            concurrency: self.concurrency,
+            rate: self.rate,
+        }
+    }
+}
+
+/// A handler with its types erased, and how its kind is run.
+pub(crate) struct Registered {
+    pub(crate) kind: &'static str,
+    pub(crate) needs: Option<(TypeId, &'static str)>,
+    pub(crate) options: KindOptions,
+    pub(crate) run: Box<dyn Fn(Attempt) -> BoxFuture<'static, Returned> + Send + Sync>,
+}
+
+impl Registered {
+    pub(crate) fn new<A: 'static, H: Handler<A>>(handler: H, options: KindOptions) -> Self {
+        let handler = Arc::new(handler);
+        let run = move |attempt: Attempt| -> BoxFuture<'static, Returned> {
+            let handler = handler.clone();
+            Box::pin(async move {
+                let job = decode::<H::Job>(&attempt)?;
+                encode(&handler.call(job, attempt).await?)
+            })
+        };
+        Self { kind: H::Job::KIND, needs: H::needs(), options, run: Box::new(run) }
+    }
+
+    /// A handler that blocks its thread, run where that harms nobody.
+    pub(crate) fn blocking<J, E, F>(handler: F, options: KindOptions) -> Self
+    where
+        J: Job,
+        E: Into<Failure>,
+        F: Fn(J, Attempt) -> Result<J::Output, E> + Send + Sync + 'static,
+    {
+        let handler = Arc::new(handler);
+        let run = move |attempt: Attempt| -> BoxFuture<'static, Returned> {
+            let handler = handler.clone();
+            Box::pin(async move {
+                let span = tracing::Span::current();
+                let work = move || {
+                    let _entered = span.entered();
+                    let job = decode::<J>(&attempt)?;
+                    encode(&handler(job, attempt).map_err(Into::into)?)
+                };
+                let caught = move || crate::panics::catch(work);
+                match tokio::task::spawn_blocking(caught).await {
+                    Ok(Ok(returned)) => returned,
+                    Ok(Err(panic)) => Err(Failure::retry(panic)),
+                    Err(error) => Err(Failure::retry(error)),
+                }
+            })
+        };
+        Self { kind: J::KIND, needs: None, options, run: Box::new(run) }
+    }
+}
+
+/// A payload that cannot be read will not be readable next time either.
+fn decode<J: Job>(attempt: &Attempt) -> Result<J, Failure> {
+    serde_json::from_slice(attempt.payload())
+        .map_err(|error| Failure::permanent(format!("the payload is not a `{}`: {error}", J::KIND)))
+}
+
+fn encode<O: Serialize>(output: &O) -> Returned {
+    serde_json::to_vec(output).map_err(|error| {
+        Failure::permanent(format!("the output cannot be written as JSON: {error}"))
+    })
+}

@@ -1,0 +1,49 @@
+//! What nobody asks for: giving back the jobs of lost workers, letting old history go.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use windlass_core::event::RecoveryReason;
+use windlass_core::ledger::{Recovery, Rescue};
+use windlass_core::worker::store_backoff;
+
+use crate::clock::Clock;
+use crate::store::{Store, StoreError};
+
+/// The longest it sleeps: a lease that begins meanwhile lasts at least as long.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Keeps a store in order until it is dropped.
+pub(crate) async fn keep_house(store: Arc<dyn Store>, clock: Arc<dyn Clock>, recovery: Recovery) {
+    let mut failures = 0;
+    loop {
+        let pause = match one_round(&*store, recovery).await {
+            Ok(pause) => {
+                failures = 0;
+                pause
+            }
+            Err(error) => {
+                failures += 1;
+                tracing::warn!(%error, failures, "housekeeping will be tried again");
+                store_backoff(failures)
+            }
+        };
+        clock.sleep(pause).await;
+    }
+}
+
+/// Does what is due and says how long to rest.
+async fn one_round(store: &dyn Store, recovery: Recovery) -> Result<Duration, StoreError> {
+    let rescue = Rescue { recovery, reason: RecoveryReason::LeaseExpired };
+    let rescued = store.rescue(rescue).await?;
+    if !rescued.jobs.is_empty() {
+        tracing::warn!(jobs = rescued.jobs.len(), "workers were lost; their jobs were recovered");
+    }
+    let promoted = store.promote().await?;
+    if rescued.more {
+        return Ok(Duration::ZERO);
+    }
+    let next = [rescued.next_in, promoted.next_in].into_iter().flatten().min();
+    // At least a millisecond, so that a due time that is always a little ahead cannot spin.
+    Ok(next.unwrap_or(PAUSE_MAX).clamp(Duration::from_millis(1), PAUSE_MAX))
+}

@@ -1,0 +1,261 @@
+//! The Store contract: the only door to what is durable.
+//!
+//! Every verb is **one commit**, takes a batch, is **safe to repeat**, and answers in one of three
+//! ways: *applied* (`Ok`), *refused* with the reason ([`StoreError::Refused`], nothing changed), or
+//! *unknown* ([`StoreError::Unknown`], no answer came and it may or may not have happened). Nobody
+//! may treat unknown as failure: repeat the call, with the same ids and lease tokens.
+//!
+//! A store reads its own clock, and no other: times in requests are relative wherever a worker's
+//! clock could be wrong. Before each verb, time passes: scheduled jobs whose time has come are
+//! ready, jobs that had not started when they expired are cancelled.
+//!
+//! The rules themselves are those of [`windlass_core::transition`] and of the ledger. A store that
+//! is not a ledger (one in SQL) must repeat them, and [`crate::conformance`] tells whether it does.
+
+mod memory;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+pub use memory::MemoryStore;
+use tokio::sync::watch;
+use windlass_core::event::Event;
+use windlass_core::explain::Explanation;
+use windlass_core::filter::Filter;
+use windlass_core::job::{JobId, Lease, NewJob, Start, StateName};
+use windlass_core::ledger::{
+    CancelAnswer, Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed,
+    Rescue, Rescued, Settled, Settlement, WorkerNews,
+};
+use windlass_core::name::Name;
+use windlass_core::record::{JobRecord, QueueSettings};
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Timestamp;
+
+/// What a store answers: applied, refused, or unknown.
+pub type Answer<T> = Result<T, StoreError>;
+
+/// Why a store did not say "applied".
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Nothing was changed, and this is why.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+
+    /// No answer came. The call may have taken effect; it is safe to repeat.
+    #[error("the store did not answer while trying to {doing}; it may have been done")]
+    Unknown {
+        /// What was being done.
+        doing: &'static str,
+        /// What went wrong.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Keeps jobs.
+#[async_trait]
+pub trait Store: Send + Sync + fmt::Debug {
+    /// Accepts a batch of jobs.
+    ///
+    /// *Order.* Jobs get increasing sequence numbers in the order of the batch, which breaks ties
+    /// between jobs of one priority and due time; one answer per item, in that order.
+    /// *Atomic.* All or none, with every check: reused ids, unique keys, dependencies (which may
+    /// point within the batch), cycles, depth limits. Two callers cannot both pass a limit.
+    /// *After a crash.* Once it has returned, every job is durable. If it never returned, all or
+    /// none are; repeating it with the same ids gives each job exactly once.
+    /// *Empty.* An empty batch changes nothing and answers with an empty list.
+    async fn enqueue(&self, jobs: Vec<NewJob>) -> Answer<Vec<Enqueued>>;
+
+    /// Hands up to `claim.limit` ready jobs to one worker, each under a fresh lease.
+    ///
+    /// *Order.* Priority (with ageing, if the queue has it), then due time, then sequence. Paused
+    /// queues and kinds at their concurrency or rate limit are passed over.
+    /// *Atomic.* A job is handed to exactly one caller. The start is counted and the token, which
+    /// is greater than every token before it, is taken in the same commit.
+    /// *After a crash.* The job is given back by [`Store::rescue`] when the lease ends; so it is
+    /// if the answer is lost on its way.
+    /// *Empty.* No job is claimable; `wake_in` says when one may be without a ring.
+    async fn claim(&self, claim: Claim) -> Answer<Handed>;
+
+    /// Extends leases, and records what their handlers report.
+    ///
+    /// *Order.* One answer per item, in the order given.
+    /// *Atomic.* One commit; an item whose lease is lost is refused alone, with nothing of its
+    /// report recorded.
+    /// *After a crash.* A renewal that was not answered may not have happened: the lease then ends
+    /// when it would have ended before.
+    /// *Empty.* An empty batch changes nothing.
+    async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>>;
+
+    /// Ends attempts: verdict, output, error, next jobs, dependents and events together.
+    ///
+    /// *Order.* Items are applied in the order given; one answer per item.
+    /// *Atomic.* Each item wholly or not at all, all in one commit. An item is applied only if the
+    /// job is still running under exactly the token it names; otherwise it is refused as
+    /// [`Refusal::LeaseLost`] and changes nothing.
+    /// *After a crash.* Once it has returned, the outcome is durable. If it never returned, it
+    /// happened or the job is still running and will be rescued. Repeating an item that did happen
+    /// is refused as lost, and harmless.
+    /// *Empty.* An empty batch changes nothing.
+    async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>>;
+
+    /// Gives back jobs whose lease has ended, of every kind, known here or not.
+    ///
+    /// *Order.* Those that ended first, first.
+    /// *Atomic.* Each job by the token that was seen to have ended, so a settlement that comes
+    /// first wins. The recovery is counted in the same commit.
+    /// *After a crash.* Done or not done; calling again finishes it.
+    /// *Empty.* No lease has ended; `next_in` says when the first might.
+    async fn rescue(&self, rescue: Rescue) -> Answer<Rescued>;
+
+    /// Lets time pass: due jobs become ready, expired ones are cancelled, old history is deleted.
+    ///
+    /// *Order.* Oldest first. *Atomic.* One commit of bounded size. *After a crash.* Calling again
+    /// finishes it. *Empty.* Nothing was due; `next_in` says when something will be.
+    async fn promote(&self) -> Answer<Promoted>;
+
+    /// Calls off, moves, replays or deletes jobs, chosen by id or by a filter.
+    ///
+    /// *Order.* By id: as given, but a replay goes by acceptance, so that a job and its dependents
+    /// can be replayed together. By filter: by acceptance.
+    /// *Atomic.* The choice and the changes are one commit; a job that is in the wrong state is
+    /// refused alone. Dependents that follow are part of the commit.
+    /// *After a crash.* All or none; repeating it finds what is left to do.
+    /// *Empty.* Nothing matched.
+    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>>;
+
+    /// Puts `edited` in the place of the dead job `job`, which is then cancelled as replaced.
+    ///
+    /// *Order.* The new job is accepted now. *Atomic.* Both or neither. *After a crash.* Likewise;
+    /// repeating it after it happened is refused, because `job` is no longer dead. *Empty.* Never.
+    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued>;
+
+    /// Changes one setting of a queue and answers with all of them.
+    ///
+    /// *Order.* After a pause has returned, no claim starts a job of the queue. *Atomic.* One
+    /// commit. *After a crash.* Durable once it returned; safe to repeat. *Empty.* A queue without
+    /// jobs can be configured.
+    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings>;
+
+    /// Calls off every waiting job of a queue. Running jobs and counters are left alone.
+    ///
+    /// *Order.* By acceptance. *Atomic.* One commit, dependents included. *After a crash.* All or
+    /// none; safe to repeat. *Empty.* An unknown or empty queue answers with zero.
+    async fn clear(&self, queue: Name) -> Answer<Cleared>;
+
+    /// Takes a worker's news of itself. Not durable: a worker that lives says so again.
+    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()>;
+
+    /// Reads jobs by id: one answer per id, in order, `None` for those not kept.
+    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>>;
+
+    /// Reads a page of jobs, the last accepted first.
+    ///
+    /// A page may hold fewer jobs than asked for, even none, and still name where to go on; the
+    /// end is when [`Page::next`] is `None`. A job accepted meanwhile is not on later pages.
+    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page>;
+
+    /// Reads all counters, which are kept with every commit and never found by scanning.
+    async fn count(&self) -> Answer<Counts>;
+
+    /// Says why a job is not running; refuses an unknown one.
+    async fn explain(&self, job: JobId) -> Answer<Explanation>;
+
+    /// Reads which jobs wait for this one; empty for an unknown one.
+    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>>;
+
+    /// Reads events after a number, oldest first.
+    ///
+    /// Only so many are kept. If some after `after` are gone, the first one returned has a number
+    /// greater than `after + 1`, and the caller has missed those between.
+    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>>;
+
+    /// The number of the last committed event, as it changes.
+    fn committed(&self) -> watch::Receiver<u64>;
+}
+
+/// What a claim hands out.
+#[derive(Clone, Debug, Default)]
+pub struct Handed {
+    /// The jobs, in the order in which they should start.
+    pub jobs: Vec<HandedJob>,
+    /// Ready jobs that this worker could take but did not get.
+    pub ready: u64,
+    /// How long until something may become claimable without a ring; `None` for never.
+    pub wake_in: Option<std::time::Duration>,
+}
+
+/// One job in one worker's hands.
+#[derive(Clone, Debug)]
+pub struct HandedJob {
+    /// What its producer said.
+    pub job: Arc<NewJob>,
+    /// The right to run it.
+    pub lease: Lease,
+    /// Which start this is, 1 for the first.
+    pub attempt: u32,
+    /// How often it was recovered from a lost worker.
+    pub recoveries: u32,
+    /// When it was accepted.
+    pub created_at: Timestamp,
+    /// When its first attempt of this generation began.
+    pub first_started_at: Timestamp,
+}
+
+/// Which jobs are meant.
+#[derive(Clone, Debug)]
+pub enum Selection {
+    /// These.
+    Jobs(Vec<JobId>),
+    /// All that match at the moment of the commit.
+    Matching(Filter),
+}
+
+/// What to do with jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alteration {
+    /// Call them off.
+    Cancel,
+    /// Move their start.
+    Reschedule(Start),
+    /// Try dead or cancelled ones again, attempts reset.
+    Replay,
+    /// Delete finished ones.
+    Remove,
+}
+
+/// What became of one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Altered {
+    /// The job.
+    pub job: JobId,
+    /// What was done, or why nothing was.
+    pub result: Result<Deed, Refusal>,
+}
+
+/// What was done to one job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// It is cancelled, or its handler has been asked to stop.
+    Cancel(CancelAnswer),
+    /// It may start at another time; it is in this state now.
+    Rescheduled(StateName),
+    /// It starts over.
+    Replayed,
+    /// Its record is gone.
+    Removed,
+}
+
+/// A place in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor(pub u64);
+
+/// Part of a list.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// The jobs.
+    pub jobs: Vec<JobRecord>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<Cursor>,
+}

@@ -1,0 +1,294 @@
+//! The memory store: a ledger behind a mutex, and the records beside it.
+//!
+//! Nothing survives the process. It is the fastest store, the reference for the others, and what
+//! tests run on.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+use windlass_core::event::Event;
+use windlass_core::explain::Explanation;
+use windlass_core::filter::Filter;
+use windlass_core::job::{JobId, NewJob};
+use windlass_core::ledger::{
+    Announce, Applied, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue,
+    Enqueued, Ledger, Promote, Promoted, QueueChange, Remove, Renew, Renewal, Renewed, Replay,
+    ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, WorkerNews,
+};
+use windlass_core::limits::{self, Limits};
+use windlass_core::name::Name;
+use windlass_core::record::{Change, JobRecord, QueueSettings};
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Timestamp;
+
+use super::{Alteration, Altered, Answer, Cursor, Deed, Handed, HandedJob, Page, Selection, Store};
+use crate::clock::Clock;
+use crate::wake::Wake;
+
+/// Keeps jobs for as long as the process lives.
+#[derive(Debug)]
+pub struct MemoryStore {
+    book: Mutex<Book>,
+    clock: Arc<dyn Clock>,
+    wake: Arc<dyn Wake>,
+    committed: watch::Sender<u64>,
+}
+
+/// The ledger and the records, which change together.
+#[derive(Debug)]
+struct Book {
+    ledger: Ledger,
+    /// By sequence, so that a list goes by acceptance.
+    records: BTreeMap<u64, JobRecord>,
+    sequences: BTreeMap<JobId, u64>,
+    events: VecDeque<Arc<Event>>,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new(limits: Limits, clock: Arc<dyn Clock>, wake: Arc<dyn Wake>) -> Self {
+        let book = Book {
+            ledger: Ledger::new(limits),
+            records: BTreeMap::new(),
+            sequences: BTreeMap::new(),
+            events: VecDeque::new(),
+        };
+        Self { book: Mutex::new(book), clock, wake, committed: watch::Sender::new(0) }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Applies one command and keeps what it changed; `read` looks at the book in the same breath.
+    async fn commit<C: Command, T>(
+        &self,
+        command: C,
+        read: impl FnOnce(&Book, C::Reply) -> T,
+    ) -> Answer<T> {
+        let (reply, rings) = self.commit_chosen(|_, _| command, read);
+        self.ring(&rings).await;
+        reply
+    }
+
+    /// Like `commit`, with a command that is chosen by what the book holds.
+    fn commit_chosen<C: Command, T>(
+        &self,
+        choose: impl FnOnce(&Book, Timestamp) -> C,
+        read: impl FnOnce(&Book, C::Reply) -> T,
+    ) -> (Answer<T>, Vec<Ring>) {
+        let mut book = self.book();
+        let now = self.clock.now();
+        let seen = book.ledger.glance(now).wall;
+        let command = choose(&book, seen);
+        let Applied { reply, changes, events, rings } = book.ledger.apply(command, now);
+        changes.iter().for_each(|change| book.keep(change));
+        let told = !events.is_empty();
+        book.remember(events);
+        let reply = reply.map(|reply| read(&book, reply)).map_err(Into::into);
+        if told {
+            self.committed.send_replace(book.ledger.last_event());
+        }
+        (reply, rings.into_iter().collect())
+    }
+
+    async fn ring(&self, rings: &[Ring]) {
+        if !rings.is_empty() {
+            self.wake.ring(rings).await;
+        }
+    }
+}
+
+impl Book {
+    fn keep(&mut self, change: &Change) {
+        match change {
+            Change::Insert(accepted) => {
+                self.sequences.insert(accepted.job.id, accepted.sequence);
+                self.records.insert(accepted.sequence, JobRecord::new(accepted));
+            }
+            Change::Update(update) => {
+                let sequence = self.sequences.get(&update.job);
+                if let Some(record) = sequence.and_then(|at| self.records.get_mut(at)) {
+                    record.absorb(update);
+                }
+            }
+            Change::Remove { job } => {
+                if let Some(sequence) = self.sequences.remove(job) {
+                    self.records.remove(&sequence);
+                }
+            }
+            // The ledger itself keeps these for as long as the process lives.
+            Change::Queue { .. } | Change::Rate { .. } => {}
+        }
+    }
+
+    fn remember(&mut self, events: Vec<Event>) {
+        for event in events {
+            if self.events.len() == limits::EVENTS_KEPT {
+                self.events.pop_front();
+            }
+            self.events.push_back(Arc::new(event));
+        }
+    }
+
+    fn record(&self, job: JobId) -> Option<&JobRecord> {
+        self.records.get(self.sequences.get(&job)?)
+    }
+
+    fn select(&self, selection: Selection, now: Timestamp) -> Vec<JobId> {
+        match selection {
+            Selection::Jobs(jobs) => jobs,
+            Selection::Matching(filter) => self
+                .records
+                .values()
+                .filter(|record| filter.matches(record, now))
+                .map(JobRecord::id)
+                .collect(),
+        }
+    }
+
+    fn hand(&self, claims: windlass_core::ledger::Claims) -> Handed {
+        let jobs = claims.jobs.into_iter().filter_map(|claimed| {
+            let record = self.record(claimed.id)?;
+            Some(HandedJob {
+                job: record.job.clone(),
+                first_started_at: record.first_started_at.unwrap_or(claimed.lease.since),
+                created_at: record.created_at,
+                lease: claimed.lease,
+                attempt: claimed.attempt,
+                recoveries: claimed.recoveries,
+            })
+        });
+        Handed { jobs: jobs.collect(), ready: claims.ready, wake_in: claims.wake_in }
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn enqueue(&self, jobs: Vec<NewJob>) -> Answer<Vec<Enqueued>> {
+        self.commit(Enqueue { jobs }, |_, reply| reply).await
+    }
+
+    async fn claim(&self, claim: Claim) -> Answer<Handed> {
+        self.commit(claim, Book::hand).await
+    }
+
+    async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {
+        self.commit(Renew { renewals }, |_, reply| reply).await
+    }
+
+    async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>> {
+        self.commit(Settle { settlements }, |_, reply| reply).await
+    }
+
+    async fn rescue(&self, rescue: Rescue) -> Answer<Rescued> {
+        self.commit(rescue, |_, reply| reply).await
+    }
+
+    async fn promote(&self) -> Answer<Promoted> {
+        self.commit(Promote, |_, reply| reply).await
+    }
+
+    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
+        let mut chosen = Vec::new();
+        let choose = |book: &Book, now| {
+            chosen = book.select(selection, now);
+            chosen.clone()
+        };
+        let (reply, rings) = match alteration {
+            Alteration::Cancel => self.commit_chosen(
+                |book, now| Cancel { jobs: choose(book, now) },
+                |_, reply| reply.into_iter().map(|r| r.map(Deed::Cancel)).collect::<Vec<_>>(),
+            ),
+            Alteration::Reschedule(start) => self.commit_chosen(
+                |book, now| Reschedule { jobs: choose(book, now), start },
+                |_, reply| reply.into_iter().map(|r| r.map(Deed::Rescheduled)).collect(),
+            ),
+            Alteration::Remove => self.commit_chosen(
+                |book, now| Remove { jobs: choose(book, now) },
+                |_, reply| reply.into_iter().map(|r| r.map(|()| Deed::Removed)).collect(),
+            ),
+            Alteration::Replay => {
+                let (reply, rings) = self.commit_chosen(
+                    |book, now| Replay { jobs: choose(book, now) },
+                    |_, reply| reply,
+                );
+                self.ring(&rings).await;
+                let altered = |(job, result): (JobId, Result<(), Refusal>)| Altered {
+                    job,
+                    result: result.map(|()| Deed::Replayed),
+                };
+                return reply.map(|reply| reply.into_iter().map(altered).collect());
+            }
+        };
+        self.ring(&rings).await;
+        let altered = |(job, result)| Altered { job, result };
+        reply.map(|results| chosen.into_iter().zip(results).map(altered).collect())
+    }
+
+    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
+        self.commit(ReplayEdited { job, edited }, |_, reply| reply).await
+    }
+
+    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
+        self.commit(Configure { queue, change }, |_, reply| reply).await
+    }
+
+    async fn clear(&self, queue: Name) -> Answer<Cleared> {
+        self.commit(Clear { queue }, |_, reply| reply).await
+    }
+
+    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
+        self.commit(Announce { worker, news }, |_, reply| reply).await
+    }
+
+    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
+        let mut book = self.book();
+        let now = book.ledger.glance(self.clock.now()).wall;
+        let seen = |record: &JobRecord| record.clone().seen_at(now);
+        Ok(jobs.iter().map(|job| book.record(*job).map(seen)).collect())
+    }
+
+    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
+        let mut book = self.book();
+        let now = book.ledger.glance(self.clock.now()).wall;
+        let limit = limit.clamp(1, limits::PAGE_JOBS);
+        let before = after.map_or(u64::MAX, |Cursor(sequence)| sequence);
+        let mut page = Page::default();
+        for (looked_at, (sequence, record)) in book.records.range(..before).rev().enumerate() {
+            if page.jobs.len() == limit || looked_at == limits::PAGE_SCAN {
+                page.next = Some(Cursor(sequence + 1));
+                break;
+            }
+            if filter.matches(record, now) {
+                page.jobs.push(record.clone().seen_at(now));
+            }
+        }
+        Ok(page)
+    }
+
+    async fn count(&self) -> Answer<Counts> {
+        Ok(self.book().ledger.counts(self.clock.now()))
+    }
+
+    async fn explain(&self, job: JobId) -> Answer<Explanation> {
+        Ok(self.book().ledger.explain(job, self.clock.now())?)
+    }
+
+    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
+        Ok(self.book().ledger.dependents(job))
+    }
+
+    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
+        let book = self.book();
+        let first = book.events.front().map_or(1, |event| event.number);
+        let skip = usize::try_from((after + 1).saturating_sub(first)).unwrap_or(usize::MAX);
+        Ok(book.events.iter().skip(skip).take(limit).cloned().collect())
+    }
+
+    fn committed(&self) -> watch::Receiver<u64> {
+        self.committed.subscribe()
+    }
+}

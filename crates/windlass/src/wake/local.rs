@@ -1,0 +1,60 @@
+//! Wakes within one process.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+
+use super::{Interest, Listener, Ring, Wake};
+
+/// Rings everyone in this process who listens, at once.
+#[derive(Debug, Default)]
+pub struct LocalWake {
+    ears: Mutex<Vec<Weak<Ear>>>,
+}
+
+#[derive(Debug)]
+struct Ear {
+    interest: Interest,
+    rung: Notify,
+}
+
+impl LocalWake {
+    /// A wake nobody listens to yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+#[async_trait]
+impl Wake for LocalWake {
+    async fn ring(&self, rings: &[Ring]) {
+        let mut ears = self.ears.lock().unwrap_or_else(PoisonError::into_inner);
+        ears.retain(|ear| {
+            let Some(ear) = ear.upgrade() else { return false };
+            if rings.iter().any(|ring| ear.interest.includes(ring)) {
+                // Keeps one ring for a listener that is not waiting at this moment.
+                ear.rung.notify_one();
+            }
+            true
+        });
+    }
+
+    fn listen(&self, interest: Interest) -> Box<dyn Listener> {
+        let ear = Arc::new(Ear { interest, rung: Notify::new() });
+        let mut ears = self.ears.lock().unwrap_or_else(PoisonError::into_inner);
+        ears.push(Arc::downgrade(&ear));
+        Box::new(LocalListener { ear })
+    }
+}
+
+struct LocalListener {
+    ear: Arc<Ear>,
+}
+
+#[async_trait]
+impl Listener for LocalListener {
+    async fn heard(&mut self) {
+        self.ear.rung.notified().await;
+    }
+}
