@@ -61,6 +61,20 @@ impl FromStr for JobId {
     }
 }
 
+/// As text, so that an id can travel in a payload.
+impl serde::Serialize for JobId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for JobId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <alloc::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 /// Proof of the right to run a job: a number that only ever grows.
 ///
 /// It is not the attempt, which snooze and replay reset, and it is never used twice, so a write

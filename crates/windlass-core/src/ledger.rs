@@ -115,9 +115,11 @@ pub struct Ledger {
     /// By kind first, so that a worker finds the lines of its kinds in any queue.
     line_ids: BTreeMap<(u32, u32), u32>,
     timers: BTreeSet<(Timestamp, u64, u32)>,
-    expiries: BTreeSet<(Timestamp, u32)>,
+    expiries: BTreeSet<(Timestamp, u64, u32)>,
     leases: BTreeMap<LeaseToken, Held>,
     lease_ends: BTreeSet<(Steady, LeaseToken)>,
+    /// Leases whose end was told by a rescue that only looks, so that it is told once.
+    told_ends: BTreeSet<(Steady, LeaseToken)>,
     /// Completed and cancelled jobs that nothing holds back, oldest first.
     finished: BTreeSet<(Timestamp, u64, u32)>,
     /// Finished jobs whose unique key is still held, by the end of their window.
@@ -131,6 +133,8 @@ pub struct Ledger {
     next_event: u64,
     /// Queues whose last open job finished during this command.
     emptied: Vec<u32>,
+    /// Queues with more dead letters than are kept.
+    overfull: Vec<u32>,
 }
 
 impl Ledger {
@@ -151,6 +155,7 @@ impl Ledger {
             expiries: BTreeSet::new(),
             leases: BTreeMap::new(),
             lease_ends: BTreeSet::new(),
+            told_ends: BTreeSet::new(),
             finished: BTreeSet::new(),
             withheld: BTreeSet::new(),
             edges: BTreeMap::new(),
@@ -160,6 +165,7 @@ impl Ledger {
             next_token: 1,
             next_event: 1,
             emptied: Vec::new(),
+            overfull: Vec::new(),
         }
     }
 
@@ -204,14 +210,19 @@ impl Ledger {
     /// Changes must come in the order in which they were made; taking one over twice is harmless.
     pub fn absorb(&mut self, change: &Change) {
         match change {
-            Change::Insert(accepted) => self.insert(accepted),
+            Change::Insert(accepted) => {
+                self.time.resume_at(accepted.at);
+                self.insert(accepted);
+            }
             Change::Update(update) => {
+                self.time.resume_at(update.at);
                 let Some(&slot) = self.ids.get(&update.job) else { return };
                 if let State::Running(lease) = &update.condition.state {
                     self.next_token = self.next_token.max(lease.token.0 + 1);
                 }
                 self.set(slot, &update.condition);
                 if let Some(Note::Replayed) = update.note.as_deref() {
+                    self.take_over_key(slot);
                     self.relink(slot);
                 }
                 self.settle_edges_of(update.job);
@@ -232,6 +243,9 @@ impl Ledger {
                 }
             }
         }
+        // What emptied or overfilled a queue back then was dealt with back then.
+        self.emptied.clear();
+        self.overfull.clear();
     }
 
     /// The limits in force.
@@ -301,7 +315,7 @@ impl Ledger {
     /// Puts a job into a condition: the one place where indexes and counters change.
     fn set(&mut self, slot: u32, condition: &Condition) {
         let old = self.entry(slot).phase.name();
-        let ends = self.lease_end_of(slot);
+        let (ends, told) = self.lease_end_of(slot);
         self.unindex(slot);
         let phase = match &condition.state {
             State::Blocked { unmet, not_before } => {
@@ -310,7 +324,7 @@ impl Ledger {
             State::Scheduled { at } => Phase::Scheduled { at: *at },
             State::Ready { since } => Phase::Ready { since: *since },
             State::Running(lease) => {
-                self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends });
+                self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends, told });
                 Phase::Running { token: lease.token }
             }
             State::Completed { at } => Phase::Completed { at: *at },
@@ -327,16 +341,16 @@ impl Ledger {
         self.index(slot);
     }
 
-    /// When the job's lease ends; at once, if it does not hold one yet.
-    fn lease_end_of(&self, slot: u32) -> Steady {
+    /// When the job's lease ends, and whether that was told; at once, if it holds none yet.
+    fn lease_end_of(&self, slot: u32) -> (Steady, bool) {
         match self.entry(slot).phase {
-            Phase::Running { token } => self.leases[&token].ends,
+            Phase::Running { token } => (self.leases[&token].ends, self.leases[&token].told),
             Phase::Blocked { .. }
             | Phase::Scheduled { .. }
             | Phase::Ready { .. }
             | Phase::Completed { .. }
             | Phase::Dead { .. }
-            | Phase::Cancelled { .. } => self.time.latest().steady,
+            | Phase::Cancelled { .. } => (self.time.latest().steady, false),
         }
     }
 
@@ -375,12 +389,17 @@ impl Ledger {
             }
             Phase::Running { token } => {
                 self.kinds[kind as usize].running += 1;
-                let ends = self.leases[&token].ends;
-                self.lease_ends.insert((ends, token));
+                let held = &self.leases[&token];
+                let ends = if held.told { &mut self.told_ends } else { &mut self.lease_ends };
+                ends.insert((held.ends, token));
             }
             Phase::Completed { .. } | Phase::Cancelled { .. } => self.offer_for_purge(slot),
             Phase::Dead { at, .. } => {
-                self.queues[queue as usize].dead.insert((at, sequence, slot));
+                let dead = &mut self.queues[queue as usize].dead;
+                dead.insert((at, sequence, slot));
+                if dead.len() > self.limits.dead_letters {
+                    self.overfull.push(queue);
+                }
             }
         }
         let waiting = phase.name().is_waiting();
@@ -389,9 +408,9 @@ impl Ledger {
                 && waiting
                 && attempts == 0
             {
-                self.expiries.insert((at, slot));
+                self.expiries.insert((at, sequence, slot));
             }
-            self.hold_or_release_key(slot, id, phase.name());
+            self.release_key(slot, id, phase.name());
         }
     }
 
@@ -400,7 +419,7 @@ impl Ledger {
         let (sequence, line, phase) = (entry.sequence, entry.line, entry.phase);
         let (queue, kind) = (self.lines[line as usize].queue, self.lines[line as usize].kind);
         if let Some(at) = entry.extras.as_ref().and_then(|extras| extras.expires_at) {
-            self.expiries.remove(&(at, slot));
+            self.expiries.remove(&(at, sequence, slot));
         }
         match phase {
             Phase::Blocked { .. } => {}
@@ -415,6 +434,7 @@ impl Ledger {
                 self.kinds[kind as usize].running -= 1;
                 if let Some(held) = self.leases.remove(&token) {
                     self.lease_ends.remove(&(held.ends, token));
+                    self.told_ends.remove(&(held.ends, token));
                 }
             }
             Phase::Completed { at } | Phase::Cancelled { at, .. } => {
@@ -460,23 +480,29 @@ impl Ledger {
         (unique.scope == UniqueScope::Any).then_some(unique.until)?
     }
 
-    fn hold_or_release_key(&mut self, slot: u32, id: JobId, state: StateName) {
-        let entry = self.entries.get(slot);
-        let line = &self.lines[entry.line as usize];
-        let Some(unique) = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref()) else {
-            return;
-        };
-        let key = Key { queue: line.queue, kind: line.kind, key: unique.key.clone() };
-        let held_by_us = self.keys.get(&key).is_some_and(|hold| hold.job == id);
-        if state.is_terminal() && unique.scope == UniqueScope::Open {
-            if held_by_us {
-                self.keys.remove(&key);
-            }
-        } else if !held_by_us {
-            // A key that someone else holds is theirs: ours had ended, or never began.
-            let hold = Hold { job: id, until: unique.until, fingerprint: entry.fingerprint };
-            self.keys.entry(key).or_insert(hold);
+    fn key_scope(&self, slot: u32) -> Option<UniqueScope> {
+        self.entry(slot).extras.as_ref()?.unique.as_ref().map(|unique| unique.scope)
+    }
+
+    fn release_key(&mut self, slot: u32, id: JobId, state: StateName) {
+        if state.is_terminal()
+            && self.key_scope(slot) == Some(UniqueScope::Open)
+            && let Some(key) = self.key_of(slot)
+            && self.keys.get(&key).is_some_and(|hold| hold.job == id)
+        {
+            self.keys.remove(&key);
         }
+    }
+
+    /// A job that was just accepted or replayed takes its key. Whoever stands there holds it no
+    /// longer, which was checked: the window ended, or the key was passed on.
+    fn take_over_key(&mut self, slot: u32) {
+        let entry = self.entries.get(slot);
+        let Some(key) = self.key_of(slot) else { return };
+        let unique = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref());
+        let until = unique.and_then(|unique| unique.until);
+        let hold = Hold { job: entry.id, until, fingerprint: entry.fingerprint };
+        self.keys.insert(key, hold);
     }
 
     fn ready_key(&self, slot: u32, since: Timestamp) -> ReadyKey {
@@ -504,11 +530,13 @@ impl Ledger {
             self.link(dependency.on, accepted.job.id, dependency.on_failure);
         }
         if let State::Running(lease) = &accepted.condition.state {
-            let held = Held { slot, lease: lease.clone(), ends: self.time.latest().steady };
-            self.leases.insert(lease.token, held);
+            let ends = self.time.latest().steady;
+            self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends, told: false });
+            self.next_token = self.next_token.max(lease.token.0 + 1);
         }
         let name = accepted.condition.state.name();
         self.count(line, None, Some(name));
+        self.take_over_key(slot);
         self.index(slot);
     }
 
@@ -558,6 +586,9 @@ impl Ledger {
             if let Phase::Completed { at } | Phase::Cancelled { at, .. } = entry.phase {
                 let key = (at, entry.sequence, slot);
                 self.finished.remove(&key);
+                if let Some(until) = self.key_until(slot) {
+                    self.withheld.remove(&(until, slot));
+                }
             }
         }
     }
@@ -611,11 +642,19 @@ impl Ledger {
         }
     }
 
-    /// Tells a finished job's dependents, theirs if they follow, and so on; keeps the dead letters
-    /// and the history within their bounds.
+    /// Tells a finished job's dependents, and keeps the dead letters and the history within their
+    /// bounds. The job itself may be gone afterwards.
     ///
-    /// `error` is why the first one failed, for the record of those that follow.
+    /// `error` is why it failed, for the record of those that follow.
     fn after_end(&mut self, slot: u32, error: Option<&ErrorText>, effects: &mut Effects) {
+        self.spread(slot, error, effects);
+        self.keep_bounded(effects);
+    }
+
+    /// Tells a finished job's dependents, theirs if they follow, and so on.
+    ///
+    /// Nothing is removed on the way: those still to be told must be there.
+    fn spread(&mut self, slot: u32, error: Option<&ErrorText>, effects: &mut Effects) {
         let root = self.entry(slot).id;
         let mut ended: Vec<u32> = alloc::vec![slot];
         while let Some(slot) = ended.pop() {
@@ -637,9 +676,7 @@ impl Ledger {
                 }
             }
             self.offer_for_purge(slot);
-            self.keep_dead_letters_bounded(slot, effects);
         }
-        self.keep_history_bounded(effects);
     }
 
     /// A dependent dies or is cancelled with the job it depends on.
@@ -718,16 +755,19 @@ impl Ledger {
         }
     }
 
-    fn keep_dead_letters_bounded(&mut self, slot: u32, effects: &mut Effects) {
-        let queue = self.lines[self.entry(slot).line as usize].queue as usize;
-        while self.queues[queue].dead.len() > self.limits.dead_letters {
-            let Some(&(_, _, oldest)) = self.queues[queue].dead.first() else { break };
-            self.queues[queue].dead_letters_dropped += 1;
-            self.remove(oldest, RemoveReason::DeadLettersFull, effects);
+    /// Lets go of dead letters and history beyond their bounds, the oldest first.
+    ///
+    /// What waited for a dead letter dies with it and may be one too many itself. That chain can
+    /// be as long as the bound, so it is followed by a loop and not by recursion.
+    fn keep_bounded(&mut self, effects: &mut Effects) {
+        while let Some(queue) = self.overfull.pop() {
+            let queue = queue as usize;
+            while self.queues[queue].dead.len() > self.limits.dead_letters {
+                let Some(&(_, _, oldest)) = self.queues[queue].dead.first() else { break };
+                self.queues[queue].dead_letters_dropped += 1;
+                self.remove(oldest, RemoveReason::DeadLettersFull, effects);
+            }
         }
-    }
-
-    fn keep_history_bounded(&mut self, effects: &mut Effects) {
         while self.finished.len() > self.limits.history_jobs {
             let Some(&(_, _, oldest)) = self.finished.first() else { break };
             self.remove(oldest, RemoveReason::Retention, effects);
@@ -750,7 +790,7 @@ impl Ledger {
             let input = Input::DependencyFailed { cancelled: false };
             if let Ok(condition) = self.transition(slot, &input, note, effects) {
                 self.tell_end(slot, &condition, Some(error.clone()), effects);
-                self.after_end(slot, Some(&error), effects);
+                self.spread(slot, Some(&error), effects);
             }
         }
     }
@@ -758,11 +798,11 @@ impl Ledger {
     /// Cancels jobs that have not started by the time they expire.
     fn expire(&mut self, effects: &mut Effects) {
         for _ in 0..limits::SWEEP_BATCH {
-            let Some(&(at, slot)) = self.expiries.first() else { break };
+            let Some(&(at, sequence, slot)) = self.expiries.first() else { break };
             if at > effects.now.wall {
                 break;
             }
-            self.expiries.remove(&(at, slot));
+            self.expiries.remove(&(at, sequence, slot));
             let error = ErrorText::new(format!("it had not started when it expired at {at}"));
             let note = Some(Note::Failed(error.clone()));
             if let Ok(condition) = self.transition(slot, &Input::Expire, note, effects) {

@@ -76,7 +76,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_window_holds_more_than_burst_plus_rate(
-            jobs in 1u32..50, burst in 1u32..20, gaps in proptest::collection::vec(0u64..200, 1..200),
+            jobs in 1u32..50,
+            burst in 1u32..20,
+            gaps in proptest::collection::vec(0u64..200, 1..200),
         ) {
             let rate = Rate { jobs, period: Duration::from_secs(1), burst };
             let mut now = Timestamp::from_millis(5_000);

@@ -16,7 +16,7 @@ pub enum Backoff {
     Constant(Duration),
     /// `step`, `2 × step`, `3 × step`, …
     Linear(Duration),
-    /// `base`, `base × factor`, `base × factor²`, … with the factor in thousandths, so 2000 doubles.
+    /// `base`, `base × factor`, `base × factor²`, …
     Exponential {
         /// The first delay.
         base: Duration,

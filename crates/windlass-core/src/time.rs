@@ -154,6 +154,12 @@ impl Timeline {
         self.last
     }
 
+    /// Takes note of a time that was reached before this timeline began, such as that of a change
+    /// that was kept: engine time does not go back before it.
+    pub fn resume_at(&mut self, wall: Timestamp) {
+        self.last.wall = self.last.wall.max(wall);
+    }
+
     /// The engine time of the latest reading.
     pub fn latest(&self) -> Now {
         self.last

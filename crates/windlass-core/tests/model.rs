@@ -58,11 +58,18 @@ fn check(half: u64) {
         pair.rebuild()
     });
     match result {
-        Ok(()) => {}
-        Err(TestError::Fail(why, steps)) => panic!(
-            "half {half} of the cases with WINDLASS_MODEL_SEED={seed}: {why}\n\
-             the shortest commands that still fail: {steps:#?}"
-        ),
+        Ok(()) => {
+            for (k, v) in pair::STAT.lock().unwrap().iter() {
+                println!("{k} {v}");
+            }
+        }
+        Err(TestError::Fail(why, steps)) => {
+            let steps: String = steps.iter().map(|step| format!("\n  {step:?}")).collect();
+            panic!(
+                "half {half} of the cases with WINDLASS_MODEL_SEED={seed}: {why}\n\
+                 the shortest commands that still fail:{steps}"
+            )
+        }
         Err(TestError::Abort(why)) => panic!("no cases could be made: {why}"),
     }
 }

@@ -4,7 +4,7 @@
 //! reason to stop, judge, settle, and give the slot back when the task has really ended.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -85,6 +85,7 @@ struct Inner {
     report: Mutex<Report>,
     reported: Arc<Notify>,
     next: Mutex<Vec<NewJob>>,
+    slot: Weak<Slot>,
 }
 
 impl Attempt {
@@ -184,6 +185,12 @@ impl Attempt {
         &self.inner.engine
     }
 
+    /// Keeps the slot in use for as long as the returned value lives, for work that goes on after
+    /// its task was aborted.
+    pub(crate) fn hold_slot(&self) -> Option<Arc<Slot>> {
+        self.inner.slot.upgrade()
+    }
+
     pub(crate) fn states(&self) -> &States {
         &self.inner.states
     }
@@ -267,11 +274,11 @@ impl fmt::Debug for Attempt {
 }
 
 /// Runs one claimed job from its start to its settlement, and gives its slot back.
-pub(crate) async fn conduct(shared: Arc<Shared>, slot: Slot, handed: HandedJob) {
+pub(crate) async fn conduct(shared: Arc<Shared>, slot: Arc<Slot>, handed: HandedJob) {
     // The store hands out only the kinds that were asked for.
     let Some(handler) = shared.handler(&handed.job.kind) else { return };
     let (stop, stopped) = watch::channel(None);
-    let attempt = begin(&shared, &handler, handed, Cancellation(stopped));
+    let attempt = begin(&shared, &slot, &handler, handed, Cancellation(stopped));
     let token = attempt.token();
     shared.register(&attempt, stop.clone(), handler.options.lease);
     let mut task = run_handler(&shared, &handler, &attempt);
@@ -283,8 +290,8 @@ pub(crate) async fn conduct(shared: Arc<Shared>, slot: Slot, handed: HandedJob) 
     }
     shared.deregister(token);
     if still_running {
-        // Aborting ends a task at its next await; one that blocks its thread holds its slot until
-        // it returns, so that a worker never runs more than it has slots for.
+        // Aborting ends a task at its next await. Until it really ended it holds its slot, so that
+        // a worker never runs more than it has slots for.
         let _ = task.await;
     }
     drop(slot);
@@ -292,6 +299,7 @@ pub(crate) async fn conduct(shared: Arc<Shared>, slot: Slot, handed: HandedJob) 
 
 fn begin(
     shared: &Arc<Shared>,
+    slot: &Arc<Slot>,
     handler: &Registered,
     handed: HandedJob,
     cancellation: Cancellation,
@@ -309,6 +317,7 @@ fn begin(
         report: Mutex::default(),
         reported: shared.reported().clone(),
         next: Mutex::default(),
+        slot: Arc::downgrade(slot),
     };
     Attempt { inner: Arc::new(inner) }
 }

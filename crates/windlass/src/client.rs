@@ -1,5 +1,6 @@
 //! Enqueue, inspect, cancel, replay: everything that needs no worker in this process.
 
+use std::fmt;
 use std::future::IntoFuture;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -241,7 +242,6 @@ impl Batch {
 }
 
 /// A job that was enqueued.
-#[derive(Debug)]
 pub struct Handle<J> {
     engine: Engine,
     enqueued: Enqueued,
@@ -252,6 +252,12 @@ impl<J> Clone for Handle<J> {
     fn clone(&self) -> Self {
         let (engine, enqueued) = (self.engine.clone(), self.enqueued.clone());
         Self { engine, enqueued, job: PhantomData }
+    }
+}
+
+impl<J> fmt::Debug for Handle<J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Handle({}, {:?})", self.enqueued.id, self.enqueued.acceptance)
     }
 }
 

@@ -169,6 +169,9 @@ impl States {
     }
 }
 
+/// Decides by the error whether to try again.
+pub(crate) type RetryIf = Box<dyn Fn(&Failure) -> bool + Send + Sync>;
+
 /// How a worker runs one kind of job.
 pub struct KindOptions {
     pub(crate) lease: Duration,
@@ -176,7 +179,7 @@ pub struct KindOptions {
     pub(crate) timeout: Timeout,
     pub(crate) concurrency: Option<u32>,
     pub(crate) rate: Option<Rate>,
-    pub(crate) retry_if: Option<Box<dyn Fn(&Failure) -> bool + Send + Sync>>,
+    pub(crate) retry_if: Option<RetryIf>,
 }
 
 impl Default for KindOptions {
@@ -301,7 +304,10 @@ impl Registered {
             let handler = handler.clone();
             Box::pin(async move {
                 let span = tracing::Span::current();
+                let slot = attempt.hold_slot();
                 let work = move || {
+                    // Threads cannot be aborted: the slot is in use until this one returns.
+                    let _slot = slot;
                     let _entered = span.entered();
                     let job = decode::<J>(&attempt)?;
                     encode(&handler(job, attempt).map_err(Into::into)?)

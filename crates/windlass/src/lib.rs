@@ -1,6 +1,7 @@
 #![doc = include_str!("../../../README.md")]
 
 pub mod clock;
+pub mod conformance;
 pub mod store;
 pub mod testing;
 pub mod wake;

@@ -28,6 +28,7 @@ use crate::error::Error;
 use crate::failure::Failure;
 use crate::handler::{Handler, Job, KindOptions, Registered, States};
 use crate::middleware::Middleware;
+use crate::store::StoreError;
 use crate::supervise::supervise;
 use crate::wake::{Interest, Listener};
 
@@ -643,7 +644,7 @@ async fn fill(shared: Arc<Shared>) {
             Ok(handed) => handed,
             Err(error) => {
                 failures += 1;
-                tracing::warn!(worker = %shared.id, %error, failures, "claiming will be tried again");
+                warn_again(&shared, &error, failures, "claiming");
                 // Rings do not help here: the store must answer first.
                 tokio::select! {
                     biased;
@@ -661,13 +662,17 @@ async fn fill(shared: Arc<Shared>) {
             slots.open = slots.bounds.wanted(slots.busy, handed.ready);
         }
         for job in handed.jobs {
-            tokio::spawn(conduct(shared.clone(), Slot(shared.clone()), job));
+            tokio::spawn(conduct(shared.clone(), Arc::new(Slot(shared.clone())), job));
         }
         if taken < free {
             let sleep = sleep_for(handed.wake_in, shared.timing.poll_interval);
             pause(&shared, &mut *listener, sleep).await;
         }
     }
+}
+
+fn warn_again(shared: &Shared, error: &StoreError, failures: u32, doing: &str) {
+    tracing::warn!(worker = %shared.id, %error, failures, "{doing} will be tried again");
 }
 
 /// Sleeps until a ring, the end of the pause, or the end of the worker.
@@ -711,7 +716,7 @@ async fn settle_batch(shared: &Shared, batch: Vec<Settling>) {
             Ok(answers) => break answers,
             Err(error) => {
                 failures += 1;
-                tracing::warn!(worker = %shared.id, %error, failures, "settling will be tried again");
+                warn_again(shared, &error, failures, "settling");
                 if shared.stage() >= Stage::Forced && failures > 3 {
                     // The store is gone and so are we: the jobs are rescued when it is back.
                     return answer_all(batch, |job| Err(Refusal::LeaseLost { job }));
@@ -756,7 +761,7 @@ async fn renew_loop(shared: Arc<Shared>) {
             Ok(()) => 0,
             Err(error) => {
                 let failures = failures + 1;
-                tracing::warn!(worker = %shared.id, %error, failures, "renewing will be tried again");
+                warn_again(&shared, &error, failures, "renewing");
                 give_up_lost(&shared);
                 failures
             }
@@ -771,10 +776,14 @@ fn next_renewal(shared: &Shared, failures: u32) -> (Option<Duration>, bool) {
     if running.is_empty() {
         return (None, false);
     }
-    if failures > 0 {
-        return (Some(store_backoff(failures)), true);
-    }
     let now = shared.steady();
+    if failures > 0 {
+        // Not beyond the end of a lease: an attempt that has lost it must hear at once.
+        let untold = running.values().filter(|running| running.stop.borrow().is_none());
+        let ends = untold.map(|running| running.lease.saturating_sub(now.since(running.renewed)));
+        let wait = ends.chain([store_backoff(failures)]).min();
+        return (wait, true);
+    }
     let due = running
         .values()
         .map(|running| renew_every(running.lease).saturating_sub(now.since(running.renewed)));
@@ -782,7 +791,7 @@ fn next_renewal(shared: &Shared, failures: u32) -> (Option<Duration>, bool) {
 }
 
 /// Renews in one batch what is due, or everything, and what has something to report.
-async fn renew(shared: &Shared, everything: bool) -> Result<(), crate::store::StoreError> {
+async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
     let now = shared.steady();
     let mut renewals = Vec::new();
     for (token, running) in shared.running().iter() {

@@ -268,6 +268,8 @@ pub(super) struct Held {
     pub(super) lease: Lease,
     /// On the steady clock, so that a step of the wall clock does not end it.
     pub(super) ends: Steady,
+    /// Its end was told by a rescue that only looks.
+    pub(super) told: bool,
 }
 
 /// One edge of the dependency graph, kept until the dependent finishes.

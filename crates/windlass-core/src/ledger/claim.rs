@@ -241,7 +241,9 @@ impl Ledger {
     pub(super) fn lease_until(&mut self, token: LeaseToken, ends: crate::time::Steady) {
         if let Some(held) = self.leases.get_mut(&token) {
             self.lease_ends.remove(&(held.ends, token));
+            self.told_ends.remove(&(held.ends, token));
             held.ends = ends;
+            held.told = false;
             self.lease_ends.insert((ends, token));
         }
     }

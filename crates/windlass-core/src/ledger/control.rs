@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::book::{Key, Phase, shown, start_time};
-use super::enqueue::no_longer_than;
-use super::{Command, Effects, Enqueued, Ledger, Ring};
+use super::enqueue::{Plan, no_longer_than};
+use super::{Acceptance, Command, Effects, Enqueued, Ledger, Ring};
 use crate::event::{RemoveReason, Subject, What};
 use crate::job::{CancelReason, JobId, NewJob, OnFailure, Start, State, StateName};
 use crate::name::Name;
@@ -17,7 +17,7 @@ use crate::outcome::ErrorText;
 use crate::rate::Rate;
 use crate::record::{Change, Note, QueueSettings};
 use crate::refusal::Refusal;
-use crate::time::Steady;
+use crate::time::{Steady, Timestamp};
 use crate::transition::Input;
 
 /// Call these jobs off. Each is answered on its own; dependents follow by the policy of each edge.
@@ -104,17 +104,15 @@ impl Command for ReplayEdited {
         if state != StateName::Dead {
             return Err(Refusal::WrongState { job: self.job, state, operation: "edit and replay" });
         }
-        // The key passes from the dead job to its successor, so it must not stand in the way.
-        let kept = ledger.take_key(slot);
-        let plan = match ledger.plan(alloc::vec![self.edited], effects.now.wall) {
-            Ok(plan) => plan,
-            Err(refusal) => {
-                if let Some((key, hold)) = kept {
-                    ledger.keys.insert(key, hold);
-                }
-                return Err(refusal);
+        let plan = ledger.plan_after(slot, alloc::vec![self.edited], effects.now.wall)?;
+        // Whatever stands for the edited job already is not its successor: the dead one stays.
+        match plan.first() {
+            Some((_, Acceptance::Accepted)) | None => {}
+            Some((job, Acceptance::AlreadyAccepted)) => return Err(Refusal::IdReused { job }),
+            Some((holder, Acceptance::Deduplicated { .. })) => {
+                return Err(Refusal::KeyTaken { job: self.job, holder });
             }
-        };
+        }
         let enqueued = ledger.carry_out(plan, effects).remove(0);
         if let Ok(condition) = ledger.transition(slot, &Input::Replace, None, effects) {
             ledger.tell_end(slot, &condition, None, effects);
@@ -142,6 +140,7 @@ impl Command for Remove {
                 return Err(Refusal::WrongState { job, state, operation: "remove" });
             }
             ledger.remove(slot, RemoveReason::Requested, effects);
+            ledger.keep_bounded(effects);
             Ok(())
         };
         Ok(self.jobs.into_iter().map(remove).collect())
@@ -378,7 +377,7 @@ impl Ledger {
     fn reschedule(
         &mut self,
         job: JobId,
-        at: crate::time::Timestamp,
+        at: Timestamp,
         effects: &mut Effects,
     ) -> Result<StateName, Refusal> {
         let slot = self.slot(job)?;
@@ -406,6 +405,7 @@ impl Ledger {
         let condition = self
             .transition(slot, &Input::Replay { unmet }, Some(Note::Replayed), effects)
             .map_err(|refused| Refusal::of(refused, job, "replay"))?;
+        self.take_over_key(slot);
         self.relink(slot);
         let generation = condition.generation;
         self.tell(slot, What::JobReplayed { generation }, effects);
@@ -450,15 +450,22 @@ impl Ledger {
         Some(Key { queue: line.queue, kind: line.kind, key: unique.key.clone() })
     }
 
-    /// Takes the job's key away from it, if it holds it.
-    fn take_key(&mut self, slot: u32) -> Option<(Key, super::book::Hold)> {
-        let key = self.key_of(slot)?;
-        let hold = *self.keys.get(&key)?;
-        if hold.job != self.entry(slot).id {
-            return None;
+    /// Checks a batch that is accepted in the commit in which a job ends and gives up its key: the
+    /// key must not stand in the way of its successor.
+    pub(super) fn plan_after(
+        &mut self,
+        slot: u32,
+        jobs: Vec<NewJob>,
+        now: Timestamp,
+    ) -> Result<Plan, Refusal> {
+        let ours = self.entry(slot).id;
+        let key = self.key_of(slot).filter(|key| self.keys.get(key).is_some_and(|h| h.job == ours));
+        let kept = key.and_then(|key| self.keys.remove_entry(&key));
+        let plan = self.plan(jobs, now);
+        if let Some((key, hold)) = kept {
+            self.keys.insert(key, hold);
         }
-        self.keys.remove(&key);
-        Some((key, hold))
+        plan
     }
 
     /// The waiting jobs of a queue in the order of acceptance, found by a scan: clearing a queue

@@ -67,9 +67,20 @@ pub(super) struct Plan {
     items: Vec<Planned>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "almost every item of a batch is accepted")]
 enum Planned {
     Accept { job: NewJob, unmet: u32 },
     Known { id: JobId, queue: Name, acceptance: Acceptance },
+}
+
+impl Plan {
+    /// The job that will stand for the first item, and whether it is added.
+    pub(super) fn first(&self) -> Option<(JobId, Acceptance)> {
+        self.items.first().map(|item| match item {
+            Planned::Accept { job, .. } => (job.id, Acceptance::Accepted),
+            Planned::Known { id, acceptance, .. } => (*id, *acceptance),
+        })
+    }
 }
 
 impl Ledger {
@@ -286,12 +297,6 @@ impl Ledger {
         };
         let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
         let priority = job.priority;
-        // A hold that ended may still be on the books; it was checked, so it can go.
-        let unique = job.unique.as_ref();
-        let key = unique.and_then(|unique| self.key(&job.queue, &job.kind, &unique.key));
-        if let Some(key) = key {
-            self.keys.remove(&key);
-        }
         let accepted =
             Accepted { job: Arc::new(job), sequence: self.next_sequence, at: now, condition };
         self.insert(&accepted);
@@ -346,6 +351,7 @@ struct Batch {
 fn refuse_cycles(items: &[Planned]) -> Result<(), Refusal> {
     let mut waits_for: BTreeMap<JobId, usize> = BTreeMap::new();
     let mut dependents: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
+    let mut dependencies: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
     let jobs = items.iter().filter_map(|item| match item {
         Planned::Accept { job, .. } => Some(job),
         Planned::Known { .. } => None,
@@ -358,6 +364,7 @@ fn refuse_cycles(items: &[Planned]) -> Result<(), Refusal> {
             if waits_for.contains_key(&dependency.on) {
                 *waits_for.entry(job.id).or_default() += 1;
                 dependents.entry(dependency.on).or_default().push(job.id);
+                dependencies.entry(job.id).or_default().push(dependency.on);
             }
         }
     }
@@ -374,10 +381,15 @@ fn refuse_cycles(items: &[Planned]) -> Result<(), Refusal> {
             }
         }
     }
-    match waits_for.first_key_value() {
-        None => Ok(()),
-        Some((job, _)) => Err(Refusal::DependencyCycle { job: *job }),
+    let Some((&start, _)) = waits_for.first_key_value() else { return Ok(()) };
+    // What is left is in a cycle or waits for one: following it backwards must end in a cycle.
+    let mut job = start;
+    let mut walked = BTreeSet::new();
+    while walked.insert(job) {
+        let stuck = dependencies.get(&job).into_iter().flatten();
+        job = stuck.copied().find(|on| waits_for.contains_key(on)).unwrap_or(start);
     }
+    Err(Refusal::DependencyCycle { job })
 }
 
 pub(super) fn at_most(

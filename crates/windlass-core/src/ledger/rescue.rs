@@ -79,6 +79,12 @@ impl Command for Rescue {
         let mut rescued = Rescued::default();
         let all = self.reason == RecoveryReason::Restart;
         let mut looked_at = 0;
+        if self.recovery.mode == RecoveryMode::Act {
+            // What was only told until now.
+            for (ends, token) in core::mem::take(&mut ledger.told_ends) {
+                ledger.lease_until(token, ends);
+            }
+        }
         while let Some(&(ends, token)) = ledger.lease_ends.first()
             && (all || ends <= effects.now.steady)
         {
@@ -108,8 +114,10 @@ impl Ledger {
         let detected = What::RecoveryDetected { reason: how.reason, attempt };
         self.tell(slot, detected, effects);
         if how.recovery.mode == RecoveryMode::Observe {
-            // Out of the index, so that it is told once; a renewal would put it back.
+            // Out of the index, so that it is told once; a renewal puts it back.
             self.lease_ends.remove(&(ends, token));
+            self.told_ends.insert((ends, token));
+            self.leases.entry(token).and_modify(|held| held.told = true);
             return None;
         }
         let error = ErrorText::new("crashed: its worker was lost while running it");
@@ -181,7 +189,7 @@ impl Command for Promote {
             purged += 1;
         }
         let due = ledger.timers.first().map(|(at, _, _)| *at);
-        let expiry = ledger.expiries.first().map(|(at, _)| *at);
+        let expiry = ledger.expiries.first().map(|(at, _, _)| *at);
         let old = ledger.finished.first().map(|(at, _, _)| *at + age);
         let next = [due, expiry, old].into_iter().flatten().min();
         Ok(Promoted { purged, next_in: next.map(|at| at.since(now)) })

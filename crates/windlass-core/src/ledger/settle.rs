@@ -7,7 +7,7 @@ use core::time::Duration;
 use super::enqueue::at_most;
 use super::{Command, Effects, Ledger, died_of_attempts};
 use crate::event::What;
-use crate::job::{Bytes, Condition, JobId, LeaseToken, NewJob, State, StateName};
+use crate::job::{Bytes, Condition, JobId, LeaseToken, NewJob, State, StateName, UniqueScope};
 use crate::outcome::{ErrorText, Verdict};
 use crate::record::{AttemptEnd, Note};
 use crate::refusal::Refusal;
@@ -77,7 +77,11 @@ impl Ledger {
         let remedy = "raise `payload_bytes`, or store the data elsewhere";
         at_most("output bytes", bytes, self.limits.payload_bytes, remedy)?;
         if verdict == Verdict::Complete && !next.is_empty() {
-            let plan = self.plan(next, effects.now.wall)?;
+            let plan = match self.key_scope(slot) {
+                // A job may continue with one of the same key, which it gives up by completing.
+                Some(UniqueScope::Open) => self.plan_after(slot, next, effects.now.wall)?,
+                Some(UniqueScope::Any) | None => self.plan(next, effects.now.wall)?,
+            };
             self.carry_out(plan, effects);
         }
         let end = match verdict {

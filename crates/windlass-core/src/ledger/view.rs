@@ -284,8 +284,8 @@ impl Ledger {
         } else if !handling.iter().any(|worker| worker.card.listens_to(&queue.name)) {
             reasons.push(Reason::NoWorkerForQueue { queue: queue.name.clone() });
         }
-        let terms = handling.iter().flat_map(|worker| worker.card.kinds.iter());
-        let terms = terms.filter(|terms| terms.kind == kind.name).next_back();
+        let mut terms = handling.iter().flat_map(|worker| worker.card.kinds.iter());
+        let terms = terms.rfind(|terms| terms.kind == kind.name);
         let Some(terms) = terms else { return reasons };
         if let Some(limit) = terms.concurrency
             && kind.running >= u64::from(limit)

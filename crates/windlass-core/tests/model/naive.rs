@@ -128,6 +128,8 @@ pub(crate) struct Naive {
     /// Per queue and kind that ever had a job.
     totals: BTreeMap<(Name, Name), Totals>,
     full_at: BTreeMap<Name, Timestamp>,
+    /// Kinds of which a claim got no more, because as many ran as may.
+    pub(crate) turned_away: BTreeSet<Name>,
     next_sequence: u64,
     next_token: u64,
     /// What the command under way has told.
@@ -149,6 +151,7 @@ impl Naive {
             queues: BTreeMap::new(),
             totals: BTreeMap::new(),
             full_at: BTreeMap::new(),
+            turned_away: BTreeSet::new(),
             next_sequence: 1,
             next_token: 1,
             told: Vec::new(),
@@ -324,7 +327,7 @@ impl Naive {
         self.tell(id, "job.removed");
         self.jobs.remove(&id);
         for job in self.jobs.values_mut() {
-            job.links.retain(|link| link.on != id);
+            job.links.retain(|link| link.on != id || !link.met);
         }
         let at = self.now.wall;
         for dependent in waiting {
@@ -492,7 +495,8 @@ impl Naive {
             let (on, on_failure) = (dependency.on, dependency.on_failure);
             if on == job.id {
                 self.cycles.insert(on);
-                return Err(Refusal::DependencyCycle { job: on });
+                let first = *self.cycles.first().expect("one was just added");
+                return Err(Refusal::DependencyCycle { job: first });
             }
             if links.iter().all(|link| link.on != on) {
                 let met = !batch.contains(&on) && self.is_met(job.id, on, on_failure)?;
@@ -528,6 +532,7 @@ impl Naive {
     fn refuse_cycles(&mut self, plan: &[Planned]) -> Result<(), Refusal> {
         let batch: BTreeMap<JobId, &NewJob> =
             plan.iter().filter_map(accepted).map(|job| (job.id, job)).collect();
+        let mut found = false;
         for &start in batch.keys() {
             let mut reached = BTreeSet::new();
             let mut ahead = vec![start];
@@ -537,11 +542,12 @@ impl Naive {
             }
             if reached.contains(&start) {
                 self.cycles.insert(start);
+                found = true;
             }
         }
         match self.cycles.first() {
-            None => Ok(()),
-            Some(&job) => Err(Refusal::DependencyCycle { job }),
+            Some(&job) if found => Err(Refusal::DependencyCycle { job }),
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -682,6 +688,7 @@ impl Naive {
             let running = self.jobs.values().filter(|job| job.new.kind == kind);
             let running = running.filter(|job| job.lease().is_some()).count();
             if terms.concurrency.is_some_and(|limit| running >= limit as usize) {
+                self.turned_away.insert(kind.clone());
                 held_back.insert((queue, kind));
                 continue;
             }
@@ -858,6 +865,9 @@ impl Naive {
         let now = self.now.steady;
         let all = rescue.reason == RecoveryReason::Restart;
         let look = rescue.recovery.mode == RecoveryMode::Observe;
+        for job in self.jobs.values_mut() {
+            job.told_lost &= look;
+        }
         let running = self.jobs.iter().filter_map(|(id, job)| job.lease().map(|l| (*id, job, l)));
         let mut lost: Vec<(Steady, LeaseToken, JobId)> = running
             .filter(|(_, job, _)| (all || job.lease_ends <= now) && !(look && job.told_lost))
@@ -1105,6 +1115,7 @@ impl Naive {
             return Err(Refusal::WrongState { job: id, state, operation: "remove" });
         }
         self.remove_one(id);
+        self.trim_due = true;
         self.trim();
         Ok(())
     }

@@ -6,20 +6,24 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use windlass_core::event::{Event, RecoveryReason, Subject, What};
-use windlass_core::job::{CancelReason, JobId, LeaseToken, State, StateName};
+use windlass_core::event::{Event, Subject, What};
+use windlass_core::job::{CancelReason, JobId, LeaseToken, NewJob, State, StateName};
 use windlass_core::ledger::{
-    Applied, Cancel, Clear, Command, Configure, Counts, Enqueue, Ledger, Promote, Recovery, Remove,
-    Renew, Renewal, Replay, ReplayEdited, Reschedule, Rescue, Ring, Settle, Settlement,
+    Applied, Cancel, Clear, Command, Configure, Enqueue, Ledger, Promote, Remove, Renew, Renewal,
+    Replay, ReplayEdited, Reschedule, Ring, Settle, Settlement,
 };
 use windlass_core::limits::Limits;
+use windlass_core::name::Name;
+use windlass_core::outcome::Verdict;
 use windlass_core::record::{Change, JobRecord, Progress, Report};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
 use crate::naive::{About, Naive};
-use crate::steps::{self, Ending, Hand, Step};
+use crate::steps::{self, Draft, Ending, Hand, Identity, Pick, Step};
 
+pub(crate) static STAT: std::sync::Mutex<BTreeMap<String, u64>> =
+    std::sync::Mutex::new(BTreeMap::new());
 /// Small, so that every bound is met within a few commands.
 fn limits() -> Limits {
     Limits {
@@ -48,6 +52,7 @@ pub(crate) struct Pair {
     records: BTreeMap<JobId, JobRecord>,
     heard: BTreeMap<JobId, Heard>,
     last_event: u64,
+    next_id: u32,
     /// Every lease ever given, oldest first.
     leases: Vec<(JobId, LeaseToken)>,
 }
@@ -65,6 +70,7 @@ impl Pair {
             records: BTreeMap::new(),
             heard: BTreeMap::new(),
             last_event: 0,
+            next_id: 0,
             leases: Vec::new(),
         }
     }
@@ -79,9 +85,9 @@ impl Pair {
                 self.compare(Promote, Ok(expected))
             }
             Step::Enqueue(drafts) => {
-                let jobs: Vec<_> = drafts.iter().map(|draft| draft.job(self.now())).collect();
+                let jobs = self.jobs(&drafts);
                 let expected = self.model.enqueue(jobs.clone());
-                self.compare(Enqueue { jobs }, expected)
+                self.compare_tidied(Enqueue { jobs }, expected, agree_on_cycle)
             }
             Step::Claim(request) => {
                 let claim = request.claim();
@@ -91,16 +97,18 @@ impl Pair {
             }
             Step::Renew(renewals) => {
                 let renewals: Vec<_> =
-                    renewals.into_iter().map(|each| self.renewal(each)).collect();
+                    renewals.into_iter().filter_map(|each| self.renewal(each)).collect();
                 let expected = renewals.iter().map(|each| self.model.renew(each)).collect();
                 self.compare(Renew { renewals }, Ok(expected))
             }
             Step::Settle(endings) => {
                 let settlements: Vec<_> =
-                    endings.iter().map(|each| self.settlement(each)).collect();
+                    endings.iter().filter_map(|each| self.settlement(each)).collect();
                 let expected =
                     settlements.iter().map(|each| self.model.settle(each.clone())).collect();
-                self.compare(Settle { settlements }, Ok(expected))
+                self.compare_tidied(Settle { settlements }, Ok(expected), |replies, cycles| {
+                    replies.iter_mut().flatten().for_each(|reply| agree_on_cycle(reply, cycles));
+                })
             }
             Step::Rescue { look, reason, max_recoveries, delay_s } => {
                 let rescue = steps::rescue(look, reason, max_recoveries, delay_s);
@@ -131,31 +139,31 @@ impl Pair {
 
     /// What people do, rather than workers.
     fn control(&mut self, step: Step) -> TestCaseResult {
-        let all = |numbers: Vec<u8>| -> Vec<JobId> { numbers.into_iter().map(steps::id).collect() };
         match step {
-            Step::Cancel(numbers) => {
-                let jobs = all(numbers);
+            Step::Cancel(picks) => {
+                let jobs = self.find_all(&picks);
                 let reason = CancelReason::Requested;
                 let expected = jobs.iter().map(|id| self.model.cancel(*id, reason)).collect();
                 self.compare(Cancel { jobs }, Ok(expected))
             }
-            Step::Reschedule(numbers, begin) => {
-                let (jobs, start) = (all(numbers), begin.start(self.now()));
+            Step::Reschedule(picks, begin) => {
+                let (jobs, start) = (self.find_all(&picks), begin.start(self.now()));
                 let expected = self.model.reschedule(&jobs, start);
                 self.compare(Reschedule { jobs, start }, expected)
             }
-            Step::Replay(numbers) => {
-                let jobs = all(numbers);
+            Step::Replay(picks) => {
+                let jobs = self.find_all(&picks);
                 let expected = self.model.replay(jobs.clone());
                 self.compare(Replay { jobs }, Ok(expected))
             }
-            Step::ReplayEdited(number, draft) => {
-                let (job, edited) = (steps::id(number), draft.job(self.now()));
+            Step::ReplayEdited(pick, draft) => {
+                let job = self.find(pick, &[], &[]).unwrap_or(steps::id(0));
+                let edited = self.jobs(&[draft]).remove(0);
                 let expected = self.model.replay_edited(job, edited.clone());
                 self.compare(ReplayEdited { job, edited }, expected)
             }
-            Step::Remove(numbers) => {
-                let jobs = all(numbers);
+            Step::Remove(picks) => {
+                let jobs = self.find_all(&picks);
                 let expected = jobs.iter().map(|id| self.model.remove(*id)).collect();
                 self.compare(Remove { jobs }, Ok(expected))
             }
@@ -184,59 +192,143 @@ impl Pair {
         self.model.now.wall
     }
 
-    /// The job and the token that a worker would name.
-    fn lease(&self, hand: Hand) -> (JobId, LeaseToken) {
-        let held: Vec<(JobId, LeaseToken)> = self
-            .leases
-            .iter()
-            .filter(|(id, token)| match self.model.jobs.get(id).map(|job| &job.condition.state) {
-                Some(State::Running(lease)) => lease.token == *token,
-                Some(_) | None => false,
-            })
-            .copied()
-            .collect();
-        let pick = |from: &[(JobId, LeaseToken)], number: u8| {
-            let none = (steps::id(1), LeaseToken(1));
-            if from.is_empty() { none } else { from[usize::from(number) % from.len()] }
-        };
-        match hand {
-            Hand::Right(number) => pick(&held, number),
-            Hand::Stale(number) => pick(&self.leases, number),
-            Hand::Crossed(number, job) => (steps::id(job), pick(&held, number).1),
-            Hand::MadeUp(job) => (steps::id(job), LeaseToken(u64::MAX)),
+    /// The job that is meant, as things stand; `before` and `batch` are its siblings.
+    fn find(&self, pick: Pick, before: &[JobId], batch: &[JobId]) -> Option<JobId> {
+        let kept = self.model.jobs.iter();
+        match pick {
+            Pick::In(state, number) => {
+                let there = kept.filter(|(_, job)| job.condition.state.name() == state);
+                nth(&there.map(|(id, _)| *id).collect::<Vec<_>>(), number)
+            }
+            Pick::Kept(number) => nth(&kept.map(|(id, _)| *id).collect::<Vec<_>>(), number),
+            Pick::Before(number) => nth(before, number),
+            Pick::Sibling(number) => nth(batch, number),
+            Pick::Number(number) => Some(steps::id(u32::from(number))),
         }
     }
 
-    fn renewal(&self, (hand, lease_s, percent): (Hand, u32, Option<u8>)) -> Renewal {
-        let (job, token) = self.lease(hand);
+    fn find_all(&self, picks: &[Pick]) -> Vec<JobId> {
+        picks.iter().filter_map(|pick| self.find(*pick, &[], &[])).collect()
+    }
+
+    /// The jobs of a batch, which may name each other.
+    fn jobs(&mut self, drafts: &[Draft]) -> Vec<NewJob> {
+        let mut ids = Vec::new();
+        for draft in drafts {
+            let reused = match draft.identity {
+                Identity::Reused(pick) => self.find(pick, &[], &[]),
+                Identity::Fresh => None,
+            };
+            self.next_id += u32::from(reused.is_none());
+            ids.push(reused.unwrap_or(steps::id(self.next_id)));
+        }
+        let make = |(place, draft): (usize, &Draft)| {
+            draft.job(ids[place], self.now(), |pick| self.find(pick, &ids[..place], &ids))
+        };
+        drafts.iter().enumerate().map(make).collect()
+    }
+
+    /// The job and the token that a worker would name.
+    fn lease(&self, hand: Hand) -> Option<(JobId, LeaseToken)> {
+        let held: Vec<_> = self.leases.iter().filter(|each| self.is_held(each)).copied().collect();
+        match hand {
+            Hand::Right(number) => nth(&held, number),
+            Hand::Stale(number) => nth(&self.leases, number),
+            Hand::Crossed(number, job) => {
+                self.find(job, &[], &[]).zip(nth(&held, number).map(|(_, token)| token))
+            }
+            Hand::MadeUp(job) => self.find(job, &[], &[]).map(|job| (job, LeaseToken(u64::MAX))),
+        }
+    }
+
+    fn is_held(&self, (id, token): &(JobId, LeaseToken)) -> bool {
+        match self.model.jobs.get(id).map(|job| &job.condition.state) {
+            Some(State::Running(lease)) => lease.token == *token,
+            Some(_) | None => false,
+        }
+    }
+
+    fn renewal(&self, (hand, lease_s, percent): (Hand, u32, Option<u8>)) -> Option<Renewal> {
+        let (job, token) = self.lease(hand)?;
         let progress = percent.map(|percent| Progress { percent, note: String::new() });
         let report = Report { progress, lines: Vec::new() };
-        Renewal { job, token, lease: steps::seconds(lease_s), report }
+        Some(Renewal { job, token, lease: steps::seconds(lease_s), report })
     }
 
-    fn settlement(&self, ending: &Ending) -> Settlement {
-        let (job, token) = self.lease(ending.hand);
+    fn settlement(&mut self, ending: &Ending) -> Option<Settlement> {
+        let (job, token) = self.lease(ending.hand)?;
         let mut settlement = Settlement::new(job, token, ending.verdict);
         settlement.output = Some(vec![7; ending.output_bytes].into());
-        settlement.next = ending.next.iter().map(|draft| draft.job(self.now())).collect();
-        settlement
+        settlement.next = self.jobs(&ending.next);
+        Some(settlement)
     }
 
-    /// Gives the ledger the command that the model has answered, and compares.
-    fn compare<C: Command>(
+    fn compare<C: Command + Debug>(
         &mut self,
         command: C,
         expected: Result<C::Reply, Refusal>,
     ) -> TestCaseResult
     where
-        C: Debug,
+        C::Reply: PartialEq + Debug,
+    {
+        self.compare_tidied(command, expected, |_, _| {})
+    }
+
+    /// Gives the ledger the command that the model has answered, and compares.
+    fn compare_tidied<C: Command + Debug>(
+        &mut self,
+        command: C,
+        expected: Result<C::Reply, Refusal>,
+        tidy: impl FnOnce(&mut Result<C::Reply, Refusal>, &BTreeSet<JobId>),
+    ) -> TestCaseResult
+    where
         C::Reply: PartialEq + Debug,
     {
         self.model.finish();
         let shown = format!("{command:?}");
         let applied = self.ledger.apply(command, self.reading);
-        let Applied { reply, changes, events, rings } = applied;
+        let Applied { mut reply, changes, events, rings } = applied;
+        tidy(&mut reply, &self.model.cycles);
         prop_assert_eq!(&reply, &expected, "the reply to {}", shown);
+        {
+            let text = format!("{reply:?}");
+            let mut m = STAT.lock().unwrap();
+            let cmd = shown.split([' ', '{', '(']).next().unwrap().to_string();
+            *m.entry(format!("cmd {cmd}")).or_default() += 1;
+            for word in [
+                "IdReused",
+                "IdTwiceInBatch",
+                "UnknownDependency",
+                "DependencyFailed",
+                "DependencyCycle",
+                "KeyTaken",
+                "QueueFull",
+                "OutOfBounds",
+                "LeaseLost",
+                "UnknownJob",
+                "WrongState",
+                "Deduplicated",
+                "AlreadyAccepted",
+            ] {
+                let n = text.matches(word).count() as u64;
+                if n > 0 {
+                    *m.entry(format!("{cmd} {word}")).or_default() += n;
+                }
+            }
+            for e in &events {
+                *m.entry(format!("event {}", e.topic())).or_default() += 1;
+                if let What::JobRemoved { reason } = &e.what {
+                    *m.entry(format!("event removed {reason:?}")).or_default() += 1;
+                }
+                if let What::JobDead { reason, .. } = &e.what {
+                    *m.entry(format!("event dead {reason:?}")).or_default() += 1;
+                }
+                if let What::JobCancelled { reason } = &e.what {
+                    *m.entry(format!("event cancelled {reason:?}")).or_default() += 1;
+                }
+            }
+            *m.entry(format!("jobs {}", self.records.len())).or_default() += 1;
+        }
         self.keep(&changes, &rings)?;
         self.hear(&events)?;
         let counts = self.ledger.counts(self.reading);
@@ -247,6 +339,7 @@ impl Pair {
 
     /// Keeps what a store would keep, and checks that no wake is missing.
     fn keep(&mut self, changes: &[Change], rings: &BTreeSet<Ring>) -> TestCaseResult {
+        let mut freed = BTreeSet::new();
         for change in changes {
             match change {
                 Change::Insert(accepted) => {
@@ -258,7 +351,11 @@ impl Pair {
                 Change::Update(update) => {
                     let record = self.records.get_mut(&update.job);
                     prop_assert!(record.is_some(), "an update of {}, which is gone", update.job);
-                    record.expect("it was just found").absorb(update);
+                    let record = record.expect("it was just found");
+                    if record.condition.state.is_running() && !update.condition.state.is_running() {
+                        freed.insert(record.job.kind.clone());
+                    }
+                    record.absorb(update);
                     self.check_ring(update.job, rings)?;
                 }
                 Change::Remove { job } => {
@@ -269,6 +366,18 @@ impl Pair {
             }
         }
         self.changes.extend_from_slice(changes);
+        self.check_freed(freed, rings)
+    }
+
+    /// Whoever a concurrency limit turned away is woken when a job of the kind ends.
+    fn check_freed(&mut self, kinds: BTreeSet<Name>, rings: &BTreeSet<Ring>) -> TestCaseResult {
+        for kind in kinds.into_iter().filter(|kind| self.model.turned_away.remove(kind)) {
+            let of_kind = self.model.jobs.values().filter(|job| job.new.kind == kind);
+            for job in of_kind.filter(|job| matches!(job.condition.state, State::Ready { .. })) {
+                let ring = Ring::Queue(job.new.queue.clone());
+                prop_assert!(rings.contains(&ring), "nobody is woken for {}", job.new.id);
+            }
+        }
         Ok(())
     }
 
@@ -373,18 +482,24 @@ impl Pair {
         let tokens: Vec<LeaseToken> = self.leases.iter().map(|(_, token)| *token).collect();
         prop_assert!(tokens.is_sorted_by(|one, next| one < next), "tokens repeat: {tokens:?}");
         let mut second = Ledger::new(limits());
+        second.glance(Now { wall: Timestamp::default(), steady: self.reading.steady });
+        let mut reached = Timestamp::default();
         for change in &self.changes {
+            reached = reached.max(made_at(change).unwrap_or(reached));
             second.absorb(change);
             // Taking one over twice is harmless.
             second.absorb(change);
         }
-        self.ledger.glance(self.reading);
+        let resumed = second.glance(self.reading).wall;
+        prop_assert!(resumed >= reached, "time went back from {reached} to {resumed}");
+        self.reading = self.ledger.glance(self.reading);
         second.glance(self.reading);
         prop_assert_eq!(second.check(), Vec::<String>::new(), "in the rebuilt ledger");
         prop_assert_eq!(second.dump(), self.ledger.dump());
-        let reason = RecoveryReason::Restart;
-        let rescue = Rescue { recovery: Recovery::default(), reason };
-        self.go_on(&mut second, rescue)?;
+        let held = self.leases.iter().filter(|lease| self.is_held(lease));
+        let back = held.map(|(job, token)| Settlement::new(*job, *token, Verdict::Release));
+        let settlements = back.collect();
+        self.go_on(&mut second, Settle { settlements })?;
         self.reading.wall = self.reading.wall + Duration::from_secs(10);
         self.reading.steady = self.reading.steady + Duration::from_secs(10);
         self.go_on(&mut second, steps::take_everything())?;
@@ -402,12 +517,34 @@ impl Pair {
         let other = second.apply(command, self.reading);
         prop_assert_eq!(other.reply, one.reply);
         prop_assert_eq!(other.changes, one.changes);
-        prop_assert_eq!(other.rings, one.rings);
         let words = |events: Vec<Event>| -> Vec<(Subject, What)> {
             events.into_iter().map(|event| (event.subject, event.what)).collect()
         };
         prop_assert_eq!(words(other.events), words(one.events));
         Ok(())
+    }
+}
+
+fn nth<T: Copy>(from: &[T], number: u8) -> Option<T> {
+    let place = usize::from(number).checked_rem(from.len())?;
+    from.get(place).copied()
+}
+
+/// A refusal may name any job of a cycle; the model names the first.
+fn agree_on_cycle<R>(reply: &mut Result<R, Refusal>, cycles: &BTreeSet<JobId>) {
+    if let Err(Refusal::DependencyCycle { job }) = reply
+        && cycles.contains(job)
+        && let Some(first) = cycles.first()
+    {
+        *job = *first;
+    }
+}
+
+fn made_at(change: &Change) -> Option<Timestamp> {
+    match change {
+        Change::Insert(accepted) => Some(accepted.at),
+        Change::Update(update) => Some(update.at),
+        Change::Remove { .. } | Change::Queue { .. } | Change::Rate { .. } => None,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Everything comes from small pools, so that ids, keys, queues and dependencies collide often.
 //! What depends on the moment (a token, a due time) is named here and looked up when it is used.
 
+use std::fmt;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::{
-    CancelReason, DeadReason, Dependency, JobId, NewJob, OnFailure, Priority, Start, Unique,
-    UniqueScope,
+    CancelReason, DeadReason, Dependency, JobId, NewJob, OnFailure, Priority, Start, StateName,
+    Unique, UniqueScope,
 };
 use windlass_core::ledger::{Claim, KindClaim, QueueChange, Recovery, RecoveryMode, Rescue};
 use windlass_core::name::Name;
@@ -25,7 +26,8 @@ use windlass_core::time::Timestamp;
 /// Largest payload the tested ledger takes.
 pub(crate) const PAYLOAD_BYTES: usize = 4;
 
-const IDS: u8 = 12;
+/// Numbers at which an old id is looked for; new ones count up from 1.
+const IDS: u8 = 30;
 
 static KINDS: LazyLock<Vec<Name>> = LazyLock::new(|| names(&["mail", "scan"]));
 static QUEUES: LazyLock<Vec<Name>> = LazyLock::new(|| names(&["east", "west"]));
@@ -35,7 +37,7 @@ fn names(texts: &[&str]) -> Vec<Name> {
     texts.iter().map(|text| Name::new(text).expect("a proper name")).collect()
 }
 
-pub(crate) fn id(number: u8) -> JobId {
+pub(crate) fn id(number: u32) -> JobId {
     JobId::from_u128(u128::from(number))
 }
 
@@ -65,13 +67,37 @@ pub(crate) enum Step {
         delay_s: u32,
     },
     Promote,
-    Cancel(Vec<u8>),
-    Reschedule(Vec<u8>, Begin),
-    Replay(Vec<u8>),
-    ReplayEdited(u8, Draft),
-    Remove(Vec<u8>),
+    Cancel(Vec<Pick>),
+    Reschedule(Vec<Pick>, Begin),
+    Replay(Vec<Pick>),
+    ReplayEdited(Pick, Draft),
+    Remove(Vec<Pick>),
     Clear(u8),
     Configure(u8, QueueChange),
+}
+
+/// Which job is meant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pick {
+    /// One of the jobs in this state, if there is any.
+    In(StateName, u8),
+    /// One of the jobs that are kept.
+    Kept(u8),
+    /// One that stands before this one in its batch, if there is any.
+    Before(u8),
+    /// One of the same batch, perhaps itself.
+    Sibling(u8),
+    /// The job with this number, whether there is one or not.
+    Number(u8),
+}
+
+/// The identity of a new job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Identity {
+    /// One that was never used.
+    Fresh,
+    /// That of another job, perhaps.
+    Reused(Pick),
 }
 
 /// When a job may start.
@@ -95,26 +121,60 @@ impl Begin {
 }
 
 /// A job to enqueue.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Draft {
-    id: u8,
+    pub(crate) identity: Identity,
     kind: u8,
     queue: u8,
     payload: u8,
     priority: i32,
     begin: Begin,
     unique: Option<(u8, UniqueScope, Option<u32>)>,
-    depends_on: Vec<(u8, OnFailure)>,
+    depends_on: Vec<(Pick, OnFailure)>,
     max_attempts: Option<u32>,
     expires_after_s: Option<u32>,
 }
 
+/// Only what is out of the ordinary, so that a failing case fits on a page.
+impl fmt::Debug for Draft {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}/{}", self.identity, queue(self.queue), KINDS[usize::from(self.kind)])?;
+        if self.payload != 0 {
+            write!(f, " payload {}", self.payload)?;
+        }
+        if self.priority != 0 {
+            write!(f, " priority {}", self.priority)?;
+        }
+        if !matches!(self.begin, Begin::Now) {
+            write!(f, " begin {:?}", self.begin)?;
+        }
+        if let Some(unique) = self.unique {
+            write!(f, " unique {unique:?}")?;
+        }
+        if !self.depends_on.is_empty() {
+            write!(f, " after {:?}", self.depends_on)?;
+        }
+        if let Some(runs) = self.max_attempts {
+            write!(f, " at most {runs} runs")?;
+        }
+        if let Some(seconds) = self.expires_after_s {
+            write!(f, " expires after {seconds} s")?;
+        }
+        Ok(())
+    }
+}
+
 impl Draft {
-    pub(crate) fn job(&self, now: Timestamp) -> NewJob {
+    pub(crate) fn job(
+        &self,
+        id: JobId,
+        now: Timestamp,
+        find: impl Fn(Pick) -> Option<JobId>,
+    ) -> NewJob {
         // Rarely one byte too many.
-        let bytes = vec![self.payload; if self.payload > 60 { PAYLOAD_BYTES + 1 } else { 1 }];
+        let bytes = vec![self.payload; if self.payload == u8::MAX { PAYLOAD_BYTES + 1 } else { 1 }];
         let kind = KINDS[usize::from(self.kind)].clone();
-        let mut job = NewJob::new(id(self.id), kind, queue(self.queue), bytes);
+        let mut job = NewJob::new(id, kind, queue(self.queue), bytes);
         job.priority = Priority(self.priority);
         job.start = self.begin.start(now);
         job.unique = self.unique.map(|(key, scope, window)| Unique {
@@ -123,9 +183,8 @@ impl Draft {
             window: window.map(seconds),
         });
         let edges = self.depends_on.iter();
-        job.depends_on = edges
-            .map(|(on, on_failure)| Dependency { on: id(*on), on_failure: *on_failure })
-            .collect();
+        let edges = edges.filter_map(|(on, on_failure)| find(*on).map(|on| (on, *on_failure)));
+        job.depends_on = edges.map(|(on, on_failure)| Dependency { on, on_failure }).collect();
         job.retry = self.max_attempts.map(|runs| Retry::default().up_to(runs));
         job.expires_after = self.expires_after_s.map(seconds);
         job
@@ -171,9 +230,9 @@ pub(crate) enum Hand {
     /// An earlier lease of the job, or of any other.
     Stale(u8),
     /// A lease that is held, presented for another job.
-    Crossed(u8, u8),
+    Crossed(u8, Pick),
     /// A token no one was ever given.
-    MadeUp(u8),
+    MadeUp(Pick),
 }
 
 /// The end of an attempt.
@@ -197,54 +256,73 @@ pub(crate) fn steps(at_most: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let ids = || vec(job_number(), 1..=3);
-    let long = 3_600;
-    let year = 365 * 86_400;
+    use StateName::{Blocked, Cancelled, Completed, Dead, Ready, Running, Scheduled};
+    let some = |states: &[StateName]| vec(pick(states), 1..=3);
+    let open = [Ready, Scheduled, Blocked, Running];
+    let (hour, year) = (3_600, 365 * 86_400);
     prop_oneof![
-        6 => select(vec![0, 1, 1_000, 2_000, 5_000, 31_000, 600_000, 3_600_000]).prop_map(Step::Pass),
-        1 => select(vec![long, -long, year, -year]).prop_map(Step::SetWall),
-        8 => draft().prop_map(|draft| Step::Enqueue(vec![draft])),
-        4 => vec(draft(), 0..=4).prop_map(Step::Enqueue),
-        9 => request().prop_map(Step::Claim),
+        6 => select(vec![0, 1, 1_000, 2_000, 5_000, 31_000, 600_000]).prop_map(Step::Pass),
+        1 => select(vec![hour, -hour, -hour, year, -year]).prop_map(Step::SetWall),
+        10 => draft().prop_map(|draft| Step::Enqueue(vec![draft])),
+        10 => vec(draft(), 0..=5).prop_map(Step::Enqueue),
+        12 => request().prop_map(Step::Claim),
         2 => vec((hand(), 0u32..40, weighted(0.3, 0u8..=120)), 1..=2).prop_map(Step::Renew),
-        9 => vec(ending(), 1..=2).prop_map(Step::Settle),
+        12 => vec(ending(), 1..=3).prop_map(Step::Settle),
         3 => recovery(),
         2 => Just(Step::Promote),
-        3 => ids().prop_map(Step::Cancel),
-        2 => (ids(), begin()).prop_map(|(ids, begin)| Step::Reschedule(ids, begin)),
-        4 => ids().prop_map(Step::Replay),
-        2 => (job_number(), draft()).prop_map(|(id, draft)| Step::ReplayEdited(id, draft)),
-        1 => ids().prop_map(Step::Remove),
+        2 => some(&open).prop_map(Step::Cancel),
+        2 => (some(&open), begin()).prop_map(|(jobs, begin)| Step::Reschedule(jobs, begin)),
+        4 => some(&[Dead, Cancelled]).prop_map(Step::Replay),
+        2 => (pick(&[Dead]), draft()).prop_map(|(job, draft)| Step::ReplayEdited(job, draft)),
+        1 => some(&[Dead, Completed, Cancelled]).prop_map(Step::Remove),
         1 => (0u8..2).prop_map(Step::Clear),
         3 => (0u8..2, queue_change()).prop_map(|(queue, change)| Step::Configure(queue, change)),
     ]
 }
 
-fn job_number() -> impl Strategy<Value = u8> {
-    1..=IDS
+fn pick(states: &[StateName]) -> impl Strategy<Value = Pick> + use<> {
+    prop_oneof![
+        60 => (select(states.to_vec()), 0u8..8).prop_map(|(state, nth)| Pick::In(state, nth)),
+        20 => (0u8..16).prop_map(Pick::Kept),
+        2 => (1..=IDS).prop_map(Pick::Number),
+    ]
+}
+
+fn identity() -> impl Strategy<Value = Identity> {
+    prop_oneof![
+        20 => Just(Identity::Fresh),
+        1 => (0u8..16).prop_map(|number| Identity::Reused(Pick::Kept(number))),
+        1 => (1..=IDS).prop_map(|number| Identity::Reused(Pick::Number(number))),
+    ]
+}
+
+fn edges() -> impl Strategy<Value = Vec<(Pick, OnFailure)>> {
+    let policy = select(vec![OnFailure::Cascade, OnFailure::Ignore, OnFailure::Wait]);
+    let open = [StateName::Ready, StateName::Running, StateName::Blocked, StateName::Dead];
+    let on = prop_oneof![
+        80 => pick(&open),
+        80 => (0u8..6).prop_map(Pick::Before),
+        5 => (0u8..6).prop_map(Pick::Sibling),
+    ];
+    prop_oneof![2 => Just(Vec::new()), 1 => vec((on, policy), 1..=3)]
 }
 
 fn draft() -> impl Strategy<Value = Draft> {
-    let policy = select(vec![OnFailure::Cascade, OnFailure::Ignore, OnFailure::Wait]);
-    let edges = prop_oneof![
-        3 => Just(Vec::new()),
-        2 => vec((job_number(), policy), 1..=3),
-    ];
     let scope = select(vec![UniqueScope::Open, UniqueScope::Any]);
     let window = weighted(0.5, select(vec![1, 10, 4_000]));
-    let who = (job_number(), 0u8..2, 0u8..2, prop_oneof![9 => 0u8..2, 1 => 0u8..64]);
+    let who = (identity(), 0u8..2, 0u8..2, prop_oneof![60 => 0u8..2, 1 => Just(u8::MAX)]);
     let rest = (
         select(vec![0, 0, 0, -10, 10, 20]),
         begin(),
         weighted(0.3, (0u8..2, scope, window)),
-        edges,
+        edges(),
         weighted(0.4, 1u32..=3),
         weighted(0.15, select(vec![0, 2, 30, 2_000])),
     );
-    (who, rest).prop_map(|((id, kind, queue, payload), rest)| {
+    (who, rest).prop_map(|((identity, kind, queue, payload), rest)| {
         let (priority, begin, unique, depends_on, max_attempts, expires_after_s) = rest;
         Draft {
-            id,
+            identity,
             kind,
             queue,
             payload,
@@ -261,7 +339,7 @@ fn draft() -> impl Strategy<Value = Draft> {
 fn begin() -> impl Strategy<Value = Begin> {
     let century_and_more = 101 * 366 * 86_400;
     prop_oneof![
-        60 => Just(Begin::Now),
+        150 => Just(Begin::Now),
         20 => select(vec![0, 1, 5, 60, 5_000]).prop_map(Begin::After),
         19 => select(vec![-100, 0, 1, 30, 7_200]).prop_map(Begin::At),
         1 => Just(Begin::After(century_and_more)),
@@ -293,8 +371,8 @@ fn hand() -> impl Strategy<Value = Hand> {
     prop_oneof![
         12 => (0u8..8).prop_map(Hand::Right),
         2 => (0u8..8).prop_map(Hand::Stale),
-        1 => (0u8..8, job_number()).prop_map(|(lease, job)| Hand::Crossed(lease, job)),
-        1 => job_number().prop_map(Hand::MadeUp),
+        1 => (0u8..8, 0u8..16).prop_map(|(lease, job)| Hand::Crossed(lease, Pick::Kept(job))),
+        1 => (0u8..16).prop_map(|job| Hand::MadeUp(Pick::Kept(job))),
     ]
 }
 
@@ -346,8 +424,8 @@ fn recovery() -> impl Strategy<Value = Step> {
 fn queue_change() -> impl Strategy<Value = QueueChange> {
     prop_oneof![
         1 => Just(QueueChange::Pause),
-        2 => Just(QueueChange::Resume),
-        2 => weighted(0.7, 0u64..=5).prop_map(QueueChange::MaxDepth),
+        9 => Just(QueueChange::Resume),
+        2 => weighted(0.5, select(vec![8, 4, 2, 0])).prop_map(QueueChange::MaxDepth),
         2 => weighted(0.7, select(vec![1, 10, 300]))
             .prop_map(|step| QueueChange::Ageing(step.map(seconds))),
     ]

@@ -1,0 +1,177 @@
+//! The demonstration: an engine in memory, jobs that flow in by themselves, and a story.
+//!
+//! - `jobs` is what a program that uses the library would contain: kinds and handlers
+//! - `traffic` keeps ordinary jobs coming
+//! - `script` plays the scenes, each a thing that happens to jobs in real life
+//! - `story` puts into words what the engine tells about the scenes' jobs
+//! - `screen` shows it, and `report` adds it all up at the end
+
+mod jobs;
+mod report;
+mod screen;
+mod script;
+mod story;
+mod traffic;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Interval, MissedTickBehavior, sleep};
+use windlass::{Engine, StopReport, Subscription, Topics, Worker};
+
+use crate::cli::DemoOptions;
+use crate::demo::jobs::World;
+use crate::demo::report::Report;
+use crate::demo::screen::Screen;
+use crate::demo::script::Script;
+use crate::demo::story::{Cast, Line, Story};
+use crate::signals::Interrupts;
+
+/// The store of the demonstration.
+const STORE: &str = "memory:";
+
+/// How long a graceful stop waits for running jobs: longer than any of them but the one whose
+/// length the user chooses.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// How often the screen is drawn.
+const FRAME: Duration = Duration::from_millis(250);
+
+/// Runs the demonstration until its time is over or someone presses Ctrl-C.
+pub(crate) fn run(options: &DemoOptions, verbose: bool) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let played = runtime.block_on(play(options, verbose));
+    // Nothing is left to wait for, and a handler that was aborted may still hold a thread.
+    runtime.shutdown_background();
+    played
+}
+
+async fn play(options: &DemoOptions, verbose: bool) -> anyhow::Result<()> {
+    let mut interrupts = Interrupts::listen()?;
+    let engine = Engine::open(STORE).await?;
+    let (say, said) = mpsc::unbounded_channel();
+    let cast = Arc::new(Cast::default());
+    let world = Arc::new(World::default());
+    let mut stage = Stage {
+        // Subscribed before anything happens, so that the story misses nothing.
+        events: engine.subscribe(Topics::all()),
+        engine: engine.clone(),
+        story: Story::new(cast.clone()),
+        said,
+        screen: Screen::new(options.output, verbose),
+        frame: frames(),
+    };
+    let worker = jobs::worker(&engine, world.clone()).grace(GRACE).start().await?;
+    let longest = Duration::from_secs(options.longest);
+    let mut performers = JoinSet::new();
+    performers.spawn(traffic::flow(engine.clone(), options.seed));
+    performers.spawn(script::play(Script { engine: engine.clone(), cast, world, say, longest }));
+
+    stage.show_until(ended(options.seconds, &mut interrupts, &mut performers)).await??;
+    performers.shutdown().await;
+    stage.tell(&stopping(&worker))?;
+    let (stopped, forced) = stage.show_until(wind_down(&worker, &mut interrupts)).await?;
+    stage.finish(stopped?, forced).await
+}
+
+fn frames() -> Interval {
+    let mut frame = tokio::time::interval(FRAME);
+    frame.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    frame
+}
+
+/// Waits for the end: the time is over, someone presses Ctrl-C, or a performer fails.
+async fn ended(
+    seconds: Option<u64>,
+    interrupts: &mut Interrupts,
+    performers: &mut JoinSet<anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let time_is_over = async {
+        match seconds {
+            Some(seconds) => sleep(Duration::from_secs(seconds)).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = time_is_over => Ok(()),
+        () = interrupts.next() => Ok(()),
+        // They play until they are stopped, so one that ends has failed.
+        Some(performed) = performers.join_next() => performed?,
+    }
+}
+
+/// Stops the worker gracefully, or at once when Ctrl-C comes meanwhile; and says which it was.
+async fn wind_down(
+    worker: &Worker,
+    interrupts: &mut Interrupts,
+) -> (Result<StopReport, windlass::Error>, bool) {
+    tokio::select! {
+        biased;
+        stopped = worker.stop() => (stopped, false),
+        () = interrupts.next() => (worker.stop_now().await, true),
+    }
+}
+
+fn stopping(worker: &Worker) -> Line {
+    let text = match worker.busy() {
+        0 => "nothing runs any more".to_string(),
+        busy => {
+            format!("{busy} may finish, in at most {} s; Ctrl-C again stops now", GRACE.as_secs())
+        }
+    };
+    Line::of("stop", text)
+}
+
+/// What is shown, and where it comes from.
+struct Stage {
+    engine: Engine,
+    events: Subscription,
+    said: mpsc::UnboundedReceiver<Line>,
+    story: Story,
+    screen: Screen,
+    frame: Interval,
+}
+
+impl Stage {
+    /// Keeps the screen up to date until `end` is there.
+    async fn show_until<T>(&mut self, end: impl Future<Output = T>) -> anyhow::Result<T> {
+        tokio::pin!(end);
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut end => return Ok(ended),
+                // What the script announces comes before what it causes.
+                Some(line) = self.said.recv() => self.tell(&line)?,
+                heard = self.events.next() => {
+                    if let Some(line) = self.story.hear(&heard) {
+                        self.tell(&line)?;
+                    }
+                }
+                _ = self.frame.tick() => {
+                    let counts = self.engine.counts().await?;
+                    self.screen.show(&counts)?;
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, line: &Line) -> anyhow::Result<()> {
+        self.screen.tell(line)
+    }
+
+    /// Tells the rest of the story, and the report.
+    async fn finish(mut self, worker: StopReport, forced: bool) -> anyhow::Result<()> {
+        while let Some(heard) = self.events.try_next().await {
+            if let Some(line) = self.story.hear(&heard) {
+                self.tell(&line)?;
+            }
+        }
+        let counts = self.engine.counts().await?;
+        let report = Report::new(&counts, self.story.tally(), worker, forced);
+        self.engine.close().await;
+        self.screen.finish(&counts, &report)
+    }
+}

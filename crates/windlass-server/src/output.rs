@@ -1,0 +1,103 @@
+//! Printing, and how the program ends.
+//!
+//! Results go to standard output, everything else to standard error. A reader who has seen enough
+//! and closes the pipe (`windlass … | head`) is no failure, so nothing here uses `println!`, which
+//! panics then.
+
+use std::env;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::process::ExitCode;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+/// What a failure exits with. Wrong usage exits with 2, before anything runs.
+const FAILED: u8 = 1;
+
+/// Writes to standard output at once.
+pub(crate) fn write(bytes: &[u8]) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(bytes)?;
+    stdout.flush()?;
+    Ok(())
+}
+
+/// Writes one line to standard output at once.
+pub(crate) fn line(text: &str) -> anyhow::Result<()> {
+    write(format!("{text}\n").as_bytes())
+}
+
+/// Writes one line of JSON to standard output at once.
+pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    line(&serde_json::to_string(value)?)
+}
+
+/// A table without frame whose first column is text and whose others are numbers.
+pub(crate) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        if index > 0 {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// A number with a comma between the thousands.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// Whether colours are welcome on standard output.
+pub(crate) fn stdout_has_colour() -> bool {
+    io::stdout().is_terminal() && colour_is_welcome()
+}
+
+/// Whether colours are welcome on standard error.
+pub(crate) fn stderr_has_colour() -> bool {
+    io::stderr().is_terminal() && colour_is_welcome()
+}
+
+fn colour_is_welcome() -> bool {
+    let set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    !set("NO_COLOR") && env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Tells why the program failed, if it did, in one sentence on standard error.
+pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // If standard error is closed too, the exit code must do.
+            let _ = writeln!(io::stderr(), "error: {error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let broken = |error: &io::Error| error.kind() == ErrorKind::BrokenPipe;
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(broken))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_in_thousands() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

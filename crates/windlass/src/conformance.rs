@@ -1,0 +1,192 @@
+//! The suite every store must pass: every cell of states × inputs, and what every verb promises.
+//!
+//! Write a [`Harness`] that makes empty stores and moves their clock, call [`run`], and print what
+//! it returns. A store that passes can stand in for any other.
+
+mod cells;
+mod claiming;
+mod controlling;
+mod enqueueing;
+mod settling;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use windlass_core::job::{JobId, NewJob, State, StateName};
+use windlass_core::ledger::{Claim, KindClaim, Settlement};
+use windlass_core::limits::Limits;
+use windlass_core::name::Name;
+use windlass_core::outcome::Verdict;
+use windlass_core::record::JobRecord;
+
+use crate::clock::BoxFuture;
+use crate::panics::CatchPanic;
+use crate::store::{Answer, Handed, HandedJob, Store, StoreError};
+
+/// Makes stores to test, and moves their clock.
+#[async_trait]
+pub trait Harness: Send + Sync {
+    /// An empty store with these limits. Stores of one harness share a clock.
+    async fn fresh(&self, limits: Limits) -> Arc<dyn Store>;
+
+    /// Lets the stores' clock, wall and steady, advance.
+    async fn advance(&self, by: Duration);
+}
+
+/// One promise, checked.
+pub struct Case {
+    /// The promise as a sentence.
+    pub name: String,
+    run: Box<dyn Fn(Bench) -> BoxFuture<'static, ()> + Send + Sync>,
+}
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+impl Case {
+    fn new<Fut>(name: impl Into<String>, run: impl Fn(Bench) -> Fut + Send + Sync + 'static) -> Self
+    where
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        Self { name: name.into(), run: Box::new(move |bench| Box::pin(run(bench))) }
+    }
+}
+
+/// Lists async functions as cases named after themselves.
+macro_rules! named_cases {
+    ($($case:ident),* $(,)?) => {
+        vec![$($crate::conformance::Case::new(stringify!($case).replace('_', " "), $case)),*]
+    };
+}
+use named_cases;
+
+/// All promises.
+pub fn cases() -> Vec<Case> {
+    let mut all = cells::cases();
+    all.extend(enqueueing::cases());
+    all.extend(claiming::cases());
+    all.extend(settling::cases());
+    all.extend(controlling::cases());
+    all
+}
+
+/// A promise that was broken.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    /// The promise.
+    pub name: String,
+    /// What was seen instead.
+    pub seen: String,
+}
+
+/// Checks every promise, each on a fresh store, and returns those that were broken.
+pub async fn run(harness: Arc<dyn Harness>) -> Vec<Broken> {
+    crate::panics::watch();
+    let mut broken = Vec::new();
+    for case in cases() {
+        let bench = Bench::new(harness.clone(), Limits::default()).await;
+        if let Err(seen) = CatchPanic((case.run)(bench)).await {
+            broken.push(Broken { name: case.name, seen });
+        }
+    }
+    broken
+}
+
+/// A store on the bench, with the words the cases are written in.
+#[derive(Clone)]
+struct Bench {
+    harness: Arc<dyn Harness>,
+    store: Arc<dyn Store>,
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn name(text: &str) -> Name {
+    Name::new(text).expect("the suite uses valid names")
+}
+
+fn id(number: u128) -> JobId {
+    JobId::from_u128(number)
+}
+
+/// A job with this number as its id, of kind `work` in queue `default`.
+fn job(number: u128) -> NewJob {
+    NewJob::new(id(number), name("work"), name("default"), number.to_string().into_bytes())
+}
+
+fn claim(limit: usize) -> Claim {
+    Claim { worker: "w".into(), queues: None, kinds: vec![KindClaim::new(name("work"))], limit }
+}
+
+impl Bench {
+    async fn new(harness: Arc<dyn Harness>, limits: Limits) -> Self {
+        let store = harness.fresh(limits).await;
+        Self { harness, store }
+    }
+
+    /// The same harness with another, empty store.
+    async fn with_limits(&self, limits: Limits) -> Self {
+        Self::new(self.harness.clone(), limits).await
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.harness.advance(by).await;
+    }
+
+    async fn accept(&self, jobs: impl IntoIterator<Item = NewJob>) {
+        self.store.enqueue(jobs.into_iter().collect()).await.expect("the jobs are acceptable");
+    }
+
+    async fn claim(&self, limit: usize) -> Handed {
+        self.store.claim(claim(limit)).await.expect("a claim is answered")
+    }
+
+    /// Claims exactly one job.
+    async fn take(&self) -> HandedJob {
+        let mut handed = self.claim(1).await;
+        handed.jobs.pop().expect("a job is claimable")
+    }
+
+    async fn settle(&self, handed: &HandedJob, verdict: Verdict) -> StateName {
+        let settlement = Settlement::new(handed.job.id, handed.lease.token, verdict);
+        let mut answers = self.store.settle(vec![settlement]).await.expect("it is answered");
+        answers.remove(0).expect("the lease is held").state
+    }
+
+    async fn record(&self, job: JobId) -> JobRecord {
+        let found = self.store.find(&[job]).await.expect("a find is answered").remove(0);
+        found.expect("the job is kept")
+    }
+
+    async fn state(&self, job: JobId) -> State {
+        self.record(job).await.condition.state
+    }
+
+    async fn state_name(&self, job: JobId) -> StateName {
+        self.state(job).await.name()
+    }
+
+    async fn assert_unknown(&self, job: JobId) {
+        let found = self.store.find(&[job]).await.expect("a find is answered").remove(0);
+        assert!(found.is_none(), "job {job} is kept: {found:?}");
+    }
+
+    /// Topics of all events so far.
+    async fn topics(&self) -> Vec<&'static str> {
+        let events = self.store.events(0, usize::MAX).await.expect("events are answered");
+        events.iter().map(|event| event.topic()).collect()
+    }
+}
+
+/// The refusal in an answer that must be one.
+fn refused<T: std::fmt::Debug>(answer: Answer<T>) -> windlass_core::refusal::Refusal {
+    match answer {
+        Err(StoreError::Refused(refusal)) => refusal,
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}

@@ -1,0 +1,405 @@
+//! What the verbs of people promise: cancel, move, replay, remove, pause, clear, list, count.
+
+use windlass_core::explain::Reason;
+use windlass_core::filter::Filter;
+use windlass_core::job::{
+    CancelReason, DeadReason, Dependency, JobId, NewJob, OnFailure, Priority, Start, State,
+    StateName, Unique, UniqueScope,
+};
+use windlass_core::ledger::{CancelAnswer, QueueChange, WorkerCard, WorkerKind, WorkerNews};
+use windlass_core::limits::Limits;
+use windlass_core::outcome::Verdict;
+use windlass_core::refusal::Refusal;
+
+use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
+use crate::store::{Alteration, Altered, Deed, Selection};
+
+pub(super) fn cases() -> Vec<Case> {
+    named_cases![
+        cancelling_says_what_happened_in_every_state,
+        cancelling_a_dependency_cancels_those_that_follow,
+        a_cancelled_job_does_not_start,
+        running_now_and_moving_change_when_a_job_starts,
+        replaying_resets_the_job_and_happens_once,
+        a_replayed_job_waits_for_what_it_depends_on,
+        replaying_a_failed_graph_in_one_call_runs_it_in_order,
+        a_replay_does_not_steal_a_unique_key,
+        an_edited_replay_is_a_new_job_in_the_old_ones_place,
+        removing_deletes_finished_jobs_only,
+        removing_what_others_wait_for_lets_them_follow,
+        dead_letters_are_bounded_and_the_oldest_goes,
+        history_is_bounded_by_age_and_number,
+        what_an_open_job_depends_on_is_kept_for_its_output,
+        clearing_leaves_running_work_counters_and_other_queues_alone,
+        settings_of_a_queue_are_kept_and_told,
+        listing_pages_by_filter_without_repeats,
+        altering_by_filter_takes_exactly_what_matches,
+        counters_equal_what_a_list_finds,
+        totals_tell_successes_deaths_and_cancellations_apart,
+        explaining_names_every_reason,
+        explaining_an_unknown_job_is_refused,
+    ]
+}
+
+async fn alter(bench: &Bench, job: JobId, alteration: Alteration) -> Result<Deed, Refusal> {
+    let selection = Selection::Jobs(vec![job]);
+    let mut altered = bench.store.alter(selection, alteration).await.expect("it is answered");
+    altered.remove(0).result
+}
+
+fn after(number: u128, on: u128, on_failure: OnFailure) -> NewJob {
+    NewJob { depends_on: vec![Dependency { on: id(on), on_failure }], ..job(number) }
+}
+
+async fn die(bench: &Bench) -> JobId {
+    let handed = bench.take().await;
+    bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
+    handed.job.id
+}
+
+async fn complete(bench: &Bench) -> JobId {
+    let handed = bench.take().await;
+    bench.settle(&handed, Verdict::Complete).await;
+    handed.job.id
+}
+
+async fn cancelling_says_what_happened_in_every_state(bench: Bench) {
+    let cancelled = Ok(Deed::Cancel(CancelAnswer::Cancelled));
+    bench.accept([NewJob { start: Start::After(HOUR), ..job(1) }]).await;
+    assert_eq!(alter(&bench, id(1), Alteration::Cancel).await, cancelled);
+    bench.accept([job(2), after(3, 2, OnFailure::Ignore)]).await;
+    assert_eq!(alter(&bench, id(3), Alteration::Cancel).await, cancelled);
+    let handed = bench.take().await;
+    for _ in 0..2 {
+        let requested = Ok(Deed::Cancel(CancelAnswer::Requested));
+        assert_eq!(alter(&bench, id(2), Alteration::Cancel).await, requested);
+    }
+    bench.settle(&handed, Verdict::Complete).await;
+    for (number, state) in [(1, StateName::Cancelled), (2, StateName::Completed)] {
+        let refusal = Refusal::WrongState { job: id(number), state, operation: "cancel" };
+        assert_eq!(alter(&bench, id(number), Alteration::Cancel).await, Err(refusal));
+    }
+    let unknown = Refusal::UnknownJob { job: id(9) };
+    assert_eq!(alter(&bench, id(9), Alteration::Cancel).await, Err(unknown));
+}
+
+async fn cancelling_a_dependency_cancels_those_that_follow(bench: Bench) {
+    let third = after(3, 2, OnFailure::Cascade);
+    bench.accept([job(1), after(2, 1, OnFailure::Cascade), third]).await;
+    alter(&bench, id(1), Alteration::Cancel).await.expect("it waits");
+    for number in 2..=3 {
+        let state = bench.state(id(number)).await;
+        let reason = CancelReason::DependencyCancelled;
+        assert!(matches!(state, State::Cancelled { reason: r, .. } if r == reason), "{state:?}");
+    }
+}
+
+async fn a_cancelled_job_does_not_start(bench: Bench) {
+    bench.accept([job(1), NewJob { start: Start::After(SECOND), ..job(2) }]).await;
+    alter(&bench, id(1), Alteration::Cancel).await.expect("it waits");
+    alter(&bench, id(2), Alteration::Cancel).await.expect("it waits");
+    bench.advance(HOUR).await;
+    assert!(bench.claim(10).await.jobs.is_empty());
+}
+
+async fn running_now_and_moving_change_when_a_job_starts(bench: Bench) {
+    bench.accept([NewJob { start: Start::After(HOUR), ..job(1) }, job(2)]).await;
+    let now = Alteration::Reschedule(Start::Now);
+    assert_eq!(alter(&bench, id(1), now).await, Ok(Deed::Rescheduled(StateName::Ready)));
+    let later = Alteration::Reschedule(Start::After(HOUR));
+    assert_eq!(alter(&bench, id(2), later).await, Ok(Deed::Rescheduled(StateName::Scheduled)));
+    assert_eq!(complete(&bench).await, id(1));
+    assert!(bench.claim(1).await.jobs.is_empty());
+    let refusal = alter(&bench, id(1), now).await.expect_err("it has finished");
+    assert!(matches!(refusal, Refusal::WrongState { state: StateName::Completed, .. }));
+    bench.advance(HOUR).await;
+    assert_eq!(complete(&bench).await, id(2));
+}
+
+async fn replaying_resets_the_job_and_happens_once(bench: Bench) {
+    bench.accept([job(1)]).await;
+    die(&bench).await;
+    assert_eq!(alter(&bench, id(1), Alteration::Replay).await, Ok(Deed::Replayed));
+    let again = alter(&bench, id(1), Alteration::Replay).await.expect_err("it is not dead");
+    assert!(matches!(again, Refusal::WrongState { state: StateName::Ready, .. }), "{again:?}");
+    let record = bench.record(id(1)).await;
+    assert_eq!(record.condition.attempts, 0);
+    assert_eq!(record.condition.generation, 1);
+    assert_eq!((record.error, record.output, record.first_started_at), (None, None, None));
+    let counts = bench.store.count().await.expect("it is answered");
+    assert_eq!((counts.in_state(StateName::Dead), counts.in_state(StateName::Ready)), (0, 1));
+    assert_eq!(complete(&bench).await, id(1));
+}
+
+async fn a_replayed_job_waits_for_what_it_depends_on(bench: Bench) {
+    bench.accept([job(1), after(2, 1, OnFailure::Cascade)]).await;
+    die(&bench).await;
+    let early = alter(&bench, id(2), Alteration::Replay).await.expect_err("1 is still dead");
+    assert!(matches!(early, Refusal::DependencyFailed { .. }), "{early:?}");
+    alter(&bench, id(1), Alteration::Replay).await.expect("it is dead");
+    alter(&bench, id(2), Alteration::Replay).await.expect("1 is open again");
+    assert_eq!(bench.state_name(id(2)).await, StateName::Blocked);
+    assert_eq!(complete(&bench).await, id(1));
+    assert_eq!(complete(&bench).await, id(2));
+}
+
+async fn replaying_a_failed_graph_in_one_call_runs_it_in_order(bench: Bench) {
+    let chain = (2..=5).map(|number| after(number, number - 1, OnFailure::Cascade));
+    bench.accept([job(1)].into_iter().chain(chain)).await;
+    die(&bench).await;
+    let filter = Filter { states: vec![StateName::Dead], ..Filter::default() };
+    let selection = Selection::Matching(filter);
+    let altered = bench.store.alter(selection, Alteration::Replay).await.expect("it is answered");
+    assert!(altered.iter().all(|each| each.result.is_ok()), "{altered:?}");
+    assert_eq!(altered.len(), 5);
+    for number in 1..=5 {
+        assert_eq!(complete(&bench).await, id(number));
+    }
+}
+
+async fn a_replay_does_not_steal_a_unique_key(bench: Bench) {
+    let unique = |number| {
+        let unique = Unique { key: "k".to_string(), scope: UniqueScope::Open, window: None };
+        NewJob { unique: Some(unique), ..job(number) }
+    };
+    bench.accept([unique(1)]).await;
+    die(&bench).await;
+    bench.accept([unique(2)]).await;
+    let refusal = alter(&bench, id(1), Alteration::Replay).await.expect_err("2 holds the key");
+    assert_eq!(refusal, Refusal::KeyTaken { job: id(1), holder: id(2) });
+    complete(&bench).await;
+    alter(&bench, id(1), Alteration::Replay).await.expect("the key is free");
+    let answer = bench.store.enqueue(vec![unique(3)]).await.expect("it is answered");
+    assert_eq!(answer[0].id, id(1), "a replayed job holds its key again");
+}
+
+async fn an_edited_replay_is_a_new_job_in_the_old_ones_place(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let edited = NewJob { parent: Some(id(1)), payload: b"fixed".to_vec().into(), ..job(2) };
+    let early = refused(bench.store.replay_edited(id(1), edited.clone()).await);
+    assert!(matches!(early, Refusal::WrongState { .. }), "{early:?}");
+    bench.assert_unknown(id(2)).await;
+    die(&bench).await;
+    bench.store.replay_edited(id(1), edited).await.expect("it is answered");
+    let state = bench.state(id(1)).await;
+    assert!(matches!(state, State::Cancelled { reason: CancelReason::Replaced, .. }), "{state:?}");
+    assert_eq!(bench.record(id(2)).await.job.parent, Some(id(1)));
+    assert_eq!(&*bench.record(id(1)).await.job.payload, b"1", "the old payload stays");
+    assert_eq!(complete(&bench).await, id(2));
+}
+
+async fn removing_deletes_finished_jobs_only(bench: Bench) {
+    bench.accept([job(1), job(2)]).await;
+    die(&bench).await;
+    assert_eq!(alter(&bench, id(1), Alteration::Remove).await, Ok(Deed::Removed));
+    bench.assert_unknown(id(1)).await;
+    let refusal = alter(&bench, id(2), Alteration::Remove).await.expect_err("it waits");
+    assert!(matches!(refusal, Refusal::WrongState { state: StateName::Ready, .. }));
+    bench.accept([NewJob { payload: b"new".to_vec().into(), ..job(1) }]).await;
+}
+
+async fn removing_what_others_wait_for_lets_them_follow(bench: Bench) {
+    let third = after(3, 2, OnFailure::Cascade);
+    bench.accept([job(1), after(2, 1, OnFailure::Wait), third]).await;
+    die(&bench).await;
+    assert_eq!(bench.state_name(id(2)).await, StateName::Blocked);
+    alter(&bench, id(1), Alteration::Remove).await.expect("it is dead");
+    assert_eq!(bench.state_name(id(2)).await, StateName::Dead);
+    assert_eq!(bench.state_name(id(3)).await, StateName::Dead);
+}
+
+async fn dead_letters_are_bounded_and_the_oldest_goes(bench: Bench) {
+    let bench = bench.with_limits(Limits { dead_letters: 3, ..Limits::default() }).await;
+    for number in 1..=5 {
+        bench.accept([job(number)]).await;
+        die(&bench).await;
+        bench.advance(SECOND).await;
+    }
+    bench.assert_unknown(id(1)).await;
+    bench.assert_unknown(id(2)).await;
+    assert_eq!(bench.state_name(id(3)).await, StateName::Dead);
+    let counts = bench.store.count().await.expect("it is answered");
+    assert_eq!(counts.in_state(StateName::Dead), 3);
+    assert_eq!(counts.totals().dead, 5);
+    assert_eq!(counts.queues[0].dead_letters_dropped, 2);
+    assert!(bench.topics().await.contains(&"job.removed"));
+}
+
+async fn history_is_bounded_by_age_and_number(bench: Bench) {
+    let limits = Limits { history_jobs: 3, history_age: HOUR, ..Limits::default() };
+    let bench = bench.with_limits(limits).await;
+    for number in 1..=5 {
+        bench.accept([job(number)]).await;
+        complete(&bench).await;
+        bench.advance(SECOND).await;
+    }
+    bench.assert_unknown(id(2)).await;
+    assert_eq!(bench.state_name(id(3)).await, StateName::Completed);
+    bench.advance(HOUR).await;
+    assert_eq!(bench.store.promote().await.expect("it is answered").purged, 3);
+    bench.assert_unknown(id(5)).await;
+}
+
+async fn what_an_open_job_depends_on_is_kept_for_its_output(bench: Bench) {
+    let limits = Limits { history_jobs: 1, history_age: HOUR, ..Limits::default() };
+    let bench = bench.with_limits(limits).await;
+    let last = NewJob { priority: Priority::LOW, ..after(2, 1, OnFailure::Cascade) };
+    bench.accept([job(1), last, job(3), job(4)]).await;
+    assert_eq!(complete(&bench).await, id(1));
+    assert_eq!(complete(&bench).await, id(3));
+    assert_eq!(complete(&bench).await, id(4));
+    bench.advance(HOUR * 2).await;
+    bench.store.promote().await.expect("it is answered");
+    bench.assert_unknown(id(4)).await;
+    assert_eq!(bench.state_name(id(1)).await, StateName::Completed);
+    assert_eq!(complete(&bench).await, id(2));
+    bench.store.promote().await.expect("it is answered");
+    bench.assert_unknown(id(1)).await;
+}
+
+async fn clearing_leaves_running_work_counters_and_other_queues_alone(bench: Bench) {
+    bench.accept((1..=4).map(job)).await;
+    let elsewhere = NewJob { queue: name("other"), ..job(5) };
+    let follower = NewJob { queue: name("other"), ..after(6, 4, OnFailure::Cascade) };
+    bench.accept([elsewhere, follower]).await;
+    let running = bench.take().await;
+    let cleared = bench.store.clear(name("default")).await.expect("it is answered");
+    assert_eq!((cleared.cleared, cleared.followed), (3, 1));
+    assert_eq!(bench.state_name(id(5)).await, StateName::Ready);
+    assert_eq!(bench.state_name(id(1)).await, StateName::Running);
+    assert_eq!(bench.settle(&running, Verdict::Complete).await, StateName::Completed);
+    bench.accept([job(7)]).await;
+    assert_eq!(bench.claim(1).await.jobs.len(), 1, "the queue goes on");
+    assert_eq!(bench.store.count().await.expect("it is answered").totals().enqueued, 7);
+    let unknown = bench.store.clear(name("never")).await.expect("it is answered");
+    assert_eq!(unknown.cleared, 0);
+}
+
+async fn settings_of_a_queue_are_kept_and_told(bench: Bench) {
+    for change in [
+        QueueChange::Pause,
+        QueueChange::Pause,
+        QueueChange::MaxDepth(Some(9)),
+        QueueChange::Ageing(Some(HOUR)),
+    ] {
+        bench.store.configure(name("mail"), change).await.expect("it is answered");
+    }
+    let counts = bench.store.count().await.expect("it is answered");
+    let settings = &counts.queues[0].settings;
+    assert!(settings.paused);
+    assert_eq!((settings.max_depth, settings.ageing), (Some(9), Some(HOUR)));
+    bench.store.configure(name("mail"), QueueChange::Resume).await.expect("it is answered");
+    let told = bench.topics().await;
+    let expected = ["queue.paused", "queue.configured", "queue.configured", "queue.resumed"];
+    assert_eq!(told, expected, "a setting that does not change is not told");
+    let none = QueueChange::Ageing(Some(std::time::Duration::ZERO));
+    refused(bench.store.configure(name("mail"), none).await);
+}
+
+async fn listing_pages_by_filter_without_repeats(bench: Bench) {
+    let tagged = |number: u128| NewJob {
+        tags: if number.is_multiple_of(2) {
+            vec![name("even"), name("all")]
+        } else {
+            vec![name("all")]
+        },
+        kind: name(if number <= 20 { "work" } else { "other" }),
+        ..job(number)
+    };
+    bench.accept((1..=25).map(tagged)).await;
+    bench.advance(SECOND).await;
+    bench.accept((26..=30).map(tagged)).await;
+    let tags = vec![name("even"), name("all")];
+    let filter = Filter { tags, kinds: vec![name("work")], ..Filter::default() };
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let page = bench.store.list(&filter, after, 3).await.expect("it is answered");
+        assert!(page.jobs.len() <= 3);
+        found.extend(page.jobs.iter().map(|record| record.id()));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    let expected: Vec<JobId> = (1..=10).rev().map(|half| id(half * 2)).collect();
+    assert_eq!(found, expected);
+    let since = bench.record(id(26)).await.created_at;
+    let recent = Filter { created_from: Some(since), ..Filter::default() };
+    let page = bench.store.list(&recent, None, 100).await.expect("it is answered");
+    assert_eq!(page.jobs.len(), 5);
+    let older = Filter { created_before: Some(since), ..Filter::default() };
+    let page = bench.store.list(&older, None, 100).await.expect("it is answered");
+    assert_eq!(page.jobs.len(), 25);
+}
+
+async fn altering_by_filter_takes_exactly_what_matches(bench: Bench) {
+    let other = |number| NewJob { kind: name("other"), ..job(number) };
+    bench.accept([job(1), other(2), job(3)]).await;
+    let filter = Filter { kinds: vec![name("work")], ..Filter::default() };
+    let selection = Selection::Matching(filter);
+    let altered = bench.store.alter(selection, Alteration::Cancel).await.expect("it is answered");
+    let ids: Vec<JobId> = altered.iter().map(|Altered { job, .. }| *job).collect();
+    assert_eq!(ids, [id(1), id(3)]);
+    assert_eq!(bench.state_name(id(2)).await, StateName::Ready);
+}
+
+async fn counters_equal_what_a_list_finds(bench: Bench) {
+    bench.accept((1..=10).map(job)).await;
+    bench.accept([after(11, 1, OnFailure::Cascade)]).await;
+    bench.accept([NewJob { start: Start::After(SECOND), ..job(12) }]).await;
+    complete(&bench).await;
+    die(&bench).await;
+    bench.take().await;
+    alter(&bench, id(9), Alteration::Cancel).await.expect("it waits");
+    bench.advance(SECOND).await;
+    let counts = bench.store.count().await.expect("it is answered");
+    for state in StateName::ALL {
+        let filter = Filter { states: vec![state], ..Filter::default() };
+        let page = bench.store.list(&filter, None, 100).await.expect("it is answered");
+        assert_eq!(counts.in_state(state), page.jobs.len() as u64, "{state}");
+    }
+}
+
+async fn totals_tell_successes_deaths_and_cancellations_apart(bench: Bench) {
+    bench.accept((1..=6).map(job)).await;
+    complete(&bench).await;
+    complete(&bench).await;
+    die(&bench).await;
+    let handed = bench.take().await;
+    bench.settle(&handed, Verdict::Retry(HOUR)).await;
+    alter(&bench, id(5), Alteration::Cancel).await.expect("it waits");
+    let totals = bench.store.count().await.expect("it is answered").totals();
+    assert_eq!((totals.enqueued, totals.completed, totals.dead), (6, 2, 1));
+    assert_eq!((totals.cancelled, totals.failed, totals.retried), (1, 2, 1));
+}
+
+async fn explaining_names_every_reason(bench: Bench) {
+    bench.accept([NewJob { kind: name("wrok"), start: Start::After(HOUR), ..job(1) }]).await;
+    bench.accept([after(2, 1, OnFailure::Cascade)]).await;
+    let terms = WorkerKind { kind: name("work"), concurrency: Some(1), rate: None };
+    let card = WorkerCard { queues: None, kinds: vec![terms], slots: 1 };
+    bench.store.announce("w".into(), WorkerNews::Started(card)).await.expect("it is answered");
+    bench.store.configure(name("default"), QueueChange::Pause).await.expect("it is answered");
+    let explanation = bench.store.explain(id(2)).await.expect("it is answered");
+    let [Reason::BlockedBy(blocker)] = explanation.reasons.as_slice() else {
+        panic!("{explanation}");
+    };
+    assert!(matches!(blocker.reasons[0], Reason::ScheduledFor { attempts: 0, .. }), "{blocker}");
+    assert!(matches!(blocker.reasons[1], Reason::QueuePaused { .. }), "{blocker}");
+    let Reason::NoWorkerForKind { nearest, .. } = &blocker.reasons[2] else { panic!("{blocker}") };
+    assert_eq!(nearest.as_ref().map(|name| name.as_str()), Some("work"));
+    bench.store.configure(name("default"), QueueChange::Resume).await.expect("it is answered");
+    bench.accept([job(3), job(4), job(5)]).await;
+    bench.take().await;
+    let text = bench.store.explain(id(5)).await.expect("it is answered").to_string();
+    for part in ["the limit is 1", "1 jobs are ahead of it", "run 1 jobs in 1 slots"] {
+        assert!(text.contains(part), "{part:?} is missing from: {text}");
+    }
+    let running = bench.store.explain(id(3)).await.expect("it is answered");
+    assert_eq!(running.reasons, vec![Reason::Running { cancel_requested: false }]);
+}
+
+async fn explaining_an_unknown_job_is_refused(bench: Bench) {
+    let refusal = refused(bench.store.explain(id(9)).await);
+    assert_eq!(refusal, Refusal::UnknownJob { job: id(9) });
+}

@@ -1,0 +1,304 @@
+//! What ending an attempt promises.
+
+use std::time::Duration;
+
+use windlass_core::event::{RecoveryReason, What};
+use windlass_core::job::{
+    CancelReason, DeadReason, Dependency, JobId, NewJob, OnFailure, State, StateName,
+};
+use windlass_core::ledger::{QueueChange, Recovery, Rescue, Settlement};
+use windlass_core::limits::Limits;
+use windlass_core::outcome::{ErrorText, Verdict};
+use windlass_core::refusal::Refusal;
+
+use super::{Bench, Case, SECOND, id, job, name, named_cases};
+use crate::store::{Alteration, HandedJob, Selection};
+
+pub(super) fn cases() -> Vec<Case> {
+    named_cases![
+        each_verdict_leads_to_its_state,
+        snooze_and_release_are_not_counted_as_starts,
+        the_output_and_the_error_of_an_attempt_are_kept,
+        a_stale_settlement_is_refused_and_changes_nothing,
+        a_settlement_repeated_after_it_happened_is_refused_and_harmless,
+        one_refused_item_does_not_hold_up_the_others,
+        a_completion_and_its_next_job_are_one_commit,
+        a_refused_next_job_leaves_the_completion_undone,
+        next_jobs_of_a_failure_are_not_accepted,
+        a_request_to_cancel_wins_over_another_run,
+        a_settlement_that_comes_before_the_rescue_wins,
+        an_oversized_output_is_refused_and_the_job_still_runs,
+        a_chain_of_a_thousand_dies_together_each_once,
+        a_fan_of_a_thousand_is_released_together,
+        a_diamond_completes_in_order,
+        events_are_numbered_without_gaps_and_ordered_per_job,
+        the_last_failure_tells_both_failed_and_dead,
+    ]
+}
+
+fn settlement(handed: &HandedJob, verdict: Verdict) -> Settlement {
+    Settlement::new(handed.job.id, handed.lease.token, verdict)
+}
+
+async fn each_verdict_leads_to_its_state(bench: Bench) {
+    for (number, verdict, state) in [
+        (1, Verdict::Complete, StateName::Completed),
+        (2, Verdict::Retry(SECOND), StateName::Scheduled),
+        (3, Verdict::Snooze(SECOND), StateName::Scheduled),
+        (4, Verdict::Bury(DeadReason::Permanent), StateName::Dead),
+        (5, Verdict::Cancel(CancelReason::Handler), StateName::Cancelled),
+        (6, Verdict::Release, StateName::Ready),
+    ] {
+        bench.accept([job(number)]).await;
+        let handed = bench.take().await;
+        assert_eq!(bench.settle(&handed, verdict).await, state);
+        assert_eq!(bench.state_name(id(number)).await, state);
+    }
+}
+
+async fn snooze_and_release_are_not_counted_as_starts(bench: Bench) {
+    bench.accept([job(1)]).await;
+    for verdict in [Verdict::Snooze(Duration::ZERO), Verdict::Release] {
+        for _ in 0..5 {
+            let handed = bench.take().await;
+            assert_eq!(handed.attempt, 1);
+            bench.settle(&handed, verdict).await;
+            assert_eq!(bench.record(id(1)).await.condition.attempts, 0);
+        }
+    }
+}
+
+async fn the_output_and_the_error_of_an_attempt_are_kept(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    let error = ErrorText::new("the first one failed");
+    let failed = Settlement {
+        error: Some(error.clone()),
+        ..settlement(&handed, Verdict::Retry(Duration::ZERO))
+    };
+    bench.store.settle(vec![failed]).await.expect("it is answered");
+    assert_eq!(bench.record(id(1)).await.error, Some(error.clone()));
+    let handed = bench.take().await;
+    assert_eq!(handed.attempt, 2);
+    let output = Some(b"{\"n\":42}".to_vec().into());
+    let completed = Settlement { output: output.clone(), ..settlement(&handed, Verdict::Complete) };
+    bench.store.settle(vec![completed]).await.expect("it is answered");
+    let record = bench.record(id(1)).await;
+    assert_eq!(record.output, output);
+    assert_eq!(record.error, None, "success clears the last error");
+    assert_eq!(record.attempts.len(), 2);
+    assert_eq!(record.attempts[0].error, Some(error));
+}
+
+/// Lets the first holder of job 1 lose its lease to a second.
+async fn two_holders(bench: &Bench) -> (HandedJob, HandedJob) {
+    bench.accept([job(1)]).await;
+    let first = bench.take().await;
+    bench.advance(Duration::from_secs(31)).await;
+    rescue(bench).await;
+    bench.advance(SECOND).await;
+    (first, bench.take().await)
+}
+
+async fn rescue(bench: &Bench) {
+    let rescue = Rescue { recovery: Recovery::default(), reason: RecoveryReason::LeaseExpired };
+    bench.store.rescue(rescue).await.expect("it is answered");
+}
+
+async fn a_stale_settlement_is_refused_and_changes_nothing(bench: Bench) {
+    let (first, second) = two_holders(&bench).await;
+    let before = bench.record(id(1)).await;
+    for verdict in [
+        Verdict::Complete,
+        Verdict::Retry(SECOND),
+        Verdict::Snooze(SECOND),
+        Verdict::Release,
+        Verdict::Bury(DeadReason::Permanent),
+        Verdict::Cancel(CancelReason::Handler),
+    ] {
+        let late = Settlement { next: vec![job(50)], ..settlement(&first, verdict) };
+        let answer = bench.store.settle(vec![late]).await.expect("it is answered").remove(0);
+        assert_eq!(answer, Err(Refusal::LeaseLost { job: id(1) }));
+        assert_eq!(bench.record(id(1)).await, before);
+        bench.assert_unknown(id(50)).await;
+    }
+    assert_eq!(bench.settle(&second, Verdict::Complete).await, StateName::Completed);
+}
+
+async fn a_settlement_repeated_after_it_happened_is_refused_and_harmless(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    bench.settle(&handed, Verdict::Complete).await;
+    let before = bench.record(id(1)).await;
+    let again = vec![settlement(&handed, Verdict::Bury(DeadReason::Permanent))];
+    let answer = bench.store.settle(again).await.expect("it is answered").remove(0);
+    assert_eq!(answer, Err(Refusal::LeaseLost { job: id(1) }));
+    assert_eq!(bench.record(id(1)).await, before);
+}
+
+async fn one_refused_item_does_not_hold_up_the_others(bench: Bench) {
+    let (first, second) = two_holders(&bench).await;
+    bench.accept([job(2)]).await;
+    let third = bench.take().await;
+    let batch = [&first, &second, &third].map(|handed| settlement(handed, Verdict::Complete));
+    let answers = bench.store.settle(batch.to_vec()).await.expect("it is answered");
+    assert_eq!(answers.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true, true]);
+}
+
+async fn a_completion_and_its_next_job_are_one_commit(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    let on_failure = OnFailure::Cascade;
+    let child = NewJob {
+        parent: Some(id(1)),
+        depends_on: vec![Dependency { on: id(1), on_failure }],
+        ..job(2)
+    };
+    let with_next = Settlement { next: vec![child], ..settlement(&handed, Verdict::Complete) };
+    bench.store.settle(vec![with_next]).await.expect("it is answered").remove(0).expect("applied");
+    assert_eq!(bench.state_name(id(1)).await, StateName::Completed);
+    assert_eq!(bench.state_name(id(2)).await, StateName::Ready);
+    assert_eq!(bench.record(id(2)).await.job.parent, Some(id(1)));
+}
+
+async fn a_refused_next_job_leaves_the_completion_undone(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    let limit = QueueChange::MaxDepth(Some(0));
+    bench.store.configure(name("full"), limit).await.expect("it is answered");
+    let child = NewJob { queue: name("full"), ..job(3) };
+    let next = vec![job(2), child];
+    let with_next = Settlement { next, ..settlement(&handed, Verdict::Complete) };
+    let answer = bench.store.settle(vec![with_next]).await.expect("it is answered").remove(0);
+    assert!(matches!(answer, Err(Refusal::QueueFull { .. })), "{answer:?}");
+    assert_eq!(bench.state_name(id(1)).await, StateName::Running);
+    bench.assert_unknown(id(2)).await;
+}
+
+async fn next_jobs_of_a_failure_are_not_accepted(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    let failed = Settlement { next: vec![job(2)], ..settlement(&handed, Verdict::Retry(SECOND)) };
+    bench.store.settle(vec![failed]).await.expect("it is answered").remove(0).expect("applied");
+    bench.assert_unknown(id(2)).await;
+}
+
+async fn a_request_to_cancel_wins_over_another_run(bench: Bench) {
+    for (number, verdict, state) in [
+        (1, Verdict::Retry(SECOND), StateName::Cancelled),
+        (2, Verdict::Snooze(SECOND), StateName::Cancelled),
+        (3, Verdict::Release, StateName::Cancelled),
+        (4, Verdict::Complete, StateName::Completed),
+        (5, Verdict::Bury(DeadReason::Permanent), StateName::Dead),
+    ] {
+        bench.accept([job(number)]).await;
+        let handed = bench.take().await;
+        cancel(&bench, id(number)).await;
+        assert_eq!(bench.settle(&handed, verdict).await, state, "{verdict:?}");
+    }
+    bench.accept([job(6)]).await;
+    bench.take().await;
+    cancel(&bench, id(6)).await;
+    bench.advance(Duration::from_secs(31)).await;
+    rescue(&bench).await;
+    assert_eq!(bench.state_name(id(6)).await, StateName::Cancelled, "a lost worker's job");
+}
+
+async fn cancel(bench: &Bench, job: JobId) {
+    let selection = Selection::Jobs(vec![job]);
+    bench.store.alter(selection, Alteration::Cancel).await.expect("it is answered");
+}
+
+async fn a_settlement_that_comes_before_the_rescue_wins(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    bench.advance(Duration::from_secs(31)).await;
+    assert_eq!(bench.settle(&handed, Verdict::Complete).await, StateName::Completed);
+    rescue(&bench).await;
+    assert_eq!(bench.state_name(id(1)).await, StateName::Completed);
+}
+
+async fn an_oversized_output_is_refused_and_the_job_still_runs(bench: Bench) {
+    let bench = bench.with_limits(Limits { payload_bytes: 100, ..Limits::default() }).await;
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    let output = Some(vec![b'1'; 101].into());
+    let large = Settlement { output, ..settlement(&handed, Verdict::Complete) };
+    let answer = bench.store.settle(vec![large]).await.expect("it is answered").remove(0);
+    assert!(matches!(answer, Err(Refusal::OutOfBounds { .. })), "{answer:?}");
+    assert_eq!(bench.state_name(id(1)).await, StateName::Running);
+}
+
+fn after(number: u128, on: u128) -> NewJob {
+    let on_failure = OnFailure::Cascade;
+    NewJob { depends_on: vec![Dependency { on: id(on), on_failure }], ..job(number) }
+}
+
+async fn a_chain_of_a_thousand_dies_together_each_once(bench: Bench) {
+    bench.accept([job(1)]).await;
+    bench.accept((2..=1_000).map(|number| after(number, number - 1))).await;
+    let handed = bench.take().await;
+    bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
+    let counts = bench.store.count().await.expect("it is answered");
+    assert_eq!(counts.in_state(StateName::Dead), 1_000);
+    let dead = bench.topics().await.iter().filter(|topic| **topic == "job.dead").count();
+    assert_eq!(dead, 1_000);
+    let state = bench.state(id(1_000)).await;
+    assert!(matches!(state, State::Dead { reason: DeadReason::DependencyFailed, .. }));
+}
+
+async fn a_fan_of_a_thousand_is_released_together(bench: Bench) {
+    bench.accept([job(1)]).await;
+    bench.accept((2..=1_001).map(|number| after(number, 1))).await;
+    let handed = bench.take().await;
+    bench.settle(&handed, Verdict::Complete).await;
+    let counts = bench.store.count().await.expect("it is answered");
+    assert_eq!(counts.in_state(StateName::Ready), 1_000);
+}
+
+async fn a_diamond_completes_in_order(bench: Bench) {
+    let edges = [2, 3].map(|on| Dependency { on: id(on), on_failure: OnFailure::Cascade });
+    let bottom = NewJob { depends_on: edges.to_vec(), ..job(4) };
+    bench.accept([bottom, after(3, 1), after(2, 1), job(1)]).await;
+    let mut order = Vec::new();
+    while let Some(handed) = bench.claim(1).await.jobs.pop() {
+        order.push(handed.job.id);
+        bench.settle(&handed, Verdict::Complete).await;
+    }
+    assert_eq!(order, [1, 3, 2, 4].map(id));
+}
+
+async fn events_are_numbered_without_gaps_and_ordered_per_job(bench: Bench) {
+    bench.accept((1..=20).map(job)).await;
+    for handed in bench.claim(20).await.jobs {
+        bench.settle(&handed, Verdict::Complete).await;
+    }
+    let events = bench.store.events(0, usize::MAX).await.expect("it is answered");
+    for (index, event) in events.iter().enumerate() {
+        assert_eq!(event.number, index as u64 + 1);
+    }
+    for number in 1..=20 {
+        let of_job = events.iter().filter(|event| event.job() == Some(id(number)));
+        let topics: Vec<&str> = of_job.map(|event| event.topic()).collect();
+        assert_eq!(topics, ["job.enqueued", "job.started", "job.completed"]);
+    }
+    let tail = bench.store.events(15, 2).await.expect("it is answered");
+    assert_eq!(tail.iter().map(|event| event.number).collect::<Vec<_>>(), [16, 17]);
+}
+
+async fn the_last_failure_tells_both_failed_and_dead(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    let verdict = Verdict::Bury(DeadReason::AttemptsExhausted);
+    let error = Some(ErrorText::new("boom"));
+    let dead = Settlement { error: error.clone(), ..settlement(&handed, verdict) };
+    bench.store.settle(vec![dead]).await.expect("it is answered").remove(0).expect("applied");
+    let events = bench.store.events(2, usize::MAX).await.expect("it is answered");
+    let failed = &events[0].what;
+    assert!(
+        matches!(failed, What::JobFailed { attempt: 1, next_retry_at: None, .. }),
+        "{failed:?}"
+    );
+    let reason = DeadReason::AttemptsExhausted;
+    assert_eq!(events[1].what, What::JobDead { reason, attempts: 1, error });
+}

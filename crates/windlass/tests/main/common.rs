@@ -1,0 +1,308 @@
+//! What the tests are written with: an engine on virtual time, a kind of job whose handler does
+//! what the test says, a wake that loses rings, a store that fails on demand.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use windlass::core::filter::Filter;
+use windlass::core::job::NewJob;
+use windlass::core::ledger::{
+    Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed, Rescue, Rescued,
+    Ring, Settled, Settlement, WorkerNews,
+};
+use windlass::core::record::QueueSettings;
+use windlass::store::{
+    Alteration, Altered, Answer, Cursor, Handed, MemoryStore, Page, Selection, Store, StoreError,
+};
+use windlass::testing::VirtualClock;
+use windlass::wake::{Interest, Listener, LocalWake, Wake};
+use windlass::{Engine, Event, Explanation, Job, JobId, JobRecord, Limits, Name, Refusal};
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
+
+/// A job that carries a number and returns a number.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Work {
+    pub(crate) number: i64,
+}
+
+impl Job for Work {
+    const KIND: &'static str = "work";
+    type Output = i64;
+}
+
+pub(crate) fn work(number: i64) -> Work {
+    Work { number }
+}
+
+/// An engine on virtual time, and its parts.
+pub(crate) struct Rig {
+    pub(crate) engine: Engine,
+    pub(crate) clock: Arc<VirtualClock>,
+    pub(crate) store: Arc<Tampered>,
+}
+
+pub(crate) async fn rig() -> Rig {
+    rig_on(Arc::new(LocalWake::new()))
+}
+
+pub(crate) fn rig_on(wake: Arc<dyn Wake>) -> Rig {
+    let clock = Arc::new(VirtualClock::new());
+    let memory = MemoryStore::new(Limits::default(), clock.clone(), wake.clone());
+    let store = Arc::new(Tampered::new(Arc::new(memory)));
+    let engine = Engine::builder()
+        .on_store(store.clone(), wake, clock.clone())
+        .expect("the default settings are valid");
+    Rig { engine, clock, store }
+}
+
+/// Lets every task run until nothing more happens at this moment of virtual time.
+pub(crate) async fn settle_down() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Lets virtual time pass, with everything that falls due on the way.
+pub(crate) async fn pass(duration: Duration) {
+    tokio::time::sleep(duration).await;
+    settle_down().await;
+}
+
+/// Counts, shared with handlers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counter(Arc<AtomicU32>);
+
+impl Counter {
+    /// Counts one and returns how many that makes.
+    pub(crate) fn add(&self) -> u32 {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    pub(crate) fn get(&self) -> u32 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// A list shared with handlers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes(Arc<Mutex<Vec<String>>>);
+
+impl Notes {
+    pub(crate) fn add(&self, note: impl Into<String>) {
+        self.0.lock().expect("no test panics while it notes").push(note.into());
+    }
+
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.0.lock().expect("no test panics while it notes").clone()
+    }
+}
+
+/// What a wake does with each ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Trouble {
+    LoseAll,
+    LoseSome,
+    Repeat,
+    Delay(Duration),
+}
+
+/// A wake that is as bad as the contract allows.
+#[derive(Debug)]
+pub(crate) struct TroubledWake {
+    inner: Arc<LocalWake>,
+    trouble: Trouble,
+    rings: AtomicU64,
+}
+
+impl TroubledWake {
+    pub(crate) fn new(trouble: Trouble) -> Self {
+        Self { inner: Arc::new(LocalWake::new()), trouble, rings: AtomicU64::new(0) }
+    }
+}
+
+#[async_trait]
+impl Wake for TroubledWake {
+    async fn ring(&self, rings: &[Ring]) {
+        let number = self.rings.fetch_add(1, Ordering::SeqCst);
+        match self.trouble {
+            Trouble::LoseAll => {}
+            Trouble::LoseSome if !number.is_multiple_of(3) => {}
+            Trouble::LoseSome => self.inner.ring(rings).await,
+            Trouble::Repeat => {
+                for _ in 0..3 {
+                    self.inner.ring(rings).await;
+                }
+            }
+            Trouble::Delay(delay) => {
+                let (inner, rings) = (self.inner.clone(), rings.to_vec());
+                tokio::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    inner.ring(&rings).await;
+                });
+            }
+        }
+    }
+
+    fn listen(&self, interest: Interest) -> Box<dyn Listener> {
+        self.inner.listen(interest)
+    }
+}
+
+/// What goes wrong with a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The answer is unknown, and nothing was done.
+    NotDone,
+    /// The answer is unknown, and it was done.
+    Done,
+    /// The store's code panics.
+    Panic,
+}
+
+type Plan = Box<dyn Fn(u64) -> Option<Fault> + Send + Sync>;
+
+/// A store whose verbs fail as planned. Every verb counts its calls.
+pub(crate) struct Tampered {
+    inner: Arc<dyn Store>,
+    plans: Mutex<BTreeMap<&'static str, Plan>>,
+    calls: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl fmt::Debug for Tampered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Tampered")
+    }
+}
+
+impl Tampered {
+    pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
+        Self { inner, plans: Mutex::default(), calls: Mutex::default() }
+    }
+
+    /// From now on, the `n`th call of `verb` (1 is the first) fails as `plan` says.
+    pub(crate) fn tamper(
+        &self,
+        verb: &'static str,
+        plan: impl Fn(u64) -> Option<Fault> + Send + Sync + 'static,
+    ) {
+        self.calls.lock().expect("not poisoned").insert(verb, 0);
+        self.plans.lock().expect("not poisoned").insert(verb, Box::new(plan));
+    }
+
+    pub(crate) fn heal(&self) {
+        self.plans.lock().expect("not poisoned").clear();
+    }
+
+    pub(crate) fn calls(&self, verb: &'static str) -> u64 {
+        self.calls.lock().expect("not poisoned").get(verb).copied().unwrap_or(0)
+    }
+
+    fn fault(&self, verb: &'static str) -> Option<Fault> {
+        let mut calls = self.calls.lock().expect("not poisoned");
+        let count = calls.entry(verb).or_default();
+        *count += 1;
+        let count = *count;
+        drop(calls);
+        self.plans.lock().expect("not poisoned").get(verb).and_then(|plan| plan(count))
+    }
+
+    async fn call<T>(
+        &self,
+        verb: &'static str,
+        call: impl Future<Output = Answer<T>> + Send,
+    ) -> Answer<T> {
+        let unknown = || StoreError::Unknown { doing: verb, source: "planned".into() };
+        match self.fault(verb) {
+            None => call.await,
+            Some(Fault::NotDone) => Err(unknown()),
+            Some(Fault::Done) => {
+                let _ = call.await;
+                Err(unknown())
+            }
+            Some(Fault::Panic) => panic!("planned panic in {verb}"),
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Tampered {
+    async fn enqueue(&self, jobs: Vec<NewJob>) -> Answer<Vec<Enqueued>> {
+        self.call("enqueue", self.inner.enqueue(jobs)).await
+    }
+
+    async fn claim(&self, claim: Claim) -> Answer<Handed> {
+        self.call("claim", self.inner.claim(claim)).await
+    }
+
+    async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {
+        self.call("renew", self.inner.renew(renewals)).await
+    }
+
+    async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>> {
+        self.call("settle", self.inner.settle(settlements)).await
+    }
+
+    async fn rescue(&self, rescue: Rescue) -> Answer<Rescued> {
+        self.call("rescue", self.inner.rescue(rescue)).await
+    }
+
+    async fn promote(&self) -> Answer<Promoted> {
+        self.call("promote", self.inner.promote()).await
+    }
+
+    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
+        self.call("alter", self.inner.alter(selection, alteration)).await
+    }
+
+    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
+        self.call("replay_edited", self.inner.replay_edited(job, edited)).await
+    }
+
+    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
+        self.call("configure", self.inner.configure(queue, change)).await
+    }
+
+    async fn clear(&self, queue: Name) -> Answer<Cleared> {
+        self.call("clear", self.inner.clear(queue)).await
+    }
+
+    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
+        self.call("announce", self.inner.announce(worker, news)).await
+    }
+
+    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
+        self.call("find", self.inner.find(jobs)).await
+    }
+
+    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
+        self.call("list", self.inner.list(filter, after, limit)).await
+    }
+
+    async fn count(&self) -> Answer<Counts> {
+        self.call("count", self.inner.count()).await
+    }
+
+    async fn explain(&self, job: JobId) -> Answer<Explanation> {
+        self.call("explain", self.inner.explain(job)).await
+    }
+
+    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
+        self.call("dependents", self.inner.dependents(job)).await
+    }
+
+    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
+        self.inner.events(after, limit).await
+    }
+
+    fn committed(&self) -> watch::Receiver<u64> {
+        self.inner.committed()
+    }
+}

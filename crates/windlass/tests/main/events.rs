@@ -1,0 +1,111 @@
+//! Subscribers hear everything that was committed, and can harm nobody.
+
+use windlass::core::limits::EVENTS_KEPT;
+use windlass::{Failure, Heard, StateName, Topics};
+
+use crate::common::{Notes, SECOND, Work, pass, rig, settle_down, work};
+
+async fn quick(job: Work) -> Result<i64, Failure> {
+    Ok(job.number)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscription_is_complete_when_it_returns_and_hears_a_job_in_order() {
+    let rig = rig().await;
+    let mut all = rig.engine.subscribe(Topics::all());
+    let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    handle.outcome().await.expect("it completes");
+    let (mut topics, mut number) = (Vec::new(), all.position());
+    while let Some(Heard::Event(event)) = all.try_next().await {
+        assert_eq!(event.number, number + 1, "numbered without gaps");
+        number = event.number;
+        topics.push(event.topic());
+    }
+    let expected =
+        ["worker.started", "job.enqueued", "job.started", "job.completed", "queue.empty"];
+    assert_eq!(topics, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn topics_choose_by_name_prefix_job_and_queue() {
+    let rig = rig().await;
+    let first = rig.engine.enqueue(work(1)).queue("mail").await.expect("it is accepted");
+    let from_start = |topics: Topics| rig.engine.subscribe_after(topics, Some(0));
+    let mut exact = from_start(Topics::all().topic("job.completed"));
+    let mut prefix = from_start(Topics::all().topic("job.*"));
+    let mut one = from_start(Topics::all().job(first.id()));
+    let mut queue = from_start(Topics::all().queue("other"));
+    let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
+    rig.engine.enqueue(work(2)).queue("other").await.expect("it is accepted");
+    pass(SECOND).await;
+    let mut counted = Vec::new();
+    for subscription in [&mut exact, &mut prefix, &mut one, &mut queue] {
+        let mut heard = 0;
+        while subscription.try_next().await.is_some() {
+            heard += 1;
+        }
+        counted.push(heard);
+    }
+    assert_eq!(counted, [2, 6, 3, 4], "the queue's own event is among its four");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_never_reads_harms_nobody_and_learns_what_it_missed() {
+    let rig = rig().await;
+    let mut lazy = rig.engine.subscribe(Topics::all());
+    let jobs = EVENTS_KEPT as i64 / 2 + 100;
+    for chunk in 0..(jobs / 1_000 + 1) {
+        let batch = (chunk * 1_000..(chunk + 1) * 1_000).map(work);
+        rig.engine.enqueue_many(batch).await.expect("they are accepted");
+    }
+    let cancelled = rig.engine.jobs().cancel().await.expect("they wait").len() as u64;
+    let Heard::Lagged { missed } = lazy.next().await else { panic!("it missed something") };
+    let Heard::Event(next) = lazy.next().await else { panic!("and then goes on") };
+    assert_eq!(next.number, missed + 1);
+    let mut heard = 1;
+    while let Some(Heard::Event(_)) = lazy.try_next().await {
+        heard += 1;
+    }
+    assert_eq!(heard, EVENTS_KEPT);
+    // Enqueued and cancelled, and one for the queue that is now empty.
+    assert_eq!(missed + EVENTS_KEPT as u64, cancelled * 2 + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_panics_is_called_again_and_jobs_go_on() {
+    let rig = rig().await;
+    let heard = Notes::default();
+    let notes = heard.clone();
+    let subscribed = rig.engine.on_event(Topics::all().topic("job.*"), move |event| {
+        let Heard::Event(event) = event else { return };
+        notes.add(event.topic());
+        assert!(event.topic() != "job.started", "a clumsy subscriber");
+    });
+    let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    handle.outcome().await.expect("it completes");
+    settle_down().await;
+    assert_eq!(heard.all(), ["job.enqueued", "job.started", "job.completed"]);
+    drop(subscribed);
+    rig.engine.enqueue(work(2)).await.expect("it is accepted");
+    pass(SECOND).await;
+    assert_eq!(heard.all().len(), 3, "a dropped guard ends the subscription");
+    let counts = rig.engine.counts().await.expect("it is answered");
+    assert_eq!(counts.in_state(StateName::Completed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_resumes_where_it_left_off() {
+    let rig = rig().await;
+    rig.engine.enqueue_many((0..5).map(work)).await.expect("they are accepted");
+    let mut first = rig.engine.subscribe_after(Topics::all(), Some(0));
+    for _ in 0..2 {
+        first.next().await;
+    }
+    let position = first.position();
+    drop(first);
+    let mut second = rig.engine.subscribe_after(Topics::all(), Some(position));
+    let Heard::Event(event) = second.next().await else { panic!("nothing was missed") };
+    assert_eq!(event.number, position + 1);
+}

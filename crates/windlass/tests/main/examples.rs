@@ -1,0 +1,107 @@
+//! Every example runs and ends well; cargo has built them beside this test.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+fn examples() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let deps = test.parent().expect("it lies in deps");
+    deps.parent().expect("which lies in the profile's folder").join("examples")
+}
+
+/// Longer than any example takes, so that one that hangs fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs one example and looks for what it should print.
+#[track_caller]
+fn prints(example: &str, expected: &[&str]) {
+    let mut child = Command::new(examples().join(example))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("cargo built it");
+    let mut stdout = child.stdout.take().expect("it is piped");
+    let (done, finished) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut printed = String::new();
+        let read = stdout.read_to_string(&mut printed);
+        let _ = done.send(read.map(|_| printed));
+    });
+    let Ok(printed) = finished.recv_timeout(PATIENCE) else {
+        child.kill().expect("it runs");
+        panic!("{example} did not end within {PATIENCE:?}");
+    };
+    let printed = printed.expect("it prints text");
+    let status = child.wait().expect("it ran");
+    assert!(status.success(), "{example} failed:\n{printed}");
+    for line in expected {
+        assert!(printed.contains(line), "{example} did not print {line:?}:\n{printed}");
+    }
+}
+
+#[test]
+fn hello_greets() {
+    prints("hello", &["Hello, Ada!", "1 completed"]);
+}
+
+#[test]
+fn retries_fails_dies_and_is_replayed() {
+    prints(
+        "retries",
+        &[
+            "attempt 3 of 3 fails",
+            "died (AttemptsExhausted): the provider is down",
+            "dead letter: charge after 3 attempts",
+            "replayed: charged 999 cents",
+            "edited and replayed: charged 50 cents",
+        ],
+    );
+}
+
+#[test]
+fn priorities_run_in_order() {
+    prints("priorities", &["1: critical\n2: high\n3: normal\n4: low\n5: later"]);
+}
+
+#[test]
+fn dependencies_load_what_was_transformed() {
+    prints("dependencies", &["3 jobs wait for the first", "loaded 600"]);
+}
+
+#[test]
+fn unique_jobs_are_recognised() {
+    prints(
+        "unique",
+        &[
+            "the second is a duplicate: true",
+            "the third is a duplicate: false",
+            "again within the hour is a duplicate: true",
+        ],
+    );
+}
+
+#[test]
+fn graceful_stop_gives_the_long_job_back() {
+    prints(
+        "graceful_stop",
+        &["told to stop: Shutdown", "short: 10 steps", "long: ready, 0 attempts counted"],
+    );
+}
+
+#[test]
+fn middleware_puts_the_job_on_every_line() {
+    prints("middleware", &["[resize attempt 1] reading cat.png", "[resize attempt 1] succeeded"]);
+}
+
+#[test]
+fn progress_is_seen() {
+    prints("progress", &["25 %", "100 %", "done in about", "log: file 4 imported"]);
+}
+
+#[test]
+fn axum_app_enqueues_over_http() {
+    prints("axum_app", &["HTTP/1.1 200 OK", "{\"id\":\""]);
+}

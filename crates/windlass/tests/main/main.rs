@@ -1,0 +1,15 @@
+//! One binary for all tests of the library: one link, one place to look.
+//!
+//! Everything runs on tokio's paused time: nothing sleeps for real, and no test asserts how long
+//! something took on this machine.
+
+mod common;
+mod conformance;
+mod events;
+mod examples;
+mod faults;
+mod journey;
+mod refusals;
+mod stopping;
+mod tidy;
+mod worker;

@@ -1,0 +1,114 @@
+//! Stopping: nothing new starts, nothing is lost, nobody waits for ever.
+
+use std::time::Duration;
+
+use windlass::{Attempt, Error, Failure, Heard, Refusal, StateName, StopReason, Topics};
+
+use crate::common::{Fault, Notes, SECOND, Work, pass, rig, settle_down, work};
+
+#[tokio::test(start_paused = true)]
+async fn what_outlasts_the_grace_is_told_aborted_and_given_back_uncounted() {
+    let rig = rig().await;
+    let reasons = Notes::default();
+    let notes = reasons.clone();
+    let stuck = move |job: Work, attempt: Attempt| {
+        let notes = notes.clone();
+        async move {
+            let reason = attempt.cancellation().cancelled().await;
+            notes.add(format!("{} {reason:?}", job.number));
+            if job.number == 1 {
+                return Ok(1);
+            }
+            std::future::pending::<Result<i64, Failure>>().await
+        }
+    };
+    let worker = rig.engine.worker().handle_with(stuck, |options| options.no_timeout());
+    let worker = worker.start().await.expect("it starts");
+    let handles = rig.engine.enqueue_many((1..=3).map(work)).await.expect("they are accepted");
+    settle_down().await;
+    let start = tokio::time::Instant::now();
+    let report = worker.stop().await.expect("it stops");
+    assert_eq!((report.completed, report.interrupted, report.lost), (1, 2, 0));
+    let took = start.elapsed();
+    assert!(took >= SECOND * 30 && took <= SECOND * 32, "{took:?}");
+    assert_eq!(reasons.all().len(), 3);
+    assert!(reasons.all()[0].contains(&format!("{:?}", StopReason::Shutdown)));
+    for handle in &handles[1..] {
+        let condition = handle.record().await.expect("it is kept").condition;
+        assert_eq!(condition.state.name(), StateName::Ready);
+        assert_eq!(condition.attempts, 0, "the interrupted start is not counted");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_signal_stops_without_waiting() {
+    let rig = rig().await;
+    let stuck = |_: Work| async { std::future::pending::<Result<i64, Failure>>().await };
+    let worker = rig.engine.worker().handle(stuck).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    settle_down().await;
+    let start = tokio::time::Instant::now();
+    let signal = || async { tokio::time::sleep(SECOND).await };
+    let report = worker.run_until(signal).await.expect("it stops");
+    assert_eq!(report.interrupted, 1);
+    assert!(start.elapsed() < SECOND * 3, "{:?}", start.elapsed());
+    assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_starts_after_a_stop_and_events_tell_the_order() {
+    let rig = rig().await;
+    let mut workers = rig.engine.subscribe(Topics::all().topic("worker.*"));
+    let quick = |job: Work| async move { Ok::<_, Failure>(job.number) };
+    let worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
+    worker.stop().await.expect("it stops");
+    let again = worker.stop().await.expect("stopping twice is fine");
+    assert_eq!(again.completed, 0);
+    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    pass(SECOND * 60).await;
+    let record = handle.record().await.expect("it is kept");
+    assert_eq!(record.condition.state.name(), StateName::Ready);
+    let mut topics = Vec::new();
+    while let Some(Heard::Event(event)) = workers.try_next().await {
+        topics.push(event.topic());
+    }
+    assert_eq!(topics, ["worker.started", "worker.stopping", "worker.stopped"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closing_engine_refuses_new_jobs_and_stops_its_workers() {
+    let rig = rig().await;
+    let slow = |job: Work| async move {
+        tokio::time::sleep(SECOND).await;
+        Ok::<_, Failure>(job.number)
+    };
+    let _worker = rig.engine.worker().handle(slow).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    settle_down().await;
+    let reports = rig.engine.close().await;
+    assert_eq!(reports[0].completed, 1);
+    assert_eq!(handle.outcome().await.expect("it completed"), 1);
+    let refused = rig.engine.enqueue(work(2)).await.expect_err("it is closing");
+    assert!(matches!(refused, Error::Refused(Refusal::ShuttingDown)), "{refused}");
+    let counts = rig.engine.counts().await.expect("it is answered");
+    assert_eq!(counts.totals().enqueued, 1);
+    let worker = rig.engine.worker().handle(slow).start().await;
+    assert!(matches!(worker, Err(Error::Refused(Refusal::ShuttingDown))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_with_the_store_gone_ends_and_the_job_is_recovered_later() {
+    let rig = rig().await;
+    let stuck = |_: Work| async { std::future::pending::<Result<i64, Failure>>().await };
+    let worker = rig.engine.worker().handle(stuck).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    settle_down().await;
+    rig.store.tamper("settle", |_| Some(Fault::NotDone));
+    let report = worker.stop_now().await.expect("it stops all the same");
+    assert_eq!((report.interrupted, report.lost), (0, 1));
+    rig.store.heal();
+    let quick = |job: Work| async move { Ok::<_, Failure>(job.number) };
+    let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
+    let outcome = handle.outcome_within(Duration::from_secs(60)).await;
+    assert_eq!(outcome.expect("it is recovered after its lease"), 1);
+}
