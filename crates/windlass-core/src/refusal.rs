@@ -18,7 +18,7 @@ pub enum Refusal {
     QueueFull {
         /// The queue.
         queue: Name,
-        /// Waiting jobs it would have held.
+        /// Waiting jobs it holds, without those that were refused.
         depth: u64,
         /// Its limit.
         limit: u64,

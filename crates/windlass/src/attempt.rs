@@ -217,9 +217,10 @@ impl Attempt {
         let at = self.inner.engine.clock().now().wall;
         let line = LogLine { at, attempt: self.number(), text: text.into() };
         self.report(|report| {
-            if report.lines.len() < limits::LOG_LINES_KEPT {
-                report.lines.push(line);
+            if report.lines.len() == limits::LOG_LINES_KEPT {
+                report.lines.remove(0);
             }
+            report.lines.push(line);
         });
     }
 
@@ -231,6 +232,15 @@ impl Attempt {
     /// What the handler has said since this was last asked.
     pub(crate) fn take_report(&self) -> Report {
         std::mem::take(&mut self.inner.report.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes back what could not be written, to be written with what has been said since.
+    pub(crate) fn return_report(&self, mut unwritten: Report) {
+        self.report(|report| {
+            unwritten.lines.append(&mut report.lines);
+            report.lines = unwritten.lines;
+            report.progress = report.progress.take().or(unwritten.progress);
+        });
     }
 
     /// Continues with another job: it is accepted in the same commit that completes this one, or,
@@ -361,7 +371,8 @@ async fn watch_over(
     };
     let reason = tokio::select! {
         biased;
-        ended = &mut *task => return (None, Some(flatten(ended))),
+        // A handler that was told to stop may have obeyed before we look.
+        ended = &mut *task => return (attempt.cancellation().reason(), Some(flatten(ended))),
         reason = attempt.cancellation().cancelled() => reason,
         () = time_is_up => {
             stop.send_if_modified(|reason| reason.replace(StopReason::Timeout).is_none());
@@ -495,6 +506,7 @@ fn settlement(
         verdict,
         output: judged.output,
         error: judged.error,
+        report: attempt.take_report(),
         next,
     }
 }

@@ -37,7 +37,9 @@ pub use windlass_core::job::{
     CancelReason, DeadReason, Dependency, JobId, OnFailure, Priority, Start, StateName, Timeout,
     UniqueScope,
 };
-pub use windlass_core::ledger::{Acceptance, CancelAnswer, Counts, Recovery, RecoveryMode};
+pub use windlass_core::ledger::{
+    Acceptance, CancelAnswer, Counts, Enqueued, Recovery, RecoveryMode,
+};
 pub use windlass_core::limits::Limits;
 pub use windlass_core::name::Name;
 pub use windlass_core::rate::Rate;

@@ -167,7 +167,8 @@ impl Options {
 
     /// The job these options and a payload make.
     pub(crate) fn into_new_job(self, kind: &str, payload: Vec<u8>) -> Result<NewJob, Error> {
-        let trace = self.trace.map_or_else(|| Ok(crate::trace::current_or_new()), check_trace)?;
+        let id = self.id.unwrap_or_else(new_id);
+        let trace = self.trace.map_or_else(|| Ok(crate::trace::of_new_job(id)), check_trace)?;
         let queue = Name::new(self.queue.as_deref().unwrap_or(DEFAULT_QUEUE))?;
         let mut retry = self.retry;
         if let Some(max_attempts) = self.max_attempts {
@@ -180,7 +181,6 @@ impl Options {
         });
         let tags: Result<Vec<Name>, InvalidName> =
             self.tags.iter().map(|tag| Name::new(tag)).collect();
-        let id = self.id.unwrap_or_else(new_id);
         Ok(NewJob {
             priority: self.priority,
             start: self.start,

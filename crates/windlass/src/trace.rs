@@ -4,18 +4,22 @@
 //! trace, so a whole tree of work can be found by one trace id in the logs.
 
 use uuid::Uuid;
+use windlass_core::job::JobId;
 
 tokio::task_local! {
     /// The trace of the attempt that runs on this task.
     pub(crate) static CURRENT: String;
 }
 
-/// The trace of the attempt that runs here, with a new span, or a new trace.
-pub(crate) fn current_or_new() -> String {
-    let trace_id = CURRENT.try_with(|trace| trace.get(3..35).map(str::to_string)).ok().flatten();
-    let trace_id = trace_id.unwrap_or_else(|| Uuid::new_v4().simple().to_string());
-    let span_id = Uuid::new_v4().simple().to_string();
-    format!("00-{trace_id}-{}-01", &span_id[..16])
+/// The trace of a new job: that of the attempt that runs here, or one of its own.
+///
+/// Ids of spans, and of traces that begin here, are taken from the job's id: they are as random as
+/// it is, and whoever sees one in a log has found the job.
+pub(crate) fn of_new_job(id: JobId) -> String {
+    let id = Uuid::from_bytes(id.to_bytes()).simple().to_string();
+    let current = CURRENT.try_with(|trace| trace_id(trace).to_string()).ok();
+    let trace_id = current.filter(|current| !current.is_empty()).unwrap_or_else(|| id.clone());
+    format!("00-{trace_id}-{}-01", &id[16..])
 }
 
 /// The trace id within a `traceparent`.
@@ -48,8 +52,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_trace_is_well_formed() {
-        assert!(is_traceparent(&current_or_new()));
+    fn a_new_trace_is_well_formed_and_names_the_job() {
+        let trace = of_new_job(crate::options::new_id());
+        assert!(is_traceparent(&trace), "{trace}");
+        let id: JobId = "0199f2a4-7d1c-7c3e-9b52-2f0c5f6f7a10".parse().expect("a UUID");
+        let expected = "00-0199f2a47d1c7c3e9b522f0c5f6f7a10-9b522f0c5f6f7a10-01";
+        assert_eq!(of_new_job(id), expected);
     }
 
     #[test]

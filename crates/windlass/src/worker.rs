@@ -806,7 +806,13 @@ async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
         return Ok(());
     }
     let tokens: Vec<LeaseToken> = renewals.iter().map(|renewal| renewal.token).collect();
-    let answers = shared.engine.store().renew(renewals).await?;
+    let answers = match shared.engine.store().renew(renewals.clone()).await {
+        Ok(answers) => answers,
+        Err(error) => {
+            return_reports(shared, renewals);
+            return Err(error);
+        }
+    };
     let mut running = shared.running();
     for (token, answer) in tokens.into_iter().zip(answers) {
         let Some(running) = running.get_mut(&token) else { continue };
@@ -821,6 +827,16 @@ async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
         }
     }
     Ok(())
+}
+
+/// Gives what handlers said back to them, after it could not be written.
+fn return_reports(shared: &Shared, renewals: Vec<Renewal>) {
+    let running = shared.running();
+    for renewal in renewals.into_iter().filter(|renewal| !renewal.report.is_empty()) {
+        if let Some(running) = running.get(&renewal.token) {
+            running.attempt.return_report(renewal.report);
+        }
+    }
 }
 
 /// Stops attempts whose lease has surely ended because it could not be renewed.
@@ -844,6 +860,9 @@ impl Running {
     }
 }
 
+/// How long a stop waits for a store that does not answer.
+const STORE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Brings a worker to its end and says what it did.
 pub(crate) async fn stop_gracefully(shared: &Arc<Shared>) -> StopReport {
     let first = shared.stage() == Stage::Working;
@@ -861,12 +880,15 @@ pub(crate) async fn stop_gracefully(shared: &Arc<Shared>) -> StopReport {
     for running in shared.running().values() {
         running.tell(StopReason::Shutdown);
     }
-    // Every attempt now ends within the time a handler has to obey, and is settled; the store may
-    // take longer than that only if it does not answer.
+    // Every attempt now ends within the time a handler has to obey, and is settled. If the store
+    // does not answer for long after that, we stop without it: it will rescue the jobs.
     tokio::select! {
         biased;
         () = settled(shared) => {}
-        () = shared.reached(Stage::Stopped) => {}
+        () = clock.sleep(shared.timing.cancel_grace + STORE_PATIENCE) => {
+            shared.advance(Stage::Forced);
+            settled(shared).await;
+        }
     }
     if shared.stage() < Stage::Stopped {
         let busy = u64::from(shared.slots().busy);

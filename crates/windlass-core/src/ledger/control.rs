@@ -67,8 +67,8 @@ impl Command for Reschedule {
 
 /// Try these dead or cancelled jobs again, with their attempts reset. Each is answered on its own.
 ///
-/// They are taken in the order in which they were accepted, so that a job and those that depend on
-/// it can be replayed together.
+/// They are taken in the order in which they were accepted, and one that depends on another of
+/// them after it, so that a job and those that depend on it can be replayed together.
 #[derive(Clone, Debug)]
 pub struct Replay {
     /// The jobs.
@@ -80,8 +80,10 @@ impl Command for Replay {
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
         let mut jobs = self.jobs;
-        jobs.sort_by_key(|job| ledger.ids.get(job).map(|slot| ledger.entry(*slot).sequence));
+        let place = |job: &JobId| ledger.ids.get(job).map(|slot| ledger.entry(*slot).sequence);
+        jobs.sort_by_key(|job| (place(job), *job));
         jobs.dedup();
+        let jobs = ledger.dependencies_first(jobs);
         Ok(jobs.into_iter().map(|job| (job, ledger.replay(job, effects))).collect())
     }
 }
@@ -413,6 +415,34 @@ impl Ledger {
             self.tell(slot, What::JobBlocked { unmet }, effects);
         }
         Ok(())
+    }
+
+    /// The jobs in their order, but each after those it depends on: within one batch a job may
+    /// have been accepted before them.
+    fn dependencies_first(&self, jobs: Vec<JobId>) -> Vec<JobId> {
+        enum Next {
+            Visit(JobId),
+            Place(JobId),
+        }
+        let wanted: BTreeSet<JobId> = jobs.iter().copied().collect();
+        let mut visited = BTreeSet::new();
+        let mut placed = Vec::with_capacity(jobs.len());
+        let mut ahead: Vec<Next> = jobs.into_iter().rev().map(Next::Visit).collect();
+        while let Some(next) = ahead.pop() {
+            match next {
+                Next::Place(job) => placed.push(job),
+                Next::Visit(job) if visited.insert(job) => {
+                    ahead.push(Next::Place(job));
+                    let entry = self.ids.get(&job).map(|slot| self.entry(*slot));
+                    let before = entry.into_iter().flat_map(|entry| entry.dependencies());
+                    let before: Vec<JobId> = before.map(|dependency| dependency.on).collect();
+                    let before = before.into_iter().rev().filter(|on| wanted.contains(on));
+                    ahead.extend(before.map(Next::Visit));
+                }
+                Next::Visit(_) => {}
+            }
+        }
+        placed
     }
 
     /// How many dependencies a replayed job must wait for again.

@@ -1,5 +1,6 @@
 //! A worker says that it is alive, and what there is to say about each job it runs.
 
+use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -9,7 +10,7 @@ use crate::event::What;
 use crate::job::{JobId, LeaseToken, State};
 use crate::limits;
 use crate::outcome::cut;
-use crate::record::{Note, Report};
+use crate::record::{Change, Note, Report, Update};
 use crate::refusal::Refusal;
 use crate::time::Timestamp;
 use crate::transition::Input;
@@ -58,22 +59,35 @@ impl Ledger {
         let now = effects.now;
         let length = lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX);
         let until = now.wall + length;
-        let report = bounded(report);
-        let percent = report.progress.as_ref().map(|progress| progress.percent);
-        let note = (!report.is_empty()).then_some(Note::Reported(report));
         let condition = self
-            .transition(slot, &Input::Renew { token, until }, note, effects)
+            .transition(slot, &Input::Renew { token, until }, None, effects)
             .map_err(|refused| Refusal::of(refused, job, "renew"))?;
         self.lease_until(token, now.steady + length);
-        if let Some(percent) = percent {
-            self.tell(slot, What::JobProgress { percent }, effects);
-        }
+        self.record_report(slot, report, effects);
         let State::Running(lease) = condition.state else {
             return Err(Refusal::LeaseLost { job });
         };
         let worker = lease.worker.clone();
         self.seen(&worker, now.steady);
         Ok(Renewed { until, cancel_requested: lease.cancel_requested })
+    }
+
+    /// Records what the handler of a running job has to say; its lease was checked.
+    pub(super) fn record_report(&mut self, slot: u32, report: Report, effects: &mut Effects) {
+        if report.is_empty() {
+            return;
+        }
+        let report = bounded(report);
+        let percent = report.progress.as_ref().map(|progress| progress.percent);
+        effects.changes.push(Change::Update(Update {
+            job: self.entry(slot).id,
+            at: effects.now.wall,
+            condition: self.condition(slot),
+            note: Some(Box::new(Note::Reported(report))),
+        }));
+        if let Some(percent) = percent {
+            self.tell(slot, What::JobProgress { percent }, effects);
+        }
     }
 }
 

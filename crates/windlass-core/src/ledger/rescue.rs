@@ -191,7 +191,8 @@ impl Command for Promote {
         let due = ledger.timers.first().map(|(at, _, _)| *at);
         let expiry = ledger.expiries.first().map(|(at, _, _)| *at);
         let old = ledger.finished.first().map(|(at, _, _)| *at + age);
-        let next = [due, expiry, old].into_iter().flatten().min();
+        let kept_for_key = ledger.withheld.first().map(|(until, _)| *until);
+        let next = [due, expiry, old, kept_for_key].into_iter().flatten().min();
         Ok(Promoted { purged, next_in: next.map(|at| at.since(now)) })
     }
 }

@@ -9,7 +9,7 @@ use super::{Command, Effects, Ledger, died_of_attempts};
 use crate::event::What;
 use crate::job::{Bytes, Condition, JobId, LeaseToken, NewJob, State, StateName, UniqueScope};
 use crate::outcome::{ErrorText, Verdict};
-use crate::record::{AttemptEnd, Note};
+use crate::record::{AttemptEnd, Note, Report};
 use crate::refusal::Refusal;
 use crate::transition::Input;
 
@@ -33,14 +33,24 @@ pub struct Settlement {
     pub output: Option<Bytes>,
     /// What went wrong.
     pub error: Option<ErrorText>,
+    /// What the handler said last, in the same commit.
+    pub report: Report,
     /// Jobs to accept in the same commit if the verdict is [`Verdict::Complete`].
     pub next: Vec<NewJob>,
 }
 
 impl Settlement {
-    /// A settlement with neither output nor error nor next jobs.
+    /// A settlement with nothing but its verdict.
     pub fn new(job: JobId, token: LeaseToken, verdict: Verdict) -> Self {
-        Self { job, token, verdict, output: None, error: None, next: Vec::new() }
+        Self {
+            job,
+            token,
+            verdict,
+            output: None,
+            error: None,
+            report: Report::default(),
+            next: Vec::new(),
+        }
     }
 }
 
@@ -65,7 +75,7 @@ impl Ledger {
         settlement: Settlement,
         effects: &mut Effects,
     ) -> Result<Settled, Refusal> {
-        let Settlement { job, token, verdict, output, error, next } = settlement;
+        let Settlement { job, token, verdict, output, error, report, next } = settlement;
         let slot = self
             .leases
             .get(&token)
@@ -84,6 +94,7 @@ impl Ledger {
             };
             self.carry_out(plan, effects);
         }
+        self.record_report(slot, report, effects);
         let end = match verdict {
             Verdict::Complete => AttemptEnd::Completed,
             Verdict::Retry(_) | Verdict::Bury(_) => AttemptEnd::Failed,

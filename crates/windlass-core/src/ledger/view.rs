@@ -3,7 +3,6 @@
 //! Counters are kept with every change; nothing here counts by scanning.
 
 use alloc::collections::BTreeMap;
-use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -341,14 +340,22 @@ impl Ledger {
         for ((on, dependent), edge) in &self.edges {
             let _ = writeln!(text, "{dependent} after {on} {edge:?}");
         }
-        for (key, hold) in &self.keys {
-            let _ = writeln!(text, "{key:?} {hold:?}");
+        let mut keys: Vec<_> = self.keys.iter().collect();
+        keys.sort_by_key(|(key, hold)| (hold.job, &key.key));
+        for (key, hold) in keys {
+            let queue = &self.queues[key.queue as usize].name;
+            let kind = &self.kinds[key.kind as usize].name;
+            let _ = writeln!(text, "key {queue}/{kind} {:?} {hold:?}", key.key);
         }
-        for queue in &self.queues {
-            let dead = queue.dead.len();
-            let (name, settings, waiting) = (&queue.name, &queue.settings, queue.waiting);
+        for (name, queue) in &self.queue_ids {
+            let queue = &self.queues[*queue as usize];
+            let (settings, waiting, dead) = (&queue.settings, queue.waiting, queue.dead.len());
             let _ = writeln!(text, "{name} {settings:?} waiting {waiting} dead {dead}");
         }
-        text.to_string()
+        for (name, kind) in &self.kind_ids {
+            let full_at = self.kinds[*kind as usize].full_at;
+            let _ = writeln!(text, "{name} rate full at {full_at:?}");
+        }
+        text
     }
 }

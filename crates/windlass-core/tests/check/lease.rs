@@ -420,15 +420,15 @@ impl Model for Leases {
             Action::See { job: number } => {
                 let job = &world.jobs[number];
                 let token = job.lease()?.token;
-                let (attempt, claim) = (job.condition.attempts, job.claim);
-                world.seen = Some(Belief { job: number, token, attempt, claim });
+                // Which attempt it was is nothing to the rescuer.
+                world.seen = Some(Belief { job: number, token, attempt: 0, claim: job.claim });
             }
             Action::Rescue => world.rescue(self)?,
             Action::Cancel { job } => world.cancel(job)?,
             Action::Replay { job } => world.replay(job)?,
         }
         // Slots of one worker are interchangeable: half the states say the same.
-        world.slots[..2].sort();
+        world.slots[..2].sort_by(|one, other| other.cmp(one));
         Some(world)
     }
 

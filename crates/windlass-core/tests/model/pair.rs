@@ -1,5 +1,6 @@
 //! The ledger and the model side by side: one step into both, then every comparison.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::time::Duration;
@@ -22,8 +23,6 @@ use windlass_core::time::{Now, Steady, Timestamp};
 use crate::naive::{About, Naive};
 use crate::steps::{self, Draft, Ending, Hand, Identity, Pick, Step};
 
-pub(crate) static STAT: std::sync::Mutex<BTreeMap<String, u64>> =
-    std::sync::Mutex::new(BTreeMap::new());
 /// Small, so that every bound is met within a few commands.
 fn limits() -> Limits {
     Limits {
@@ -42,7 +41,33 @@ struct Heard {
     ended: Option<StateName>,
 }
 
-pub(crate) struct Pair {
+/// What came up in the cases, to show that the interesting things did.
+#[derive(Default)]
+pub(crate) struct Tally(RefCell<BTreeMap<String, u64>>);
+
+impl Tally {
+    fn note(&self, reply: &impl Debug, events: &[Event]) {
+        let mut tally = self.0.borrow_mut();
+        // Every word of a reply and of what was told: crude, and complete.
+        let text = format!("{reply:?} {:?}", events.iter().map(|e| &e.what).collect::<Vec<_>>());
+        for word in text.split(|c: char| !c.is_alphanumeric()).filter(|word| is_name(word)) {
+            *tally.entry(word.to_string()).or_default() += 1;
+        }
+    }
+
+    pub(crate) fn count(&self, word: &str) -> u64 {
+        self.0.borrow().get(word).copied().unwrap_or(0)
+    }
+}
+
+fn is_name(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_uppercase())
+}
+
+pub(crate) struct Pair<'a> {
+    tally: &'a Tally,
+    /// Whether this case is one of those that are tallied.
+    tallies: bool,
     ledger: Ledger,
     model: Naive,
     reading: Now,
@@ -57,9 +82,11 @@ pub(crate) struct Pair {
     leases: Vec<(JobId, LeaseToken)>,
 }
 
-impl Pair {
-    pub(crate) fn new() -> Self {
+impl<'a> Pair<'a> {
+    pub(crate) fn new(tally: &'a Tally, tallies: bool) -> Self {
         Self {
+            tally,
+            tallies,
             ledger: Ledger::new(limits()),
             model: Naive::new(limits()),
             reading: Now {
@@ -263,7 +290,7 @@ impl Pair {
         Some(settlement)
     }
 
-    fn compare<C: Command + Debug>(
+    fn compare<C: Command + Clone + Debug>(
         &mut self,
         command: C,
         expected: Result<C::Reply, Refusal>,
@@ -275,7 +302,7 @@ impl Pair {
     }
 
     /// Gives the ledger the command that the model has answered, and compares.
-    fn compare_tidied<C: Command + Debug>(
+    fn compare_tidied<C: Command + Clone + Debug>(
         &mut self,
         command: C,
         expected: Result<C::Reply, Refusal>,
@@ -285,55 +312,19 @@ impl Pair {
         C::Reply: PartialEq + Debug,
     {
         self.model.finish();
-        let shown = format!("{command:?}");
+        let shown = command.clone();
         let applied = self.ledger.apply(command, self.reading);
         let Applied { mut reply, changes, events, rings } = applied;
         tidy(&mut reply, &self.model.cycles);
-        prop_assert_eq!(&reply, &expected, "the reply to {}", shown);
-        {
-            let text = format!("{reply:?}");
-            let mut m = STAT.lock().unwrap();
-            let cmd = shown.split([' ', '{', '(']).next().unwrap().to_string();
-            *m.entry(format!("cmd {cmd}")).or_default() += 1;
-            for word in [
-                "IdReused",
-                "IdTwiceInBatch",
-                "UnknownDependency",
-                "DependencyFailed",
-                "DependencyCycle",
-                "KeyTaken",
-                "QueueFull",
-                "OutOfBounds",
-                "LeaseLost",
-                "UnknownJob",
-                "WrongState",
-                "Deduplicated",
-                "AlreadyAccepted",
-            ] {
-                let n = text.matches(word).count() as u64;
-                if n > 0 {
-                    *m.entry(format!("{cmd} {word}")).or_default() += n;
-                }
-            }
-            for e in &events {
-                *m.entry(format!("event {}", e.topic())).or_default() += 1;
-                if let What::JobRemoved { reason } = &e.what {
-                    *m.entry(format!("event removed {reason:?}")).or_default() += 1;
-                }
-                if let What::JobDead { reason, .. } = &e.what {
-                    *m.entry(format!("event dead {reason:?}")).or_default() += 1;
-                }
-                if let What::JobCancelled { reason } = &e.what {
-                    *m.entry(format!("event cancelled {reason:?}")).or_default() += 1;
-                }
-            }
-            *m.entry(format!("jobs {}", self.records.len())).or_default() += 1;
+        prop_assert_eq!(&reply, &expected, "the reply to {:?}", shown);
+        if self.tallies {
+            self.tally.note(&reply, &events);
         }
         self.keep(&changes, &rings)?;
         self.hear(&events)?;
         let counts = self.ledger.counts(self.reading);
-        prop_assert_eq!(counts, self.model.counts(), "the counters after {}", shown);
-        prop_assert_eq!(self.ledger.check(), Vec::<String>::new(), "after {}", shown);
+        prop_assert_eq!(counts, self.model.counts(), "the counters after {:?}", shown);
+        prop_assert_eq!(self.ledger.check(), Vec::<String>::new(), "after {:?}", shown);
         self.compare_records(&shown)
     }
 
@@ -452,23 +443,29 @@ impl Pair {
     }
 
     /// The records a store would have, the model's jobs and what the events told are one.
-    fn compare_records(&self, after: &str) -> TestCaseResult {
+    fn compare_records(&self, after: &impl Debug) -> TestCaseResult {
         let known: Vec<&JobId> = self.model.jobs.keys().collect();
-        prop_assert_eq!(self.records.keys().collect::<Vec<_>>(), known.clone(), "after {}", after);
-        prop_assert_eq!(self.heard.keys().collect::<Vec<_>>(), known, "after {}", after);
+        prop_assert_eq!(
+            self.records.keys().collect::<Vec<_>>(),
+            known.clone(),
+            "after {:?}",
+            after
+        );
+        prop_assert_eq!(self.heard.keys().collect::<Vec<_>>(), known, "after {:?}", after);
         for (id, job) in &self.model.jobs {
+            prop_assert_eq!(self.ledger.dependents(*id), self.model.waiting_for(*id));
             let record = self.records[id].clone().seen_at(self.now());
-            prop_assert_eq!(&record.condition, &job.condition, "{} after {}", id, after);
+            prop_assert_eq!(&record.condition, &job.condition, "{} after {:?}", id, after);
             prop_assert_eq!(record.sequence, job.sequence);
             prop_assert_eq!(record.created_at, job.accepted_at);
             prop_assert_eq!(record.first_started_at, job.first_started_at);
-            prop_assert_eq!(&record.output, &job.output, "the output of {} after {}", id, after);
+            prop_assert_eq!(&record.output, &job.output, "the output of {} after {:?}", id, after);
             prop_assert_eq!(record.progress.map(|progress| progress.percent), job.percent);
             let starts = record.attempts.len() + record.attempts_dropped as usize;
             prop_assert_eq!(starts, job.starts as usize);
             let running = record.attempts.back().is_some_and(|last| last.ended.is_none());
             let state = record.condition.state.name();
-            prop_assert_eq!(running, state == StateName::Running, "{} after {}", id, after);
+            prop_assert_eq!(running, state == StateName::Running, "{} after {:?}", id, after);
             let heard = &self.heard[id];
             prop_assert_eq!(heard.running, running);
             prop_assert_eq!(heard.ended, state.is_terminal().then_some(state));

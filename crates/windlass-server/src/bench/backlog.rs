@@ -34,8 +34,10 @@ const MEASURED: usize = 200;
 
 /// The cost of a claim for each size of backlog, smallest first.
 pub(crate) async fn claim_cost(plan: &Plan) -> anyhow::Result<Vec<Measurement>> {
-    let mut sizes: Vec<u64> = SIZES.into_iter().filter(|size| *size < plan.jobs).collect();
-    sizes.push(plan.jobs);
+    // Fewer could not fill a claim.
+    let largest = plan.jobs.max(CLAIMED as u64);
+    let mut sizes: Vec<u64> = SIZES.into_iter().filter(|size| *size < largest).collect();
+    sizes.push(largest);
     let mut backlogs = Vec::new();
     for size in sizes {
         backlogs.push(Backlog::fill(plan, size).await?);

@@ -9,6 +9,7 @@ use windlass_core::job::{
 use windlass_core::ledger::{QueueChange, Recovery, Rescue, Settlement};
 use windlass_core::limits::Limits;
 use windlass_core::outcome::{ErrorText, Verdict};
+use windlass_core::record::{Progress, Report};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, SECOND, id, job, name, named_cases};
@@ -81,10 +82,14 @@ async fn the_output_and_the_error_of_an_attempt_are_kept(bench: Bench) {
     let handed = bench.take().await;
     assert_eq!(handed.attempt, 2);
     let output = Some(b"{\"n\":42}".to_vec().into());
-    let completed = Settlement { output: output.clone(), ..settlement(&handed, Verdict::Complete) };
+    let progress = Some(Progress { percent: 100, note: "last words".to_string() });
+    let report = Report { progress: progress.clone(), lines: Vec::new() };
+    let settlement = settlement(&handed, Verdict::Complete);
+    let completed = Settlement { output: output.clone(), report, ..settlement };
     bench.store.settle(vec![completed]).await.expect("it is answered");
     let record = bench.record(id(1)).await;
     assert_eq!(record.output, output);
+    assert_eq!(record.progress, progress, "what the handler said last is part of the commit");
     assert_eq!(record.error, None, "success clears the last error");
     assert_eq!(record.attempts.len(), 2);
     assert_eq!(record.attempts[0].error, Some(error));

@@ -8,7 +8,7 @@ use windlass::{
     Options, Priority, Rate, Retry, State, StateName, Topics, UniqueScope, What,
 };
 
-use crate::common::{Counter, HOUR, Notes, SECOND, Work, pass, rig, settle_down, work};
+use crate::common::{Counter, Fault, HOUR, Notes, SECOND, Work, pass, rig, settle_down, work};
 
 async fn add_one(job: Work) -> Result<i64, Failure> {
     Ok(job.number + 1)
@@ -486,6 +486,28 @@ async fn progress_and_log_lines_are_kept_with_the_job() {
     assert_eq!(record.log[0].text, "first line");
     let heard = progress.next().await;
     assert!(matches!(heard, windlass::Heard::Event(event) if event.job() == Some(handle.id())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_handler_said_while_the_store_was_away_is_written_later() {
+    let rig = rig().await;
+    rig.store.tamper("renew", |call| (call <= 2).then_some(Fault::NotDone));
+    let reports = |job: Work, attempt: Attempt| async move {
+        attempt.log("first");
+        tokio::time::sleep(SECOND).await;
+        attempt.log("second");
+        attempt.progress(90, "almost");
+        tokio::time::sleep(SECOND * 5).await;
+        attempt.log("last words");
+        Ok::<_, Failure>(job.number)
+    };
+    let _worker = rig.engine.worker().handle(reports).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    handle.outcome().await.expect("it completes");
+    let record = handle.record().await.expect("it is kept");
+    let lines: Vec<&str> = record.log.iter().map(|line| line.text.as_str()).collect();
+    assert_eq!(lines, ["first", "second", "last words"]);
+    assert_eq!(record.progress.expect("it was reported").percent, 90);
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,4 +12,5 @@ mod journey;
 mod refusals;
 mod stopping;
 mod tidy;
+mod tracing_spans;
 mod worker;

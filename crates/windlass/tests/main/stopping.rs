@@ -112,3 +112,33 @@ async fn a_stop_with_the_store_gone_ends_and_the_job_is_recovered_later() {
     let outcome = handle.outcome_within(Duration::from_secs(60)).await;
     assert_eq!(outcome.expect("it is recovered after its lease"), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_graceful_stop_does_not_wait_for_ever_for_a_store_that_is_gone() {
+    let rig = rig().await;
+    let quick = |job: Work| async move { Ok::<_, Failure>(job.number) };
+    let worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
+    rig.store.tamper("settle", |_| Some(Fault::NotDone));
+    rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    settle_down().await;
+    let start = tokio::time::Instant::now();
+    assert_eq!(worker.stop().await.expect("it stops all the same").lost, 1);
+    assert!(start.elapsed() < SECOND * 60, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_fails_because_it_was_told_to_stop_has_not_failed() {
+    let rig = rig().await;
+    let obeys = |_: Work, attempt: Attempt| async move {
+        let reason = attempt.cancellation().cancelled().await;
+        Err::<i64, _>(Failure::retry(format!("stopped: {reason:?}")))
+    };
+    let worker = rig.engine.worker().handle(obeys).start().await.expect("it starts");
+    let handles = rig.engine.enqueue_many((0..10).map(work)).await.expect("they are accepted");
+    settle_down().await;
+    let report = worker.stop_now().await.expect("it stops");
+    assert_eq!((report.interrupted, report.failed), (10, 0));
+    for handle in handles {
+        assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 0);
+    }
+}

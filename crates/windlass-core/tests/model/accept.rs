@@ -1,0 +1,303 @@
+//! Accepting jobs, as the model does it: one check after the other, each by looking at all jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use windlass_core::job::{Condition, JobId, NewJob, OnFailure, Start, State, StateName};
+use windlass_core::ledger::{Acceptance, Enqueued};
+use windlass_core::limits::DELAY_MAX;
+use windlass_core::name::Name;
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Steady;
+
+use super::{About, Job, Link, Naive};
+
+/// What becomes of one item of a batch.
+pub(super) enum Planned {
+    Accept(Box<NewJob>, Vec<Link>),
+    Known(JobId, Name, Acceptance),
+}
+
+impl Naive {
+    pub(crate) fn enqueue(&mut self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>, Refusal> {
+        let plan = self.plan(jobs, None)?;
+        Ok(self.carry_out(plan))
+    }
+
+    /// Checks a batch; `giving` is a job that gives its unique key away in the same commit.
+    pub(super) fn plan(
+        &mut self,
+        jobs: Vec<NewJob>,
+        giving: Option<JobId>,
+    ) -> Result<Vec<Planned>, Refusal> {
+        for job in &jobs {
+            self.check_bounds(job)?;
+        }
+        let mut plan: Vec<Planned> = Vec::new();
+        let mut seen = BTreeSet::new();
+        let mut stands_for: BTreeMap<JobId, JobId> = BTreeMap::new();
+        for job in jobs {
+            if !seen.insert(job.id) {
+                return Err(Refusal::IdTwiceInBatch { job: job.id });
+            }
+            let item = self.identify(job, &plan, giving, &mut stands_for)?;
+            plan.push(item);
+        }
+        let batch: BTreeSet<JobId> = plan.iter().filter_map(accepted).map(|job| job.id).collect();
+        for item in &mut plan {
+            if let Planned::Accept(job, links) = item {
+                *links = self.resolve(job, &batch, &stands_for)?;
+            }
+        }
+        self.refuse_cycles(&plan)?;
+        self.refuse_overflow(&plan)?;
+        Ok(plan)
+    }
+
+    fn check_bounds(&self, job: &NewJob) -> Result<(), Refusal> {
+        check_bytes("payload bytes", job.payload.len(), self.limits.payload_bytes)?;
+        let delay = match job.start {
+            Start::Now => Duration::ZERO,
+            Start::After(delay) => delay,
+            Start::At(at) => at.since(self.now.wall),
+        };
+        check_delay(delay)
+    }
+
+    /// New, a repeated call, or the same as a job that holds its key?
+    fn identify(
+        &self,
+        job: NewJob,
+        plan: &[Planned],
+        giving: Option<JobId>,
+        stands_for: &mut BTreeMap<JobId, JobId>,
+    ) -> Result<Planned, Refusal> {
+        if let Some(known) = self.jobs.get(&job.id) {
+            return match same_content(&known.new, &job) {
+                true => Ok(Planned::Known(job.id, job.queue, Acceptance::AlreadyAccepted)),
+                false => Err(Refusal::IdReused { job: job.id }),
+            };
+        }
+        let holder = match self.holder(&job, giving) {
+            Some(holder) => Some(&self.jobs[&holder].new),
+            None => plan.iter().filter_map(accepted).find(|other| same_key(other, &job)),
+        };
+        let Some(holder) = holder else { return Ok(Planned::Accept(Box::new(job), Vec::new())) };
+        stands_for.insert(job.id, holder.id);
+        let payload_differs = !same_content(holder, &job);
+        Ok(Planned::Known(holder.id, job.queue, Acceptance::Deduplicated { payload_differs }))
+    }
+
+    /// Who holds the key that this job asks for.
+    pub(super) fn holder(&self, job: &NewJob, giving: Option<JobId>) -> Option<JobId> {
+        let holders: Vec<JobId> = self
+            .jobs
+            .iter()
+            .filter(|(id, other)| {
+                same_key(&other.new, job)
+                    && other.holds_key(self.now.wall)
+                    && giving != Some(**id)
+                    && job.id != **id
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        assert!(holders.len() <= 1, "jobs {holders:?} hold the same unique key");
+        holders.first().copied()
+    }
+
+    fn resolve(
+        &mut self,
+        job: &mut NewJob,
+        batch: &BTreeSet<JobId>,
+        stands_for: &BTreeMap<JobId, JobId>,
+    ) -> Result<Vec<Link>, Refusal> {
+        let mut links: Vec<Link> = Vec::new();
+        for dependency in &mut job.depends_on {
+            if let Some(holder) = stands_for.get(&dependency.on) {
+                dependency.on = *holder;
+            }
+            let (on, on_failure) = (dependency.on, dependency.on_failure);
+            if on == job.id {
+                self.cycles.insert(on);
+                let first = *self.cycles.first().expect("one was just added");
+                return Err(Refusal::DependencyCycle { job: first });
+            }
+            if links.iter().all(|link| link.on != on) {
+                let met = !batch.contains(&on) && self.is_met(job.id, on, on_failure)?;
+                links.push(Link { on, on_failure, met });
+            }
+        }
+        let mut kept = BTreeSet::new();
+        job.depends_on.retain(|dependency| kept.insert(dependency.on));
+        Ok(links)
+    }
+
+    /// Whether a new or replayed job need not wait for `on`.
+    pub(super) fn is_met(
+        &self,
+        job: JobId,
+        on: JobId,
+        on_failure: OnFailure,
+    ) -> Result<bool, Refusal> {
+        let Some(other) = self.jobs.get(&on) else {
+            return Err(Refusal::UnknownDependency { job, dependency: on });
+        };
+        let state = other.name();
+        match (state, on_failure) {
+            (StateName::Completed, _) => Ok(true),
+            (StateName::Dead | StateName::Cancelled, OnFailure::Ignore) => Ok(true),
+            (StateName::Dead | StateName::Cancelled, OnFailure::Cascade) => {
+                Err(Refusal::DependencyFailed { job, dependency: on, state })
+            }
+            (StateName::Dead | StateName::Cancelled, OnFailure::Wait)
+            | (
+                StateName::Blocked | StateName::Scheduled | StateName::Ready | StateName::Running,
+                _,
+            ) => Ok(false),
+        }
+    }
+
+    /// Follows every chain of the batch and notes who comes back to where it began.
+    fn refuse_cycles(&mut self, plan: &[Planned]) -> Result<(), Refusal> {
+        let batch: BTreeMap<JobId, &NewJob> =
+            plan.iter().filter_map(accepted).map(|job| (job.id, job)).collect();
+        let mut found = false;
+        for &start in batch.keys() {
+            let mut reached = BTreeSet::new();
+            let mut ahead = vec![start];
+            while let Some(job) = ahead.pop().and_then(|id| batch.get(&id)) {
+                let next = job.depends_on.iter().map(|dependency| dependency.on);
+                ahead.extend(next.filter(|on| batch.contains_key(on) && reached.insert(*on)));
+            }
+            if reached.contains(&start) {
+                self.cycles.insert(start);
+                found = true;
+            }
+        }
+        match self.cycles.first() {
+            Some(&job) if found => Err(Refusal::DependencyCycle { job }),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn refuse_overflow(&self, plan: &[Planned]) -> Result<(), Refusal> {
+        for (name, queue) in &self.queues {
+            let Some(limit) = queue.settings.max_depth else { continue };
+            let added = plan.iter().filter_map(accepted).filter(|job| job.queue == *name).count();
+            let depth = self.waiting_in(name);
+            if added > 0 && depth + added as u64 > limit {
+                return Err(Refusal::QueueFull { queue: name.clone(), depth, limit });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn carry_out(&mut self, plan: Vec<Planned>) -> Vec<Enqueued> {
+        let mut placed = Vec::new();
+        let mut grown = BTreeSet::new();
+        for item in plan {
+            placed.push(match item {
+                Planned::Accept(job, links) => {
+                    let (id, queue) = (job.id, job.queue.clone());
+                    grown.insert(queue.clone());
+                    self.accept(*job, links);
+                    (id, queue, Acceptance::Accepted)
+                }
+                Planned::Known(id, queue, acceptance) => {
+                    if let Acceptance::Deduplicated { .. } = acceptance {
+                        self.tell(id, "job.deduplicated");
+                    }
+                    (id, queue, acceptance)
+                }
+            });
+        }
+        for queue in grown {
+            if self.queues[&queue].settings.max_depth == Some(self.waiting_in(&queue)) {
+                self.told.push((About::Queue(queue), "queue.full"));
+            }
+        }
+        let enqueued = placed.into_iter().map(|(id, queue, acceptance)| {
+            let depth = self.waiting_in(&queue);
+            Enqueued { id, acceptance, depth }
+        });
+        enqueued.collect()
+    }
+
+    fn accept(&mut self, new: NewJob, links: Vec<Link>) {
+        let now = self.now.wall;
+        let not_before = match new.start {
+            Start::Now => now,
+            Start::After(delay) => now + delay,
+            Start::At(at) => at,
+        };
+        let unmet = links.iter().filter(|link| !link.met).count() as u32;
+        let state = match unmet {
+            0 => self.state_after(not_before),
+            _ => State::Blocked { unmet, not_before },
+        };
+        let id = new.id;
+        self.tell(id, "job.enqueued");
+        match state {
+            State::Blocked { .. } => self.tell(id, "job.blocked"),
+            State::Scheduled { .. } => self.tell(id, "job.scheduled"),
+            State::Ready { .. }
+            | State::Running(_)
+            | State::Completed { .. }
+            | State::Dead { .. }
+            | State::Cancelled { .. } => {}
+        }
+        self.queues.entry(new.queue.clone()).or_default();
+        let job = Job {
+            new,
+            sequence: self.next_sequence,
+            accepted_at: now,
+            condition: Condition { state, attempts: 0, recoveries: 0, generation: 0 },
+            links,
+            gave_key_away: false,
+            lease_ends: Steady::default(),
+            told_lost: false,
+            first_started_at: None,
+            starts: 0,
+            output: None,
+            percent: None,
+        };
+        self.next_sequence += 1;
+        self.jobs.insert(id, job);
+        self.line(id).enqueued += 1;
+    }
+}
+
+fn accepted(item: &Planned) -> Option<&NewJob> {
+    match item {
+        Planned::Accept(job, _) => Some(job),
+        Planned::Known(..) => None,
+    }
+}
+
+fn same_content(one: &NewJob, other: &NewJob) -> bool {
+    one.kind == other.kind && one.queue == other.queue && one.payload == other.payload
+}
+
+pub(super) fn same_key(one: &NewJob, other: &NewJob) -> bool {
+    match (&one.unique, &other.unique) {
+        (Some(a), Some(b)) => a.key == b.key && one.kind == other.kind && one.queue == other.queue,
+        (None, _) | (_, None) => false,
+    }
+}
+
+pub(super) fn check_bytes(what: &'static str, got: usize, limit: usize) -> Result<(), Refusal> {
+    if got <= limit {
+        return Ok(());
+    }
+    let remedy = "raise `payload_bytes`, or store the data elsewhere";
+    let allowed = format!("at most {limit} are allowed; {remedy}");
+    Err(Refusal::OutOfBounds { what, got: got.to_string(), allowed })
+}
+
+pub(super) fn check_delay(delay: Duration) -> Result<(), Refusal> {
+    if delay <= DELAY_MAX {
+        return Ok(());
+    }
+    let allowed = "it may be at most 100 years; check the unit".to_string();
+    Err(Refusal::OutOfBounds { what: "delay", got: format!("{delay:?}"), allowed })
+}

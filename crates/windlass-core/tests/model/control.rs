@@ -1,0 +1,250 @@
+//! What people do to jobs and queues, as the model does it.
+
+use std::collections::BTreeSet;
+
+use windlass_core::job::{CancelReason, Condition, JobId, NewJob, Start, State, StateName};
+use windlass_core::ledger::{
+    Acceptance, CancelAnswer, Cleared, Configure, Enqueued, Promoted, QueueChange,
+};
+use windlass_core::name::Name;
+use windlass_core::record::QueueSettings;
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Timestamp;
+
+use super::accept::{Planned, check_delay, same_key};
+use super::running::due_at;
+use super::{About, Job, Link, Naive};
+
+impl Naive {
+    pub(crate) fn promote(&mut self) -> Promoted {
+        let now = self.now.wall;
+        let age = self.limits.history_age;
+        let mut purged = 0;
+        while let Some((_, _, id)) = self.history().into_iter().find(|(at, _, _)| *at + age <= now)
+        {
+            self.remove_one(id);
+            purged += 1;
+        }
+        let due = self.jobs.values().filter_map(due_at);
+        let expiries = self.jobs.values().filter_map(Job::expires_at);
+        let old = self.history().into_iter().map(|(at, _, _)| at + age);
+        let next = due.chain(expiries).chain(old).chain(self.held_back_until()).min();
+        Promoted { purged, next_in: next.map(|at| at.since(now)) }
+    }
+
+    pub(crate) fn cancel(
+        &mut self,
+        id: JobId,
+        reason: CancelReason,
+    ) -> Result<CancelAnswer, Refusal> {
+        let state = self.job(id)?.name();
+        if state.is_terminal() {
+            return Err(Refusal::WrongState { job: id, state, operation: "cancel" });
+        }
+        if let State::Running(lease) = &mut self.job_mut(id).condition.state {
+            if !std::mem::replace(&mut lease.cancel_requested, true) {
+                self.tell(id, "job.cancel_requested");
+            }
+            return Ok(CancelAnswer::Requested);
+        }
+        let at = self.now.wall;
+        self.end(id, State::Cancelled { at, reason });
+        Ok(CancelAnswer::Cancelled)
+    }
+
+    pub(crate) fn reschedule(
+        &mut self,
+        ids: &[JobId],
+        start: Start,
+    ) -> Result<Vec<Result<StateName, Refusal>>, Refusal> {
+        let now = self.now.wall;
+        let at = match start {
+            Start::Now => now,
+            Start::After(delay) => now + delay,
+            Start::At(at) => at,
+        };
+        check_delay(at.since(now))?;
+        Ok(ids.iter().map(|id| self.reschedule_one(*id, at)).collect())
+    }
+
+    fn reschedule_one(&mut self, id: JobId, at: Timestamp) -> Result<StateName, Refusal> {
+        let state = self.job(id)?.name();
+        if !state.is_waiting() {
+            return Err(Refusal::WrongState { job: id, state, operation: "reschedule" });
+        }
+        let moved = match self.jobs[&id].condition.state {
+            State::Blocked { unmet, .. } => State::Blocked { unmet, not_before: at },
+            State::Scheduled { .. }
+            | State::Ready { .. }
+            | State::Running(_)
+            | State::Completed { .. }
+            | State::Dead { .. }
+            | State::Cancelled { .. } => self.state_after(at),
+        };
+        let name = moved.name();
+        self.job_mut(id).condition.state = moved;
+        self.tell(id, "job.scheduled");
+        Ok(name)
+    }
+
+    /// In the order of acceptance, but each after those of them that it depends on.
+    pub(crate) fn replay(&mut self, mut ids: Vec<JobId>) -> Vec<(JobId, Result<(), Refusal>)> {
+        ids.sort_by_key(|id| (self.jobs.get(id).map(|job| job.sequence), *id));
+        ids.dedup();
+        let mut order = Vec::new();
+        for id in &ids {
+            self.place(*id, &ids, &mut BTreeSet::new(), &mut order);
+        }
+        order.into_iter().map(|id| (id, self.replay_one(id))).collect()
+    }
+
+    /// Puts a job into the order, after those of `ids` that it depends on.
+    fn place(
+        &self,
+        id: JobId,
+        ids: &[JobId],
+        under_way: &mut BTreeSet<JobId>,
+        order: &mut Vec<JobId>,
+    ) {
+        if order.contains(&id) || !under_way.insert(id) {
+            return;
+        }
+        let depends_on = self.jobs.get(&id).map(|job| job.new.depends_on.clone());
+        for dependency in depends_on.unwrap_or_default() {
+            if ids.contains(&dependency.on) {
+                self.place(dependency.on, ids, under_way, order);
+            }
+        }
+        order.push(id);
+    }
+
+    fn replay_one(&mut self, id: JobId) -> Result<(), Refusal> {
+        let job = self.job(id)?;
+        let state = job.name();
+        if !matches!(state, StateName::Dead | StateName::Cancelled) {
+            return Err(Refusal::WrongState { job: id, state, operation: "replay" });
+        }
+        let mut links = Vec::new();
+        for dependency in &job.new.depends_on {
+            let (on, on_failure) = (dependency.on, dependency.on_failure);
+            // One that is gone counts as met: whoever replays the job has decided so.
+            if self.jobs.contains_key(&on) {
+                links.push(Link { on, on_failure, met: self.is_met(id, on, on_failure)? });
+            }
+        }
+        if let Some(holder) = self.holder(&job.new, None) {
+            return Err(Refusal::KeyTaken { job: id, holder });
+        }
+        let now = self.now.wall;
+        let job = self.job_mut(id);
+        job.links = links;
+        job.gave_key_away = false;
+        job.first_started_at = None;
+        job.output = None;
+        job.percent = None;
+        let unmet = job.unmet();
+        let state = match unmet {
+            0 => State::Ready { since: now },
+            _ => State::Blocked { unmet, not_before: now },
+        };
+        let generation = job.condition.generation + 1;
+        job.condition = Condition { state, attempts: 0, recoveries: 0, generation };
+        self.tell(id, "job.replayed");
+        if unmet > 0 {
+            self.tell(id, "job.blocked");
+        }
+        Ok(())
+    }
+
+    /// A new job in the place of a dead one, or a refusal: never the one without the other.
+    pub(crate) fn replay_edited(&mut self, id: JobId, edited: NewJob) -> Result<Enqueued, Refusal> {
+        let state = self.job(id)?.name();
+        if state != StateName::Dead {
+            return Err(Refusal::WrongState { job: id, state, operation: "edit and replay" });
+        }
+        let takes_key = same_key(&self.jobs[&id].new, &edited);
+        let plan = self.plan(vec![edited], Some(id))?;
+        if let Planned::Known(known, _, acceptance) = &plan[0] {
+            return Err(match acceptance {
+                Acceptance::Deduplicated { .. } => Refusal::KeyTaken { job: id, holder: *known },
+                Acceptance::Accepted | Acceptance::AlreadyAccepted => {
+                    Refusal::IdReused { job: *known }
+                }
+            });
+        }
+        let enqueued = self.carry_out(plan).remove(0);
+        self.job_mut(id).gave_key_away |= takes_key;
+        let at = self.now.wall;
+        self.end(id, State::Cancelled { at, reason: CancelReason::Replaced });
+        Ok(enqueued)
+    }
+
+    pub(crate) fn remove(&mut self, id: JobId) -> Result<(), Refusal> {
+        let state = self.job(id)?.name();
+        if !state.is_terminal() {
+            return Err(Refusal::WrongState { job: id, state, operation: "remove" });
+        }
+        self.remove_one(id);
+        self.trim_due = true;
+        self.trim();
+        Ok(())
+    }
+
+    pub(crate) fn clear(&mut self, queue: &Name) -> Cleared {
+        if !self.queues.contains_key(queue) {
+            return Cleared::default();
+        }
+        let cancelled = |model: &Self, inside: bool| -> u64 {
+            let lines = model.totals.iter().filter(|((name, _), _)| (name == queue) == inside);
+            lines.map(|(_, totals)| totals.cancelled).sum()
+        };
+        let before = (cancelled(self, true), cancelled(self, false));
+        let mut waiting: Vec<(u64, JobId)> = self
+            .jobs
+            .iter()
+            .filter(|(_, job)| job.new.queue == *queue && job.name().is_waiting())
+            .map(|(id, job)| (job.sequence, *id))
+            .collect();
+        waiting.sort();
+        for (_, id) in waiting {
+            // It may have followed one before it, and even be gone by now.
+            if self.jobs.get(&id).is_some_and(|job| job.name().is_waiting()) {
+                let _ = self.cancel(id, CancelReason::Cleared);
+            }
+        }
+        self.told.push((About::Queue(queue.clone()), "queue.cleared"));
+        Cleared {
+            cleared: cancelled(self, true) - before.0,
+            followed: cancelled(self, false) - before.1,
+        }
+    }
+
+    pub(crate) fn configure(&mut self, configure: &Configure) -> QueueSettings {
+        let old = self.queues.get(&configure.queue).cloned().unwrap_or_default();
+        let mut new = old.clone();
+        let topic = match configure.change {
+            QueueChange::Pause => {
+                new.settings.paused = true;
+                "queue.paused"
+            }
+            QueueChange::Resume => {
+                new.settings.paused = false;
+                "queue.resumed"
+            }
+            QueueChange::MaxDepth(limit) => {
+                new.settings.max_depth = limit;
+                "queue.configured"
+            }
+            QueueChange::Ageing(step) => {
+                new.settings.ageing = step;
+                "queue.configured"
+            }
+        };
+        let settings = new.settings.clone();
+        if settings != old.settings {
+            self.told.push((About::Queue(configure.queue.clone()), topic));
+            self.queues.insert(configure.queue.clone(), new);
+        }
+        settings
+    }
+}

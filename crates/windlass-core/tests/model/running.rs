@@ -1,0 +1,313 @@
+//! Running jobs, as the model does it: claim, renew, settle, rescue.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use windlass_core::event::RecoveryReason;
+use windlass_core::job::{
+    CancelReason, Condition, DeadReason, JobId, Lease, LeaseToken, State, StateName, UniqueScope,
+};
+use windlass_core::ledger::{
+    Claim, Claimed, Claims, KindClaim, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob,
+    Settled, Settlement,
+};
+use windlass_core::limits::{LEASE_MAX, LEASE_MIN};
+use windlass_core::name::Name;
+use windlass_core::outcome::Verdict;
+use windlass_core::refusal::Refusal;
+use windlass_core::time::{Now, Steady, Timestamp};
+
+use super::accept::check_bytes;
+use super::{Job, Naive};
+
+impl Naive {
+    pub(crate) fn claim(&mut self, claim: &Claim) -> Claims {
+        let now = self.now.wall;
+        let mut claims = Claims::default();
+        let mut held_back: BTreeSet<(Name, Name)> = BTreeSet::new();
+        let mut wait: Option<Duration> = None;
+        while claims.jobs.len() < claim.limit {
+            let Some(id) = self.best(claim, &held_back) else { break };
+            let job = &self.jobs[&id].new;
+            let (queue, kind) = (job.queue.clone(), job.kind.clone());
+            let terms = terms_of(claim, &kind).expect("it was claimable").clone();
+            let running = self.jobs.values().filter(|job| job.new.kind == kind);
+            let running = running.filter(|job| job.lease().is_some()).count();
+            if terms.concurrency.is_some_and(|limit| running >= limit as usize) {
+                self.turned_away.insert(kind.clone());
+                held_back.insert((queue, kind));
+                continue;
+            }
+            if let Some(rate) = terms.rate {
+                let never = Timestamp::from_micros(i64::MIN);
+                match rate.admit(self.full_at.get(&kind).copied().unwrap_or(never), now) {
+                    Ok(full_at) => {
+                        self.full_at.insert(kind.clone(), full_at);
+                    }
+                    Err(longer) => {
+                        wait = Some(wait.map_or(longer, |other| other.min(longer)));
+                        held_back.insert((queue, kind));
+                        continue;
+                    }
+                }
+            }
+            claims.jobs.push(self.start(id, &claim.worker, &terms));
+        }
+        claims.ready = self.claimable(claim, &held_back).count() as u64;
+        let due = self.jobs.values().filter_map(|job| due_at(job).map(|at| at.since(now))).min();
+        claims.wake_in = [due, wait].into_iter().flatten().min();
+        claims
+    }
+
+    /// Ready jobs that the request may take.
+    fn claimable(
+        &self,
+        claim: &Claim,
+        held_back: &BTreeSet<(Name, Name)>,
+    ) -> impl Iterator<Item = (JobId, &Job, Timestamp)> {
+        self.jobs.iter().filter_map(move |(id, job)| {
+            let State::Ready { since } = job.condition.state else { return None };
+            let (queue, kind) = (&job.new.queue, &job.new.kind);
+            let listens = claim.queues.as_ref().is_none_or(|queues| queues.contains(queue));
+            let paused = self.queues[queue].settings.paused;
+            let open = !paused && !held_back.contains(&(queue.clone(), kind.clone()));
+            let fits = listens && open && terms_of(claim, kind).is_some();
+            fits.then_some((*id, job, since))
+        })
+    }
+
+    /// Which of them starts first: the highest priority, raised by waiting where the queue says
+    /// so; then the one due first; then the one accepted first.
+    fn best(&self, claim: &Claim, held_back: &BTreeSet<(Name, Name)>) -> Option<JobId> {
+        let places = self.claimable(claim, held_back).map(|(id, job, since)| {
+            let ageing = self.queues[&job.new.queue].settings.ageing;
+            let standing = Standing::new(job.new.priority.0, ageing, self.now.wall.since(since));
+            (standing, Reverse((since, job.sequence)), id)
+        });
+        places.max().map(|(_, _, id)| id)
+    }
+
+    fn start(&mut self, id: JobId, worker: &Arc<str>, terms: &KindClaim) -> Claimed {
+        let Now { wall, steady } = self.now;
+        let token = LeaseToken(self.next_token);
+        self.next_token += 1;
+        let length = terms.lease.clamp(LEASE_MIN, LEASE_MAX);
+        let job = self.job_mut(id);
+        let lease = Lease {
+            token,
+            worker: worker.clone(),
+            since: wall,
+            until: wall + length,
+            max_attempts: job.new.max_attempts().unwrap_or(terms.max_attempts),
+            cancel_requested: false,
+        };
+        job.lease_ends = steady + length;
+        job.told_lost = false;
+        job.starts += 1;
+        job.percent = None;
+        job.first_started_at.get_or_insert(wall);
+        job.condition.attempts += 1;
+        job.condition.state = State::Running(lease.clone());
+        let Condition { attempts: attempt, recoveries, .. } = job.condition;
+        self.tell(id, "job.started");
+        Claimed { id, lease, attempt, recoveries }
+    }
+
+    /// The lease on a job, if it is the one that `token` names.
+    fn held(&self, id: JobId, token: LeaseToken) -> Result<Lease, Refusal> {
+        let lease = self.jobs.get(&id).and_then(Job::lease);
+        lease.filter(|lease| lease.token == token).cloned().ok_or(Refusal::LeaseLost { job: id })
+    }
+
+    pub(crate) fn renew(&mut self, renewal: &Renewal) -> Result<Renewed, Refusal> {
+        let Now { wall, steady } = self.now;
+        let mut lease = self.held(renewal.job, renewal.token)?;
+        let length = renewal.lease.clamp(LEASE_MIN, LEASE_MAX);
+        lease.until = wall + length;
+        let renewed = Renewed { until: lease.until, cancel_requested: lease.cancel_requested };
+        let job = self.job_mut(renewal.job);
+        job.lease_ends = steady + length;
+        job.told_lost = false;
+        job.condition.state = State::Running(lease);
+        if let Some(progress) = &renewal.report.progress {
+            job.percent = Some(progress.percent.min(100));
+            self.tell(renewal.job, "job.progress");
+        }
+        Ok(renewed)
+    }
+
+    pub(crate) fn settle(&mut self, settlement: Settlement) -> Result<Settled, Refusal> {
+        let Settlement { job: id, token, verdict, output, next, .. } = settlement;
+        let lease = self.held(id, token)?;
+        let bytes = output.as_ref().map_or(0, |output| output.len());
+        check_bytes("output bytes", bytes, self.limits.payload_bytes)?;
+        if verdict == Verdict::Complete {
+            // It is released when the job completes, which is this commit.
+            let unique = self.jobs[&id].new.unique.as_ref();
+            let giving = unique.filter(|unique| unique.scope == UniqueScope::Open).map(|_| id);
+            let plan = self.plan(next, giving)?;
+            self.carry_out(plan);
+        }
+        let state = self.apply_verdict(id, verdict, &lease);
+        if verdict == Verdict::Complete {
+            // Kept with the record, if there is one: a bound may have let it go at once.
+            if let Some(job) = self.jobs.get_mut(&id) {
+                job.output = output;
+            }
+        }
+        Ok(Settled { state })
+    }
+
+    fn apply_verdict(&mut self, id: JobId, verdict: Verdict, lease: &Lease) -> StateName {
+        let at = self.now.wall;
+        let failed = matches!(verdict, Verdict::Retry(_) | Verdict::Bury(_));
+        let again = matches!(verdict, Verdict::Retry(_) | Verdict::Snooze(_) | Verdict::Release);
+        if failed {
+            self.count_failure(id);
+        }
+        if again && lease.cancel_requested {
+            self.end(id, State::Cancelled { at, reason: CancelReason::Requested });
+            return StateName::Cancelled;
+        }
+        let condition = &mut self.job_mut(id).condition;
+        let (state, topic) = match verdict {
+            Verdict::Complete => {
+                condition.recoveries = 0;
+                self.end(id, State::Completed { at });
+                return StateName::Completed;
+            }
+            Verdict::Bury(reason) => {
+                self.end(id, State::Dead { at, reason });
+                return StateName::Dead;
+            }
+            Verdict::Cancel(reason) => {
+                self.end(id, State::Cancelled { at, reason });
+                return StateName::Cancelled;
+            }
+            Verdict::Retry(delay) => (State::Scheduled { at: at + delay }, "job.retrying"),
+            Verdict::Snooze(pause) => (State::Scheduled { at: at + pause }, "job.snoozed"),
+            Verdict::Release => (State::Ready { since: lease.since }, "job.released"),
+        };
+        let name = state.name();
+        condition.state = state;
+        condition.attempts -= u32::from(!failed);
+        self.line(id).retried += u64::from(failed);
+        self.tell(id, topic);
+        name
+    }
+
+    fn count_failure(&mut self, id: JobId) {
+        self.line(id).failed += 1;
+        self.tell(id, "job.failed");
+    }
+
+    pub(crate) fn rescue(&mut self, rescue: &Rescue) -> Rescued {
+        let now = self.now.steady;
+        let all = rescue.reason == RecoveryReason::Restart;
+        let look = rescue.recovery.mode == RecoveryMode::Observe;
+        for job in self.jobs.values_mut() {
+            job.told_lost &= look;
+        }
+        let running = self.jobs.iter().filter_map(|(id, job)| job.lease().map(|l| (*id, job, l)));
+        let mut lost: Vec<(Steady, LeaseToken, JobId)> = running
+            .filter(|(_, job, _)| (all || job.lease_ends <= now) && !(look && job.told_lost))
+            .map(|(id, job, lease)| (job.lease_ends, lease.token, id))
+            .collect();
+        lost.sort();
+        let mut jobs = Vec::new();
+        for (_, _, id) in lost {
+            self.tell(id, "recovery.detected");
+            if look {
+                self.job_mut(id).told_lost = true;
+            } else {
+                let state = self.recover(id, rescue);
+                jobs.push(RescuedJob { id, state });
+            }
+        }
+        let left = self.jobs.values().filter(|job| job.lease().is_some() && !job.told_lost);
+        let next_in = left.map(|job| job.lease_ends.since(now)).min();
+        Rescued { jobs, more: false, next_in }
+    }
+
+    fn recover(&mut self, id: JobId, rescue: &Rescue) -> StateName {
+        let at = self.now.wall;
+        self.line(id).rescued += 1;
+        self.count_failure(id);
+        let job = &self.jobs[&id];
+        let lease = job.lease().expect("only running jobs are rescued").clone();
+        let Condition { attempts, recoveries, .. } = job.condition;
+        if lease.cancel_requested {
+            self.end(id, State::Cancelled { at, reason: CancelReason::Requested });
+            return StateName::Cancelled;
+        }
+        if attempts >= lease.max_attempts || recoveries >= rescue.recovery.max_recoveries {
+            self.tell(id, "recovery.exhausted");
+            self.end(id, State::Dead { at, reason: DeadReason::Crashed });
+            return StateName::Dead;
+        }
+        let condition = &mut self.job_mut(id).condition;
+        condition.recoveries += 1;
+        condition.state = State::Scheduled { at: at + rescue.recovery.delay };
+        self.line(id).retried += 1;
+        self.tell(id, "job.retrying");
+        self.tell(id, "recovery.executed");
+        StateName::Scheduled
+    }
+}
+
+fn terms_of<'a>(claim: &'a Claim, kind: &Name) -> Option<&'a KindClaim> {
+    claim.kinds.iter().find(|terms| terms.kind == *kind)
+}
+
+pub(super) fn due_at(job: &Job) -> Option<Timestamp> {
+    match job.condition.state {
+        State::Scheduled { at } => Some(at),
+        State::Blocked { .. }
+        | State::Ready { .. }
+        | State::Running(_)
+        | State::Completed { .. }
+        | State::Dead { .. }
+        | State::Cancelled { .. } => None,
+    }
+}
+
+/// Priority as an exact fraction: `points` of `per` each.
+#[derive(Clone, Copy, Debug)]
+struct Standing {
+    points: i128,
+    per: i128,
+}
+
+impl Standing {
+    fn new(priority: i32, ageing: Option<Duration>, waited: Duration) -> Self {
+        match ageing {
+            None => Self { points: i128::from(priority), per: 1 },
+            Some(step) => {
+                let per = step.as_micros() as i128;
+                Self { points: i128::from(priority) * per + waited.as_micros() as i128, per }
+            }
+        }
+    }
+}
+
+impl Ord for Standing {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.points * other.per).cmp(&(other.points * self.per))
+    }
+}
+
+impl PartialOrd for Standing {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Standing {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Standing {}
