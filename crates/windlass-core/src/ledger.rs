@@ -317,20 +317,10 @@ impl Ledger {
         let old = self.entry(slot).phase.name();
         let (ends, told) = self.lease_end_of(slot);
         self.unindex(slot);
-        let phase = match &condition.state {
-            State::Blocked { unmet, not_before } => {
-                Phase::Blocked { unmet: *unmet, not_before: *not_before }
-            }
-            State::Scheduled { at } => Phase::Scheduled { at: *at },
-            State::Ready { since } => Phase::Ready { since: *since },
-            State::Running(lease) => {
-                self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends, told });
-                Phase::Running { token: lease.token }
-            }
-            State::Completed { at } => Phase::Completed { at: *at },
-            State::Dead { at, reason } => Phase::Dead { at: *at, reason: *reason },
-            State::Cancelled { at, reason } => Phase::Cancelled { at: *at, reason: *reason },
-        };
+        if let State::Running(lease) = &condition.state {
+            self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends, told });
+        }
+        let phase = Phase::of(&condition.state);
         let entry = self.entries.get_mut(slot);
         entry.phase = phase;
         entry.attempts = condition.attempts;

@@ -31,6 +31,20 @@ pub(super) enum Phase {
 }
 
 impl Phase {
+    pub(super) fn of(state: &State) -> Self {
+        match state {
+            State::Blocked { unmet, not_before } => {
+                Phase::Blocked { unmet: *unmet, not_before: *not_before }
+            }
+            State::Scheduled { at } => Phase::Scheduled { at: *at },
+            State::Ready { since } => Phase::Ready { since: *since },
+            State::Running(lease) => Phase::Running { token: lease.token },
+            State::Completed { at } => Phase::Completed { at: *at },
+            State::Dead { at, reason } => Phase::Dead { at: *at, reason: *reason },
+            State::Cancelled { at, reason } => Phase::Cancelled { at: *at, reason: *reason },
+        }
+    }
+
     pub(super) fn name(self) -> StateName {
         match self {
             Phase::Blocked { .. } => StateName::Blocked,
@@ -81,17 +95,6 @@ pub(super) struct UniqueHold {
 impl Entry {
     pub(super) fn new(accepted: &Accepted, line: u32) -> Self {
         let job = &accepted.job;
-        let phase = match &accepted.condition.state {
-            State::Blocked { unmet, not_before } => {
-                Phase::Blocked { unmet: *unmet, not_before: *not_before }
-            }
-            State::Scheduled { at } => Phase::Scheduled { at: *at },
-            State::Ready { since } => Phase::Ready { since: *since },
-            State::Running(lease) => Phase::Running { token: lease.token },
-            State::Completed { at } => Phase::Completed { at: *at },
-            State::Dead { at, reason } => Phase::Dead { at: *at, reason: *reason },
-            State::Cancelled { at, reason } => Phase::Cancelled { at: *at, reason: *reason },
-        };
         let unique = job.unique.as_ref().map(|unique| UniqueHold {
             key: unique.key.as_str().into(),
             scope: unique.scope,
@@ -105,7 +108,7 @@ impl Entry {
         });
         Self {
             id: job.id,
-            phase,
+            phase: Phase::of(&accepted.condition.state),
             fingerprint: job.fingerprint(),
             sequence: accepted.sequence,
             extras,
