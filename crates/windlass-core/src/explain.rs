@@ -129,9 +129,9 @@ impl fmt::Display for Reason {
             }
             Reason::Completed { at } => write!(f, "it completed at {at}"),
             Reason::Dead { at, reason } => {
-                write!(f, "it died at {at} ({reason:?}); replay it to try again")
+                write!(f, "it died at {at} ({reason}); replay it to try again")
             }
-            Reason::Cancelled { at, reason } => write!(f, "it was cancelled at {at} ({reason:?})"),
+            Reason::Cancelled { at, reason } => write!(f, "it was cancelled at {at} ({reason})"),
             Reason::BlockedBy(other) => write!(f, "it waits for [{other}]"),
             Reason::BlockedByMore { jobs } => write!(f, "it waits for {jobs} more jobs"),
             Reason::ScheduledFor { at, attempts: 0 } => write!(f, "it is scheduled for {at}"),

@@ -193,6 +193,8 @@ pub struct NewJob {
     pub depends_on: Vec<Dependency>,
     /// When a failed attempt is tried again; `None` leaves it to the worker's kind.
     pub retry: Option<Retry>,
+    /// Total runs, whatever the policy says; `None` leaves it to the policy.
+    pub max_attempts: Option<u32>,
     /// How long one attempt may run; `None` leaves it to the worker's kind.
     pub timeout: Option<Timeout>,
     /// A job that has not started this long after acceptance is cancelled as expired.
@@ -220,6 +222,7 @@ impl NewJob {
             unique: None,
             depends_on: Vec::new(),
             retry: None,
+            max_attempts: None,
             timeout: None,
             expires_after: None,
             tags: Vec::new(),
@@ -229,9 +232,10 @@ impl NewJob {
         }
     }
 
-    /// Total runs the producer asked for, if it did.
+    /// Total runs the producer asked for, if it did; at least one.
     pub fn max_attempts(&self) -> Option<u32> {
-        self.retry.as_ref().and_then(|retry| retry.max_attempts)
+        let by_policy = self.retry.as_ref().and_then(|retry| retry.max_attempts);
+        self.max_attempts.or(by_policy).map(|runs| runs.max(1))
     }
 
     /// A number that differs when kind, queue or payload differ: tells a repeated enqueue from a
@@ -278,6 +282,18 @@ pub enum DeadReason {
     DependencyFailed,
 }
 
+impl fmt::Display for DeadReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DeadReason::AttemptsExhausted => "it failed as often as it may run",
+            DeadReason::Permanent => "its handler said that trying again is pointless",
+            DeadReason::DurationExhausted => "its time for retries is over",
+            DeadReason::Crashed => "its workers were lost",
+            DeadReason::DependencyFailed => "a job it depends on failed",
+        })
+    }
+}
+
 /// Why a job is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CancelReason {
@@ -293,6 +309,19 @@ pub enum CancelReason {
     DependencyCancelled,
     /// A new job with an edited payload took its place.
     Replaced,
+}
+
+impl fmt::Display for CancelReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CancelReason::Requested => "someone asked for it",
+            CancelReason::Handler => "its handler said so",
+            CancelReason::Expired => "it had not started when it expired",
+            CancelReason::Cleared => "its queue was cleared",
+            CancelReason::DependencyCancelled => "a job it depends on was cancelled",
+            CancelReason::Replaced => "an edited job took its place",
+        })
+    }
 }
 
 /// Where a job stands. Data that exists only in one state lives in its variant, so a job without a

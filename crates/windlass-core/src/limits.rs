@@ -42,6 +42,12 @@ pub const PAYLOAD_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// keeps time arithmetic far from overflow.
 pub const DELAY_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 
+/// Longest trace context in bytes: a `traceparent` is 55.
+pub const TRACE_BYTES: usize = 128;
+
+/// Most delays in a custom retry policy; the last one repeats anyway.
+pub const CUSTOM_DELAYS: usize = 100;
+
 /// Longest error text kept, in bytes: a stack of causes, not a log.
 pub const ERROR_BYTES: usize = 10_000;
 

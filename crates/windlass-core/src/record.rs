@@ -230,6 +230,11 @@ impl JobRecord {
         self.job.id
     }
 
+    /// The name of the state the job is in, as of when the record was read.
+    pub fn state(&self) -> StateName {
+        self.condition.state.name()
+    }
+
     /// The state the job is in at `now`: a scheduled job whose time has come is ready.
     pub fn state_at(&self, now: Timestamp) -> StateName {
         match self.condition.state {

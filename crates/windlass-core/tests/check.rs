@@ -30,7 +30,8 @@ where
     M::State: Clone + Debug + Hash + PartialEq + Send + Sync,
     M::Action: Clone + Debug + PartialEq + Send + Sync,
 {
-    let checker = model.checker().threads(2).spawn_bfs().join();
+    let failed = HasDiscoveries::AnyFailures;
+    let checker = model.checker().threads(2).finish_when(failed).spawn_bfs().join();
     println!("{what}: {} unique states", checker.unique_state_count());
     checker.assert_properties();
 }

@@ -4,6 +4,7 @@
 //! reason to stop, judge, settle, and give the slot back when the task has really ended.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use windlass_core::outcome::{ErrorText, Outcome, Progress as Standing, Verdict, 
 use windlass_core::record::{LogLine, Progress, Report};
 use windlass_core::refusal::Refusal;
 use windlass_core::retry::{Retry, jitter_seed};
-use windlass_core::time::Timestamp;
+use windlass_core::time::{Steady, Timestamp};
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -29,7 +30,7 @@ use crate::middleware::Next;
 use crate::options::Options;
 use crate::panics::{self, CatchPanic};
 use crate::store::HandedJob;
-use crate::worker::{Shared, Slot};
+use crate::worker::{self, Shared, Slot};
 
 /// Why an attempt should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +83,9 @@ struct Inner {
     states: Arc<States>,
     cancellation: Cancellation,
     timeout: Option<Duration>,
+    claimed: Steady,
     report: Mutex<Report>,
+    has_reported: AtomicBool,
     reported: Arc<Notify>,
     next: Mutex<Vec<NewJob>>,
     slot: Weak<Slot>,
@@ -217,15 +220,14 @@ impl Attempt {
         let at = self.inner.engine.clock().now().wall;
         let line = LogLine { at, attempt: self.number(), text: text.into() };
         self.report(|report| {
-            if report.lines.len() == limits::LOG_LINES_KEPT {
-                report.lines.remove(0);
-            }
             report.lines.push(line);
+            keep_last(&mut report.lines);
         });
     }
 
     fn report(&self, add: impl FnOnce(&mut Report)) {
         add(&mut self.inner.report.lock().unwrap_or_else(PoisonError::into_inner));
+        self.inner.has_reported.store(true, Ordering::SeqCst);
         self.inner.reported.notify_one();
     }
 
@@ -234,17 +236,19 @@ impl Attempt {
         std::mem::take(&mut self.inner.report.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes back what could not be written, to be written with what has been said since.
-    pub(crate) fn return_report(&self, mut unwritten: Report) {
-        self.report(|report| {
-            unwritten.lines.append(&mut report.lines);
-            report.lines = unwritten.lines;
-            report.progress = report.progress.take().or(unwritten.progress);
-        });
+    /// Takes back what could not be written, to be written with what has been said since. Nobody
+    /// is notified: whoever could not write it tries again by itself.
+    pub(crate) fn return_report(&self, unwritten: Report) {
+        let mut report = self.inner.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = std::mem::replace(&mut *report, unwritten);
+        report.lines.extend(since.lines);
+        keep_last(&mut report.lines);
+        report.progress = since.progress.or(report.progress.take());
     }
 
     /// Continues with another job: it is accepted in the same commit that completes this one, or,
-    /// if this attempt does not complete, not at all. Returns the id it will have.
+    /// if this attempt does not complete, not at all. Returns the id it will have, unless its
+    /// unique key is held then; the job that holds it stands for it.
     pub fn continue_with<J: Job>(&self, job: J) -> Result<JobId, Error> {
         let options = job.options();
         self.continue_with_options(job, options)
@@ -252,7 +256,9 @@ impl Attempt {
 
     /// Like [`Attempt::continue_with`], with options of its own.
     pub fn continue_with_options<J: Job>(&self, job: J, options: Options) -> Result<JobId, Error> {
-        let mut next = crate::client::new_job(&job, options)?;
+        let trace = self.trace().to_string();
+        let new_job = || crate::client::new_job(&job, options);
+        let mut next = crate::trace::CURRENT.sync_scope(trace, new_job)?;
         next.parent = Some(self.id());
         let id = next.id;
         self.inner.next.lock().unwrap_or_else(PoisonError::into_inner).push(next);
@@ -277,20 +283,63 @@ impl Attempt {
     }
 }
 
+/// The last lines a job's log keeps.
+fn keep_last(lines: &mut Vec<LogLine>) {
+    let surplus = lines.len().saturating_sub(limits::LOG_LINES_KEPT);
+    lines.drain(..surplus);
+}
+
 impl fmt::Debug for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Attempt({} {} #{})", self.kind(), self.id(), self.number())
     }
 }
 
-/// Runs one claimed job from its start to its settlement, and gives its slot back.
-pub(crate) async fn conduct(shared: Arc<Shared>, slot: Arc<Slot>, handed: HandedJob) {
-    // The store hands out only the kinds that were asked for.
-    let Some(handler) = shared.handler(&handed.job.kind) else { return };
+/// An attempt that the worker has taken on.
+pub(crate) struct Begun {
+    shared: Arc<Shared>,
+    slot: Arc<Slot>,
+    registered: worker::Registered,
+    handler: Arc<Registered>,
+    attempt: Attempt,
+    stop: watch::Sender<Option<StopReason>>,
+}
+
+/// Takes a claimed job on. `None` if the worker has stopped; nothing has happened then.
+pub(crate) fn begin(
+    shared: &Arc<Shared>,
+    slot: Arc<Slot>,
+    handed: HandedJob,
+    claimed: Steady,
+) -> Option<Begun> {
+    let handler = shared.handler(&handed.job.kind)?;
+    let timeout = match handed.job.timeout.unwrap_or(handler.options.timeout) {
+        Timeout::After(timeout) => Some(timeout),
+        Timeout::Off => None,
+    };
     let (stop, stopped) = watch::channel(None);
-    let attempt = begin(&shared, &slot, &handler, handed, Cancellation(stopped));
-    let token = attempt.token();
-    shared.register(&attempt, stop.clone(), handler.options.lease);
+    let inner = Inner {
+        handed,
+        engine: shared.engine().clone(),
+        states: shared.states().clone(),
+        cancellation: Cancellation(stopped),
+        timeout,
+        claimed,
+        report: Mutex::default(),
+        has_reported: AtomicBool::new(false),
+        reported: shared.reported().clone(),
+        next: Mutex::default(),
+        slot: Arc::downgrade(&slot),
+    };
+    let attempt = Attempt { inner: Arc::new(inner) };
+    let lease = handler.options.lease;
+    let registered = shared.register(&attempt, stop.clone(), lease, claimed)?;
+    Some(Begun { shared: shared.clone(), slot, registered, handler, attempt, stop })
+}
+
+/// Runs an attempt from its start to its settlement, and gives its slot back.
+pub(crate) async fn conduct(begun: Begun) {
+    let Begun { shared, slot, registered, handler, attempt, stop } = begun;
     let mut task = run_handler(&shared, &handler, &attempt);
     let (reason, returned) = watch_over(&shared, &attempt, &mut task, &stop).await;
     let still_running = returned.is_none();
@@ -298,38 +347,13 @@ pub(crate) async fn conduct(shared: Arc<Shared>, slot: Arc<Slot>, handed: Handed
         Some(ended) => settle(&shared, &handler, &attempt, ended).await,
         None => shared.tally(|tally| tally.lost += 1),
     }
-    shared.deregister(token);
+    drop(registered);
     if still_running {
         // Aborting ends a task at its next await. Until it really ended it holds its slot, so that
         // a worker never runs more than it has slots for.
         let _ = task.await;
     }
     drop(slot);
-}
-
-fn begin(
-    shared: &Arc<Shared>,
-    slot: &Arc<Slot>,
-    handler: &Registered,
-    handed: HandedJob,
-    cancellation: Cancellation,
-) -> Attempt {
-    let timeout = match handed.job.timeout.unwrap_or(handler.options.timeout) {
-        Timeout::After(timeout) => Some(timeout),
-        Timeout::Off => None,
-    };
-    let inner = Inner {
-        handed,
-        engine: shared.engine().clone(),
-        states: shared.states().clone(),
-        cancellation,
-        timeout,
-        report: Mutex::default(),
-        reported: shared.reported().clone(),
-        next: Mutex::default(),
-        slot: Arc::downgrade(slot),
-    };
-    Attempt { inner: Arc::new(inner) }
 }
 
 type HandlerTask = JoinHandle<Result<Returned, String>>;
@@ -437,9 +461,11 @@ fn judge(
             let outcome = Outcome::Cancelled(CancelReason::Requested);
             Some(unless_done(ended, outcome, "cancelled by request"))
         }
-        Some(StopReason::Shutdown) => {
-            Some(unless_done(ended, Outcome::Interrupted, "interrupted by shutdown"))
-        }
+        Some(StopReason::Shutdown) => Some(match ended {
+            // What the handler decided counts; that it was cut short does not.
+            Some(Ok(Err(failure))) if !failure.is_retry() => failed(handler, failure),
+            ended => unless_done(ended, Outcome::Interrupted, "interrupted by shutdown"),
+        }),
         None => Some(match ended? {
             Ok(Ok(output)) => completed(output),
             Ok(Err(failure)) => failed(handler, failure),
@@ -454,13 +480,21 @@ fn failed(handler: &Registered, failure: Failure) -> Judged {
     let decided = retry_if.map(|decide| panics::catch(|| decide(&failure)).unwrap_or(true));
     let refused = failure.is_retry() && decided == Some(false);
     let failure = if refused { failure.into_permanent() } else { failure };
-    Judged { outcome: failure.outcome(), output: None, error: Some(failure.text()) }
+    // An error may panic when it is asked what it is. It is dropped here too, for the same reason.
+    let outcome = failure.outcome();
+    let text = panics::catch(move || failure.text()).unwrap_or_else(ErrorText::new);
+    Judged { outcome, output: None, error: Some(text) }
 }
 
 /// Settles an attempt. If the store refuses what it returned, settles it as failed for that reason.
 async fn settle(shared: &Shared, handler: &Registered, attempt: &Attempt, judged: Judged) {
     let next = attempt.take_next();
-    let settlement = settlement(shared, handler, attempt, judged, next);
+    if attempt.inner.has_reported.load(Ordering::SeqCst) {
+        shared.reports_written().await;
+    }
+    let report = attempt.take_report();
+    let settlement = settlement(shared, handler, attempt, judged);
+    let settlement = Settlement { next, report: report.clone(), ..settlement };
     let verdict = settlement.verdict;
     match shared.settle(settlement).await {
         Ok(()) => shared.count(verdict),
@@ -472,7 +506,8 @@ async fn settle(shared: &Shared, handler: &Registered, attempt: &Attempt, judged
                 output: None,
                 error: Some(ErrorText::new(format!("the outcome was refused: {refusal}"))),
             };
-            let settlement = self::settlement(shared, handler, attempt, judged, Vec::new());
+            let settlement = self::settlement(shared, handler, attempt, judged);
+            let settlement = Settlement { report, ..settlement };
             let verdict = settlement.verdict;
             match shared.settle(settlement).await {
                 Ok(()) => shared.count(verdict),
@@ -487,15 +522,16 @@ fn settlement(
     handler: &Registered,
     attempt: &Attempt,
     judged: Judged,
-    next: Vec<NewJob>,
 ) -> Settlement {
     let handed = &attempt.inner.handed;
     let retry: &Retry = handed.job.retry.as_ref().unwrap_or(&handler.options.retry);
-    let now = shared.engine().clock().now().wall;
+    // The store's times up to the claim, and the steady clock since: no step of a clock counts.
+    let before = handed.lease.since.since(handed.first_started_at);
+    let ran = shared.engine().clock().now().steady.since(attempt.inner.claimed);
     let standing = Standing {
         attempt: attempt.number(),
         max_attempts: attempt.max_attempts(),
-        since_first_start: now.since(handed.first_started_at),
+        since_first_start: before.saturating_add(ran),
         retry,
     };
     let seed = jitter_seed(attempt.id(), attempt.number());
@@ -506,7 +542,7 @@ fn settlement(
         verdict,
         output: judged.output,
         error: judged.error,
-        report: attempt.take_report(),
-        next,
+        report: Report::default(),
+        next: Vec::new(),
     }
 }

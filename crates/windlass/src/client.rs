@@ -10,7 +10,7 @@ use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, NewJob, Start, State, StateName};
 use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Counts, Enqueued, QueueChange};
-use windlass_core::name::Name;
+use windlass_core::name::{InvalidName, Name};
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
 
@@ -70,8 +70,7 @@ impl Engine {
 
     /// A handle to a job that was enqueued earlier, or elsewhere.
     pub fn handle<J: Job>(&self, job: JobId) -> Handle<J> {
-        let acceptance = Acceptance::AlreadyAccepted;
-        Handle::new(self, Enqueued { id: job, acceptance, depth: 0 })
+        Handle { engine: self.clone(), id: job, enqueued: None, job: PhantomData }
     }
 
     /// Everything known about a job; `None` if it was never accepted or is no longer kept.
@@ -221,7 +220,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Adds a job and returns the id it will have, for others to depend on.
+    /// Adds a job and returns the id it will have, for others to depend on. If its unique key turns
+    /// out to be held, the holder's id stands in its place in the answer, and for those that
+    /// depend on it.
     pub fn add<J: Job>(&mut self, job: J) -> Result<JobId, Error> {
         let options = job.options();
         self.add_with(job, options)
@@ -244,52 +245,56 @@ impl Batch {
 /// A job that was enqueued.
 pub struct Handle<J> {
     engine: Engine,
-    enqueued: Enqueued,
+    id: JobId,
+    /// What the store answered; `None` for a job that was enqueued elsewhere.
+    enqueued: Option<Enqueued>,
     job: PhantomData<fn() -> J>,
 }
 
 impl<J> Clone for Handle<J> {
     fn clone(&self) -> Self {
         let (engine, enqueued) = (self.engine.clone(), self.enqueued.clone());
-        Self { engine, enqueued, job: PhantomData }
+        Self { engine, id: self.id, enqueued, job: PhantomData }
     }
 }
 
 impl<J> fmt::Debug for Handle<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Handle({}, {:?})", self.enqueued.id, self.enqueued.acceptance)
+        write!(f, "Handle({})", self.id)
     }
 }
 
 impl<J> From<&Handle<J>> for JobId {
     fn from(handle: &Handle<J>) -> Self {
-        handle.enqueued.id
+        handle.id
     }
 }
 
 impl<J: Job> Handle<J> {
     fn new(engine: &Engine, enqueued: Enqueued) -> Self {
-        Self { engine: engine.clone(), enqueued, job: PhantomData }
+        let (engine, id) = (engine.clone(), enqueued.id);
+        Self { engine, id, enqueued: Some(enqueued), job: PhantomData }
     }
 
     /// The job's id; that of the job that was there before, if this one was a duplicate.
     pub fn id(&self) -> JobId {
-        self.enqueued.id
+        self.id
     }
 
-    /// Whether a job was added, or one was there already.
-    pub fn acceptance(&self) -> Acceptance {
-        self.enqueued.acceptance
+    /// Whether a job was added, or one was there already; `None` if it was enqueued elsewhere.
+    pub fn acceptance(&self) -> Option<Acceptance> {
+        self.enqueued.as_ref().map(|enqueued| enqueued.acceptance)
     }
 
     /// Whether another job holds the unique key, and this handle is to that one.
     pub fn is_duplicate(&self) -> bool {
-        matches!(self.enqueued.acceptance, Acceptance::Deduplicated { .. })
+        matches!(self.acceptance(), Some(Acceptance::Deduplicated { .. }))
     }
 
-    /// How many jobs waited in the queue after this one was accepted.
-    pub fn depth(&self) -> u64 {
-        self.enqueued.depth
+    /// How many jobs waited in the queue after this one was accepted; `None` if it was enqueued
+    /// elsewhere.
+    pub fn depth(&self) -> Option<u64> {
+        self.enqueued.as_ref().map(|enqueued| enqueued.depth)
     }
 
     /// Everything known about the job.
@@ -367,11 +372,11 @@ fn finished<J: Job>(record: &JobRecord) -> Option<Result<J::Output, Error>> {
 
 /// A choice of jobs. An invalid name in it is an error of the call that uses it.
 #[must_use = "a query does nothing until one of its verbs is awaited"]
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Query {
     engine: Engine,
     filter: Filter,
-    problem: Option<Error>,
+    problem: Option<InvalidName>,
 }
 
 impl Query {
@@ -421,7 +426,7 @@ impl Query {
         match Name::new(text) {
             Ok(name) => Some(name),
             Err(error) => {
-                self.problem = Some(error.into());
+                self.problem = Some(error);
                 None
             }
         }
@@ -429,7 +434,7 @@ impl Query {
 
     fn filter(self) -> Result<(Engine, Filter), Error> {
         match self.problem {
-            Some(problem) => Err(problem),
+            Some(problem) => Err(problem.into()),
             None => Ok((self.engine, self.filter)),
         }
     }

@@ -16,7 +16,7 @@ use crate::housekeeper::keep_house;
 use crate::store::{MemoryStore, Store};
 use crate::supervise::supervise;
 use crate::wake::{LocalWake, Wake};
-use crate::worker::{Shared, StopReport, WorkerBuilder, stop_gracefully};
+use crate::worker::{Shared, Stage, StopReport, WorkerBuilder};
 
 /// The job engine: enqueue, inspect and control jobs, and start workers.
 ///
@@ -99,8 +99,11 @@ impl Engine {
         self.inner.closing.store(true, Ordering::SeqCst);
         let workers = self.inner.workers.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut reports = Vec::new();
-        for worker in workers.iter().filter_map(Weak::upgrade) {
-            reports.push(stop_gracefully(&worker).await);
+        let workers: Vec<Arc<Shared>> = workers.iter().filter_map(Weak::upgrade).collect();
+        // All of them first: none may take jobs while another finishes.
+        workers.iter().for_each(|worker| worker.begin_stop(Stage::Stopping));
+        for worker in workers {
+            reports.push(worker.end().await);
         }
         self.inner.tasks.iter().for_each(AbortHandle::abort);
         reports
@@ -241,7 +244,7 @@ impl EngineBuilder {
             let (store, clock) = (store.clone(), clock.clone());
             tokio::spawn(async move {
                 let keep = || keep_house(store.clone(), clock.clone(), recovery);
-                report(supervise("housekeeper", clock.clone(), |_| {}, keep).await);
+                keep_up("housekeeper", clock.clone(), keep).await;
             })
         };
         let teller = {
@@ -254,7 +257,7 @@ impl EngineBuilder {
                     let subscription = Subscription::new(store, clock, topics.clone(), Some(from));
                     pump(subscription, waiters.clone())
                 };
-                report(supervise("event pump", clock.clone(), |_| {}, tell).await);
+                keep_up("event pump", clock.clone(), tell).await;
             })
         };
         let inner = Inner {
@@ -270,8 +273,18 @@ impl EngineBuilder {
     }
 }
 
-fn report(ended: Result<(), String>) {
-    if let Err(why) = ended {
-        tracing::error!(why, "a part of the engine was given up");
+/// Keeps a part of the engine running for as long as the engine lives: what no worker can do
+/// without is never given up, only tried less often.
+async fn keep_up<Fut>(
+    part: &'static str,
+    clock: Arc<dyn Clock>,
+    make: impl Fn() -> Fut + Send + Sync,
+) where
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    const REST: Duration = Duration::from_secs(10);
+    while let Err(why) = supervise(part, clock.clone(), |_| {}, &make).await {
+        tracing::error!(why, "tried again in {REST:?}");
+        clock.sleep(REST).await;
     }
 }

@@ -46,7 +46,7 @@ pub enum Error {
     },
 
     /// The job is dead; its record holds every attempt.
-    #[error("job {job} died ({reason:?}): {error}")]
+    #[error("job {job} died ({reason}): {error}")]
     Died {
         /// The job.
         job: JobId,
@@ -57,7 +57,7 @@ pub enum Error {
     },
 
     /// The job was called off.
-    #[error("job {job} was cancelled ({reason:?})")]
+    #[error("job {job} was cancelled ({reason})")]
     Cancelled {
         /// The job.
         job: JobId,

@@ -148,7 +148,7 @@ impl Subscription {
 
     fn take(&mut self) -> Option<Heard> {
         while let Some(event) = self.read.front() {
-            let missed = event.number - self.after - 1;
+            let missed = event.number.saturating_sub(self.after.saturating_add(1));
             if missed > 0 {
                 self.after = event.number - 1;
                 return Some(Heard::Lagged { missed });
@@ -197,15 +197,16 @@ impl Waiters {
     }
 
     fn tell(&self, job: JobId) {
-        let mut by_job = self.by_job.lock().unwrap_or_else(PoisonError::into_inner);
-        for signal in by_job.remove(&job).unwrap_or_default() {
+        // Not removed: what was told may be out of date, and then the waiter goes on waiting.
+        let by_job = self.by_job.lock().unwrap_or_else(PoisonError::into_inner);
+        for signal in by_job.get(&job).into_iter().flatten() {
             signal.notify_one();
         }
     }
 
     fn tell_all(&self) {
-        let mut by_job = self.by_job.lock().unwrap_or_else(PoisonError::into_inner);
-        for signal in std::mem::take(&mut *by_job).into_values().flatten() {
+        let by_job = self.by_job.lock().unwrap_or_else(PoisonError::into_inner);
+        for signal in by_job.values().flatten() {
             signal.notify_one();
         }
     }

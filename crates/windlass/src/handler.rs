@@ -58,8 +58,8 @@ pub type Returned = Result<Vec<u8>, Failure>;
 
 /// An async function that runs one kind of job.
 ///
-/// Implemented for functions of the payload; of the payload and the [`Attempt`]; and of the
-/// payload, the attempt and one [`State`]. They return `Result<Output, E>` where `E` is
+/// Implemented for functions of the payload, then optionally the [`Attempt`], then optionally one
+/// [`State`]. They return `Result<Output, E>` where `E` is
 /// [`Failure`] or any error.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a job handler",
@@ -127,10 +127,33 @@ where
     }
 
     async fn call(&self, job: J, attempt: Attempt) -> Result<J::Output, Failure> {
-        let state = attempt.states().get::<S>();
-        let state = state.ok_or_else(|| Failure::retry("its shared state is missing"))?;
-        self(job, attempt, State(state)).await.map_err(Into::into)
+        let state = State(shared_state(&attempt)?);
+        self(job, attempt, state).await.map_err(Into::into)
     }
+}
+
+impl<F, Fut, J, S, E> Handler<(J, State<S>)> for F
+where
+    F: Fn(J, State<S>) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<J::Output, E>> + Send,
+    J: Job,
+    S: Send + Sync + 'static,
+    E: Into<Failure>,
+{
+    type Job = J;
+
+    fn needs() -> Option<(TypeId, &'static str)> {
+        Some((TypeId::of::<S>(), std::any::type_name::<S>()))
+    }
+
+    async fn call(&self, job: J, attempt: Attempt) -> Result<J::Output, Failure> {
+        self(job, State(shared_state(&attempt)?)).await.map_err(Into::into)
+    }
+}
+
+/// The worker checked when it started that it has the state.
+fn shared_state<S: Send + Sync + 'static>(attempt: &Attempt) -> Result<Arc<S>, Failure> {
+    attempt.states().get().ok_or_else(|| Failure::retry("its shared state is missing"))
 }
 
 /// State shared by all attempts of a worker, such as a connection pool.
@@ -309,8 +332,14 @@ impl Registered {
                     // Threads cannot be aborted: the slot is in use until this one returns.
                     let _slot = slot;
                     let _entered = span.entered();
-                    let job = decode::<J>(&attempt)?;
-                    encode(&handler(job, attempt).map_err(Into::into)?)
+                    if attempt.cancellation().is_cancelled() {
+                        return Err(Failure::retry("stopped before it began"));
+                    }
+                    let trace = attempt.trace().to_string();
+                    crate::trace::CURRENT.sync_scope(trace, || {
+                        let job = decode::<J>(&attempt)?;
+                        encode(&handler(job, attempt).map_err(Into::into)?)
+                    })
                 };
                 let caught = move || crate::panics::catch(work);
                 match tokio::task::spawn_blocking(caught).await {

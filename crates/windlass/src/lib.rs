@@ -30,20 +30,21 @@ pub use failure::{BoxError, Failure};
 pub use handler::{Handler, Job, KindOptions, Returned, State};
 pub use middleware::{Middleware, Next};
 pub use options::{DEFAULT_QUEUE, Options, new_id};
+pub use store::{Altered, Cursor, Deed, Page};
 pub use windlass_core as core;
-pub use windlass_core::event::{Event, Subject, What};
+pub use windlass_core::event::{Event, RecoveryReason, RemoveReason, Subject, What};
 pub use windlass_core::explain::{Explanation, Reason};
 pub use windlass_core::job::{
-    CancelReason, DeadReason, Dependency, JobId, OnFailure, Priority, Start, StateName, Timeout,
-    UniqueScope,
+    CancelReason, DeadReason, Dependency, JobId, OnFailure, Priority, Start, State as JobState,
+    StateName, Timeout, UniqueScope,
 };
 pub use windlass_core::ledger::{
-    Acceptance, CancelAnswer, Counts, Enqueued, Recovery, RecoveryMode,
+    Acceptance, CancelAnswer, Cleared, Counts, Enqueued, Recovery, RecoveryMode,
 };
 pub use windlass_core::limits::Limits;
 pub use windlass_core::name::Name;
 pub use windlass_core::rate::Rate;
-pub use windlass_core::record::{JobRecord, Progress};
+pub use windlass_core::record::{JobRecord, LogLine, Progress, QueueSettings};
 pub use windlass_core::refusal::Refusal;
 pub use windlass_core::retry::{Backoff, Jitter, Retry};
 pub use windlass_core::time::Timestamp;

@@ -170,10 +170,6 @@ impl Options {
         let id = self.id.unwrap_or_else(new_id);
         let trace = self.trace.map_or_else(|| Ok(crate::trace::of_new_job(id)), check_trace)?;
         let queue = Name::new(self.queue.as_deref().unwrap_or(DEFAULT_QUEUE))?;
-        let mut retry = self.retry;
-        if let Some(max_attempts) = self.max_attempts {
-            retry = Some(retry.unwrap_or_default().up_to(max_attempts));
-        }
         let unique = self.unique_key.map(|key| Unique {
             key,
             scope: self.unique_scope,
@@ -186,7 +182,8 @@ impl Options {
             start: self.start,
             unique,
             depends_on: self.depends_on,
-            retry,
+            retry: self.retry,
+            max_attempts: self.max_attempts,
             timeout: self.timeout,
             expires_after: self.expires_after,
             tags: tags?,

@@ -144,31 +144,53 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// none; safe to repeat. *Empty.* An unknown or empty queue answers with zero.
     async fn clear(&self, queue: Name) -> Answer<Cleared>;
 
-    /// Takes a worker's news of itself. Not durable: a worker that lives says so again.
+    /// Takes a worker's news of itself.
+    ///
+    /// *Order.* The last news counts. *Atomic.* With its event. *After a crash.* Not durable: a
+    /// worker that lives says so again. *Empty.* News of an unknown worker is only told.
     async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()>;
 
-    /// Reads jobs by id: one answer per id, in order, `None` for those not kept.
+    /// Reads jobs by id.
+    ///
+    /// *Order.* One answer per id, in the order given. *Atomic.* All as of one moment, never half
+    /// of a commit. *After a crash.* Whatever is durable. *Empty.* `None` for a job that was never
+    /// accepted or is no longer kept.
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>>;
 
     /// Reads a page of jobs, the last accepted first.
     ///
-    /// A page may hold fewer jobs than asked for, even none, and still name where to go on; the
-    /// end is when [`Page::next`] is `None`. A job accepted meanwhile is not on later pages.
+    /// *Order.* By acceptance, backwards; a job accepted meanwhile is not on later pages. *Atomic.*
+    /// A page is of one moment; two pages need not be. *After a crash.* A cursor stays valid.
+    /// *Empty.* A page may hold fewer jobs than asked for, even none, and still name where to go
+    /// on; the end is when [`Page::next`] is `None`.
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page>;
 
     /// Reads all counters, which are kept with every commit and never found by scanning.
+    ///
+    /// *Order.* By queue, then kind. *Atomic.* All as of one moment. *After a crash.* Counts of
+    /// jobs per state are those of the jobs that are there. *Empty.* A queue or kind that never
+    /// had a job is not listed.
     async fn count(&self) -> Answer<Counts>;
 
-    /// Says why a job is not running; refuses an unknown one.
+    /// Says why a job is not running.
+    ///
+    /// *Order.* The first cause first. *Atomic.* As of one moment. *After a crash.* Workers count
+    /// once they are heard of again. *Empty.* No reasons means that only a moment is missing; an
+    /// unknown job is refused.
     async fn explain(&self, job: JobId) -> Answer<Explanation>;
 
-    /// Reads which jobs wait for this one; empty for an unknown one.
+    /// Reads which jobs wait for this one.
+    ///
+    /// *Order.* By id. *Atomic.* As of one moment. *After a crash.* Whatever is durable. *Empty.*
+    /// None waits, or the job is unknown or has finished.
     async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>>;
 
     /// Reads events after a number, oldest first.
     ///
-    /// Only so many are kept. If some after `after` are gone, the first one returned has a number
-    /// greater than `after + 1`, and the caller has missed those between.
+    /// *Order.* By number, each one more than the last. *Atomic.* Only what was committed. *After a
+    /// crash.* Events of before need not be kept, but their numbers are not used again. *Empty.*
+    /// Nothing has happened since. Only so many are kept: if some after `after` are gone, the first
+    /// one returned has a number greater than `after + 1`, and the caller missed those between.
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>>;
 
     /// The number of the last committed event, as it changes.

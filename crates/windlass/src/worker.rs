@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,13 +23,13 @@ use windlass_core::refusal::Refusal;
 use windlass_core::time::Steady;
 use windlass_core::worker::{Slots, renew_every, sleep_for, store_backoff};
 
-use crate::attempt::{Attempt, StopReason, conduct};
+use crate::attempt::{Attempt, StopReason, begin, conduct};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::failure::Failure;
-use crate::handler::{Handler, Job, KindOptions, Registered, States};
+use crate::handler::{self, Handler, Job, KindOptions, States};
 use crate::middleware::Middleware;
-use crate::store::StoreError;
+use crate::store::{Answer, StoreError};
 use crate::supervise::supervise;
 use crate::wake::{Interest, Listener};
 
@@ -38,7 +39,7 @@ pub struct WorkerBuilder {
     engine: Engine,
     name: Option<String>,
     queues: Vec<String>,
-    handlers: Vec<Registered>,
+    handlers: Vec<handler::Registered>,
     states: States,
     layers: Vec<Box<dyn Middleware>>,
     slots: Slots,
@@ -81,7 +82,7 @@ impl WorkerBuilder {
         handler: H,
         options: impl FnOnce(KindOptions) -> KindOptions,
     ) -> Self {
-        self.handlers.push(Registered::new(handler, options(KindOptions::default())));
+        self.handlers.push(handler::Registered::new(handler, options(KindOptions::default())));
         self
     }
 
@@ -108,7 +109,7 @@ impl WorkerBuilder {
         E: Into<Failure>,
         F: Fn(J, Attempt) -> Result<J::Output, E> + Send + Sync + 'static,
     {
-        self.handlers.push(Registered::blocking(handler, options(KindOptions::default())));
+        self.handlers.push(handler::Registered::blocking(handler, options(KindOptions::default())));
         self
     }
 
@@ -130,7 +131,9 @@ impl WorkerBuilder {
         self
     }
 
-    /// Runs between `min` and `max` jobs at once, as many as are ready; 1 and 10 by default.
+    /// Runs up to `max` jobs at once, as many as are ready; 10 by default. A slot is a task and
+    /// costs nothing while it is not in use; `min` of them, 1 by default, are shown as open even
+    /// when idle.
     pub fn slots(mut self, min: u32, max: u32) -> Self {
         self.slots = Slots { min, max };
         self
@@ -172,8 +175,9 @@ impl WorkerBuilder {
         check_timing(slots, timing)?;
         let handlers = check_handlers(handlers, &states)?;
         let queues = queues.iter().map(|queue| Name::new(queue)).collect::<Result<Vec<_>, _>>()?;
+        let name = Name::new(name.as_deref().unwrap_or("worker"))?;
         let suffix = uuid::Uuid::new_v4().simple().to_string();
-        let id = format!("{}-{}", name.as_deref().unwrap_or("worker"), &suffix[..12]);
+        let id = format!("{name}-{}", &suffix[..12]);
         let (settle, settling) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
             id: id.into(),
@@ -185,6 +189,9 @@ impl WorkerBuilder {
             timing,
             slots: Mutex::new(SlotBook { bounds: slots, open: slots.min, busy: 0 }),
             running: Mutex::default(),
+            filling: tokio::sync::Mutex::default(),
+            renewing: tokio::sync::Mutex::default(),
+            cancel_heard: AtomicU64::new(0),
             freed: Notify::new(),
             began: Notify::new(),
             reported: Arc::new(Notify::new()),
@@ -198,9 +205,15 @@ impl WorkerBuilder {
         shared.engine.store().announce(shared.id.clone(), started).await?;
         shared.engine.adopt(&shared);
         shared.spawn("fill loop", fill);
-        shared.spawn("settle loop", settle_loop);
+        shared.spawn(SETTLE_LOOP, settle_loop);
         shared.spawn("renew loop", renew_loop);
-        Ok(Worker { shared })
+        let worker = Worker { shared };
+        // The engine may have been closed since the check above, before it knew of this worker.
+        if worker.shared.engine.is_closing() {
+            worker.stop_now().await?;
+            return Err(Error::Refused(Refusal::ShuttingDown));
+        }
+        Ok(worker)
     }
 }
 
@@ -226,9 +239,9 @@ fn check_timing(slots: Slots, timing: Timing) -> Result<(), Error> {
 }
 
 fn check_handlers(
-    handlers: Vec<Registered>,
+    handlers: Vec<handler::Registered>,
     states: &States,
-) -> Result<BTreeMap<Name, Arc<Registered>>, Error> {
+) -> Result<BTreeMap<Name, Arc<handler::Registered>>, Error> {
     let mut checked = BTreeMap::new();
     for handler in handlers {
         let kind = Name::new(handler.kind)?;
@@ -286,20 +299,19 @@ impl Worker {
     /// tells them to stop, then aborts them. What was interrupted goes back to its queue, the
     /// start uncounted. Calling it again, or calling [`Worker::stop_now`] meanwhile, is fine.
     pub async fn stop(&self) -> Result<StopReport, Error> {
-        let report = stop_gracefully(&self.shared).await;
-        self.shared.failure().map_or(Ok(report), Err)
+        self.shared.begin_stop(Stage::Stopping);
+        self.stopped().await
     }
 
     /// Stops without waiting: aborts what runs and gives it back to its queue, uncounted.
     pub async fn stop_now(&self) -> Result<StopReport, Error> {
-        self.shared.advance(Stage::Forced);
-        self.stop().await
+        self.shared.begin_stop(Stage::Forced);
+        self.stopped().await
     }
 
     /// Waits until the worker has stopped, by whatever cause.
     pub async fn stopped(&self) -> Result<StopReport, Error> {
-        self.shared.reached(Stage::Stopped).await;
-        let report = self.shared.tally.lock().unwrap_or_else(PoisonError::into_inner).report();
+        let report = self.shared.end().await;
         self.shared.failure().map_or(Ok(report), Err)
     }
 
@@ -329,7 +341,7 @@ impl Worker {
             report = &mut stop => return report,
             () = signal() => {}
         }
-        self.shared.advance(Stage::Forced);
+        self.shared.begin_stop(Stage::Forced);
         stop.await
     }
 }
@@ -390,13 +402,20 @@ pub(crate) struct Shared {
     engine: Engine,
     id: Arc<str>,
     queues: Option<Vec<Name>>,
-    handlers: BTreeMap<Name, Arc<Registered>>,
+    handlers: BTreeMap<Name, Arc<handler::Registered>>,
     terms: Vec<KindClaim>,
     states: Arc<States>,
     layers: Arc<[Box<dyn Middleware>]>,
     timing: Timing,
     slots: Mutex<SlotBook>,
-    running: Mutex<BTreeMap<LeaseToken, Running>>,
+    running: Mutex<RunningBook>,
+    /// Held while a claim is on its way, so that a stop knows that none is.
+    filling: tokio::sync::Mutex<()>,
+    /// Held while reports are on their way, so that a settlement comes after them.
+    renewing: tokio::sync::Mutex<()>,
+    /// Just after the last request to cancel was heard of, in microseconds of the steady clock; 0
+    /// if none was.
+    cancel_heard: AtomicU64,
     /// A slot became free, or the bounds changed, or no job runs any more.
     freed: Notify,
     /// A job began.
@@ -416,6 +435,13 @@ struct SlotBook {
     busy: u32,
 }
 
+/// The attempts that hold a lease, until the worker has stopped and takes no more.
+#[derive(Default)]
+struct RunningBook {
+    attempts: BTreeMap<LeaseToken, Running>,
+    closed: bool,
+}
+
 /// An attempt that holds a lease.
 struct Running {
     attempt: Attempt,
@@ -432,6 +458,20 @@ impl Drop for Slot {
     fn drop(&mut self) {
         self.0.slots().busy -= 1;
         self.0.freed.notify_one();
+    }
+}
+
+/// An attempt that the worker knows of until this is dropped: however it ends, its lease is not
+/// renewed for ever.
+pub(crate) struct Registered {
+    shared: Arc<Shared>,
+    token: LeaseToken,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.shared.running().attempts.remove(&self.token);
+        self.shared.freed.notify_one();
     }
 }
 
@@ -487,7 +527,7 @@ impl Shared {
         self.timing.cancel_grace
     }
 
-    pub(crate) fn handler(&self, kind: &Name) -> Option<Arc<Registered>> {
+    pub(crate) fn handler(&self, kind: &Name) -> Option<Arc<handler::Registered>> {
         self.handlers.get(kind).cloned()
     }
 
@@ -514,7 +554,7 @@ impl Shared {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn running(&self) -> MutexGuard<'_, BTreeMap<LeaseToken, Running>> {
+    fn running(&self) -> MutexGuard<'_, RunningBook> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -522,20 +562,68 @@ impl Shared {
         self.engine.clock().now().steady
     }
 
+    /// Takes an attempt on, unless the worker has stopped. Its lease is as old as the claim.
     pub(crate) fn register(
-        &self,
+        self: &Arc<Self>,
         attempt: &Attempt,
         stop: watch::Sender<Option<StopReason>>,
         lease: Duration,
-    ) {
-        let running = Running { attempt: attempt.clone(), stop, lease, renewed: self.steady() };
-        self.running().insert(attempt.token(), running);
+        claimed: Steady,
+    ) -> Option<Registered> {
+        let running = Running { attempt: attempt.clone(), stop, lease, renewed: claimed };
+        let mut book = self.running();
+        if book.closed {
+            return None;
+        }
+        book.attempts.insert(attempt.token(), running);
+        drop(book);
         self.began.notify_one();
+        Some(Registered { shared: self.clone(), token: attempt.token() })
     }
 
-    pub(crate) fn deregister(&self, token: LeaseToken) {
-        self.running().remove(&token);
-        self.freed.notify_one();
+    /// Waits for reports that are on their way.
+    pub(crate) async fn reports_written(&self) {
+        drop(self.renewing.lock().await);
+    }
+
+    /// Asks the store, but not for ever: a store that hangs must not hang the worker.
+    async fn ask<T>(
+        &self,
+        doing: &'static str,
+        call: impl Future<Output = Answer<T>>,
+    ) -> Answer<T> {
+        let clock = self.engine.clock();
+        let forced = async {
+            self.forced().await;
+            clock.sleep(FORCED_PATIENCE).await;
+        };
+        let patience = tokio::select! {
+            biased;
+            answer = call => return answer,
+            () = forced => FORCED_PATIENCE,
+            () = clock.sleep(STORE_PATIENCE) => STORE_PATIENCE,
+        };
+        Err(StoreError::Unknown { doing, source: format!("no answer in {patience:?}").into() })
+    }
+
+    /// Begins to stop, once, on a task of its own: whoever asked may lose patience.
+    pub(crate) fn begin_stop(self: &Arc<Self>, to: Stage) {
+        let mut first = false;
+        self.stage.send_if_modified(|stage| {
+            first = *stage == Stage::Working;
+            let later = to > *stage;
+            *stage = to.max(*stage);
+            later
+        });
+        if first {
+            tokio::spawn(bring_to_end(self.clone()));
+        }
+    }
+
+    /// Waits until the worker has stopped, and says what it did.
+    pub(crate) async fn end(&self) -> StopReport {
+        self.reached(Stage::Stopped).await;
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner).report()
     }
 
     fn stage(&self) -> Stage {
@@ -571,7 +659,8 @@ impl Shared {
     }
 
     async fn announce(&self, news: WorkerNews) {
-        if let Err(error) = self.engine.store().announce(self.id.clone(), news).await {
+        let announce = self.engine.store().announce(self.id.clone(), news);
+        if let Err(error) = self.ask("announce", announce).await {
             tracing::warn!(worker = %self.id, %error, "the store did not take the news");
         }
     }
@@ -605,13 +694,23 @@ impl Shared {
                 tokio::spawn(async move { shared.announce(WorkerNews::Error(error)).await });
             };
             let run = || make(shared.clone());
-            if let Err(why) = supervise(part, clock, on_crash, run).await {
+            let ended = supervise(part, clock, on_crash, run).await;
+            if part == SETTLE_LOOP {
+                shared.abandon_settlements().await;
+            }
+            if let Err(why) = ended {
                 tracing::error!(worker = %shared.id, why, "the worker stops");
                 shared.tally(|tally| tally.failure = Some(why));
-                shared.advance(Stage::Forced);
-                stop_gracefully(&shared).await;
+                shared.begin_stop(Stage::Forced);
             }
         });
+    }
+
+    /// Nobody settles any more: attempts that wait for an answer are told that they lost.
+    async fn abandon_settlements(&self) {
+        let mut settling = self.settling.lock().await;
+        settling.close();
+        while settling.try_recv().is_ok() {}
     }
 }
 
@@ -634,15 +733,21 @@ async fn fill(shared: Arc<Shared>) {
             }
             continue;
         }
+        let filling = shared.filling.lock().await;
+        if shared.stage() != Stage::Working {
+            break;
+        }
+        let asked = shared.steady();
         let claim = Claim {
             worker: shared.id.clone(),
             queues: shared.queues.clone(),
             kinds: shared.terms.clone(),
             limit: free as usize,
         };
-        let handed = match shared.engine.store().claim(claim).await {
+        let handed = match shared.ask("claim", shared.engine.store().claim(claim)).await {
             Ok(handed) => handed,
             Err(error) => {
+                drop(filling);
                 failures += 1;
                 warn_again(&shared, &error, failures, "claiming");
                 // Rings do not help here: the store must answer first.
@@ -661,10 +766,20 @@ async fn fill(shared: Arc<Shared>) {
             slots.busy += taken;
             slots.open = slots.bounds.wanted(slots.busy, handed.ready);
         }
+        let mut too_late = Vec::new();
         for job in handed.jobs {
-            tokio::spawn(conduct(shared.clone(), Arc::new(Slot(shared.clone())), job));
+            let release = Settlement::new(job.job.id, job.lease.token, Verdict::Release);
+            match begin(&shared, Arc::new(Slot(shared.clone())), job, asked) {
+                Some(begun) => drop(tokio::spawn(conduct(begun))),
+                None => too_late.push(release),
+            }
         }
-        if taken < free {
+        drop(filling);
+        if !too_late.is_empty() {
+            // Forced to stop while the claim was on its way. If this fails, they are rescued.
+            let _ = shared.ask("release", shared.engine.store().settle(too_late)).await;
+        }
+        if taken < free && handed.ready == 0 {
             let sleep = sleep_for(handed.wake_in, shared.timing.poll_interval);
             pause(&shared, &mut *listener, sleep).await;
         }
@@ -706,13 +821,15 @@ async fn settle_loop(shared: Arc<Shared>) {
     }
 }
 
-/// Settles a batch, again and again until the store answers or the leases are over anyway.
+/// Settles a batch, again and again until the store answers. While it does not, the renew loop
+/// cannot renew either, and tells the attempts when their leases are over.
 async fn settle_batch(shared: &Shared, batch: Vec<Settling>) {
     let settlements: Vec<Settlement> =
         batch.iter().map(|settling| settling.settlement.clone()).collect();
     let mut failures = 0;
     let answers = loop {
-        match shared.engine.store().settle(settlements.clone()).await {
+        let settle = shared.engine.store().settle(settlements.clone());
+        match shared.ask("settle", settle).await {
             Ok(answers) => break answers,
             Err(error) => {
                 failures += 1;
@@ -746,10 +863,17 @@ async fn renew_loop(shared: Arc<Shared>) {
         let everything = tokio::select! {
             biased;
             () = shared.reached(Stage::Stopped) => return,
-            () = cancels.heard() => true,
-            () = shared.reported.notified() => false,
-            // With something to renew, new jobs do not shorten the wait below their own interval.
-            () = shared.began.notified() => continue,
+            () = cancels.heard() => {
+                shared.cancel_heard.store(shared.steady().as_micros() + 1, Ordering::SeqCst);
+                true
+            }
+            // After a failure reports wait for the next try, which comes soon.
+            () = shared.reported.notified(), if failures == 0 => false,
+            // A job that was claimed before the last request to cancel may be the one it is for.
+            () = shared.began.notified() => match claimed_before_cancel(&shared) {
+                true => true,
+                false => continue,
+            },
             () = async {
                 match next {
                     Some(wait) => shared.engine.clock().sleep(wait).await,
@@ -769,10 +893,15 @@ async fn renew_loop(shared: Arc<Shared>) {
     }
 }
 
+fn claimed_before_cancel(shared: &Shared) -> bool {
+    let heard = shared.cancel_heard.load(Ordering::SeqCst);
+    shared.running().attempts.values().any(|running| running.renewed.as_micros() < heard)
+}
+
 /// How long until the next lease is due for renewal; `None` if nothing runs. After a failure, soon
 /// and for everything.
 fn next_renewal(shared: &Shared, failures: u32) -> (Option<Duration>, bool) {
-    let running = shared.running();
+    let running = &shared.running().attempts;
     if running.is_empty() {
         return (None, false);
     }
@@ -792,9 +921,10 @@ fn next_renewal(shared: &Shared, failures: u32) -> (Option<Duration>, bool) {
 
 /// Renews in one batch what is due, or everything, and what has something to report.
 async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
+    let _renewing = shared.renewing.lock().await;
     let now = shared.steady();
     let mut renewals = Vec::new();
-    for (token, running) in shared.running().iter() {
+    for (token, running) in shared.running().attempts.iter() {
         let report = running.attempt.take_report();
         let due = now.since(running.renewed) >= renew_every(running.lease);
         if everything || due || !report.is_empty() {
@@ -806,7 +936,8 @@ async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
         return Ok(());
     }
     let tokens: Vec<LeaseToken> = renewals.iter().map(|renewal| renewal.token).collect();
-    let answers = match shared.engine.store().renew(renewals.clone()).await {
+    let renew = shared.engine.store().renew(renewals.clone());
+    let answers = match shared.ask("renew", renew).await {
         Ok(answers) => answers,
         Err(error) => {
             return_reports(shared, renewals);
@@ -815,7 +946,7 @@ async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
     };
     let mut running = shared.running();
     for (token, answer) in tokens.into_iter().zip(answers) {
-        let Some(running) = running.get_mut(&token) else { continue };
+        let Some(running) = running.attempts.get_mut(&token) else { continue };
         match answer {
             Ok(renewed) => {
                 running.renewed = now;
@@ -833,7 +964,7 @@ async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
 fn return_reports(shared: &Shared, renewals: Vec<Renewal>) {
     let running = shared.running();
     for renewal in renewals.into_iter().filter(|renewal| !renewal.report.is_empty()) {
-        if let Some(running) = running.get(&renewal.token) {
+        if let Some(running) = running.attempts.get(&renewal.token) {
             running.attempt.return_report(renewal.report);
         }
     }
@@ -842,7 +973,7 @@ fn return_reports(shared: &Shared, renewals: Vec<Renewal>) {
 /// Stops attempts whose lease has surely ended because it could not be renewed.
 fn give_up_lost(shared: &Shared) {
     let now = shared.steady();
-    for running in shared.running().values() {
+    for running in shared.running().attempts.values() {
         if now.since(running.renewed) >= running.lease {
             running.tell(StopReason::LeaseLost);
         }
@@ -860,43 +991,52 @@ impl Running {
     }
 }
 
-/// How long a stop waits for a store that does not answer.
+/// How long a store may take to answer before the answer counts as unknown.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Brings a worker to its end and says what it did.
-pub(crate) async fn stop_gracefully(shared: &Arc<Shared>) -> StopReport {
-    let first = shared.stage() == Stage::Working;
-    shared.advance(Stage::Stopping);
-    if first {
-        shared.announce(WorkerNews::Stopping).await;
-    }
+/// The same, when the worker is told to stop without waiting.
+const FORCED_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The name of the loop whose end leaves attempts without an answer.
+const SETTLE_LOOP: &str = "settle loop";
+
+/// Brings a worker to its end.
+async fn bring_to_end(shared: Arc<Shared>) {
+    shared.announce(WorkerNews::Stopping).await;
     let clock = shared.engine.clock().clone();
+    // No claim is on its way any more, so what runs is all there will be. A forced stop does not
+    // wait for that; what is claimed too late is given back.
     tokio::select! {
         biased;
-        () = idle(shared) => {}
+        _ = shared.filling.lock() => {}
+        () = shared.forced() => {}
+    }
+    tokio::select! {
+        biased;
+        () = idle(&shared) => {}
         () = shared.forced() => {}
         () = clock.sleep(shared.timing.grace) => {}
-    }
-    for running in shared.running().values() {
-        running.tell(StopReason::Shutdown);
     }
     // Every attempt now ends within the time a handler has to obey, and is settled. If the store
     // does not answer for long after that, we stop without it: it will rescue the jobs.
     tokio::select! {
         biased;
-        () = settled(shared) => {}
-        () = clock.sleep(shared.timing.cancel_grace + STORE_PATIENCE) => {
+        () = settled(&shared) => {}
+        () = clock.sleep(shared.timing.cancel_grace.saturating_add(STORE_PATIENCE)) => {
             shared.advance(Stage::Forced);
-            settled(shared).await;
+            settled(&shared).await;
         }
     }
-    if shared.stage() < Stage::Stopped {
-        let busy = u64::from(shared.slots().busy);
-        shared.tally(|tally| tally.abandoned = busy);
-        shared.announce(WorkerNews::Stopped).await;
-        shared.advance(Stage::Stopped);
+    // What has settled gives its slot back a moment later; what blocks its thread does not.
+    tokio::select! {
+        biased;
+        () = idle(&shared) => {}
+        () = clock.sleep(Duration::from_millis(50)) => {}
     }
-    shared.tally.lock().unwrap_or_else(PoisonError::into_inner).report()
+    let busy = u64::from(shared.slots().busy);
+    shared.tally(|tally| tally.abandoned = busy);
+    shared.announce(WorkerNews::Stopped).await;
+    shared.advance(Stage::Stopped);
 }
 
 /// Waits until every slot is free.
@@ -904,9 +1044,16 @@ async fn idle(shared: &Shared) {
     wait_until(shared, || shared.slots().busy == 0).await;
 }
 
-/// Waits until no attempt holds a lease; handlers that block may still run.
+/// Tells every attempt to stop and waits until none holds a lease; from then on none is taken on.
+/// Handlers that block may still run.
 async fn settled(shared: &Shared) {
-    wait_until(shared, || shared.running().is_empty()).await;
+    let done = || {
+        let mut running = shared.running();
+        running.attempts.values().for_each(|running| running.tell(StopReason::Shutdown));
+        running.closed = running.attempts.is_empty();
+        running.closed
+    };
+    wait_until(shared, done).await;
 }
 
 async fn wait_until(shared: &Shared, done: impl Fn() -> bool) {

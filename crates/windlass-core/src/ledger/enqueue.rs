@@ -13,11 +13,14 @@ use core::time::Duration;
 use super::book::{Key, shown, start_time};
 use super::{Command, Effects, Ledger};
 use crate::event::{Subject, What};
-use crate::job::{Condition, Dependency, JobId, NewJob, OnFailure, Start, State, StateName};
+use crate::job::{
+    Condition, Dependency, JobId, NewJob, OnFailure, Start, State, StateName, Timeout,
+};
 use crate::limits;
 use crate::name::Name;
 use crate::record::{Accepted, Change};
 use crate::refusal::Refusal;
+use crate::retry::Backoff;
 use crate::time::Timestamp;
 use crate::transition::waiting_until;
 
@@ -125,6 +128,18 @@ impl Ledger {
                 });
             }
             no_longer_than("unique window", unique.window.unwrap_or_default())?;
+        }
+        let trace_bytes = job.trace.as_ref().map_or(0, |trace| trace.len());
+        at_most("trace context bytes", trace_bytes, limits::TRACE_BYTES, "send a traceparent")?;
+        if let Some(Backoff::Custom(delays)) = job.retry.as_ref().map(|retry| &retry.backoff) {
+            at_most("retry delays", delays.len(), limits::CUSTOM_DELAYS, "the last one repeats")?;
+        }
+        if job.timeout == Some(Timeout::After(Duration::ZERO)) {
+            return Err(Refusal::OutOfBounds {
+                what: "timeout",
+                got: "0 s".to_string(),
+                allowed: "turn it off instead".to_string(),
+            });
         }
         if let Some(expires_after) = job.expires_after {
             no_longer_than("expiry", expires_after)?;

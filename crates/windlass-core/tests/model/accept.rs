@@ -260,6 +260,7 @@ impl Naive {
             starts: 0,
             output: None,
             percent: None,
+            lines: 0,
         };
         self.next_sequence += 1;
         self.jobs.insert(id, job);

@@ -47,6 +47,7 @@ pub(crate) struct Job {
     pub(crate) starts: u32,
     pub(crate) output: Option<Bytes>,
     pub(crate) percent: Option<u8>,
+    pub(crate) lines: usize,
 }
 
 #[derive(Clone, Debug)]

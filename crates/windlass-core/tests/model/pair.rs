@@ -16,12 +16,12 @@ use windlass_core::ledger::{
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
-use windlass_core::record::{Change, JobRecord, Progress, Report};
+use windlass_core::record::{Change, JobRecord};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
 use crate::naive::{About, Naive};
-use crate::steps::{self, Draft, Ending, Hand, Identity, Pick, Step};
+use crate::steps::{self, Draft, Ending, Hand, Identity, Pick, Said, Step};
 
 /// Small, so that every bound is met within a few commands.
 fn limits() -> Limits {
@@ -275,10 +275,9 @@ impl<'a> Pair<'a> {
         }
     }
 
-    fn renewal(&self, (hand, lease_s, percent): (Hand, u32, Option<u8>)) -> Option<Renewal> {
+    fn renewal(&self, (hand, lease_s, said): (Hand, u32, Said)) -> Option<Renewal> {
         let (job, token) = self.lease(hand)?;
-        let progress = percent.map(|percent| Progress { percent, note: String::new() });
-        let report = Report { progress, lines: Vec::new() };
+        let report = said.report(self.now());
         Some(Renewal { job, token, lease: steps::seconds(lease_s), report })
     }
 
@@ -286,6 +285,7 @@ impl<'a> Pair<'a> {
         let (job, token) = self.lease(ending.hand)?;
         let mut settlement = Settlement::new(job, token, ending.verdict);
         settlement.output = Some(vec![7; ending.output_bytes].into());
+        settlement.report = ending.said.report(self.now());
         settlement.next = self.jobs(&ending.next);
         Some(settlement)
     }
@@ -461,6 +461,7 @@ impl<'a> Pair<'a> {
             prop_assert_eq!(record.first_started_at, job.first_started_at);
             prop_assert_eq!(&record.output, &job.output, "the output of {} after {:?}", id, after);
             prop_assert_eq!(record.progress.map(|progress| progress.percent), job.percent);
+            prop_assert_eq!(record.log.len() + record.log_dropped as usize, job.lines);
             let starts = record.attempts.len() + record.attempts_dropped as usize;
             prop_assert_eq!(starts, job.starts as usize);
             let running = record.attempts.back().is_some_and(|last| last.ended.is_none());

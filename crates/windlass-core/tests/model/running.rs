@@ -16,6 +16,7 @@ use windlass_core::ledger::{
 use windlass_core::limits::{LEASE_MAX, LEASE_MIN};
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
+use windlass_core::record::Report;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -131,15 +132,22 @@ impl Naive {
         job.lease_ends = steady + length;
         job.told_lost = false;
         job.condition.state = State::Running(lease);
-        if let Some(progress) = &renewal.report.progress {
-            job.percent = Some(progress.percent.min(100));
-            self.tell(renewal.job, "job.progress");
-        }
+        self.hear_from(renewal.job, &renewal.report);
         Ok(renewed)
     }
 
+    /// What the handler of a running job has to say.
+    fn hear_from(&mut self, id: JobId, report: &Report) {
+        let job = self.job_mut(id);
+        job.lines += report.lines.len();
+        if let Some(progress) = &report.progress {
+            job.percent = Some(progress.percent.min(100));
+            self.tell(id, "job.progress");
+        }
+    }
+
     pub(crate) fn settle(&mut self, settlement: Settlement) -> Result<Settled, Refusal> {
-        let Settlement { job: id, token, verdict, output, next, .. } = settlement;
+        let Settlement { job: id, token, verdict, output, report, next, .. } = settlement;
         let lease = self.held(id, token)?;
         let bytes = output.as_ref().map_or(0, |output| output.len());
         check_bytes("output bytes", bytes, self.limits.payload_bytes)?;
@@ -150,6 +158,7 @@ impl Naive {
             let plan = self.plan(next, giving)?;
             self.carry_out(plan);
         }
+        self.hear_from(id, &report);
         let state = self.apply_verdict(id, verdict, &lease);
         if verdict == Verdict::Complete {
             // Kept with the record, if there is one: a bound may have let it go at once.

@@ -20,6 +20,7 @@ use windlass_core::ledger::{Claim, KindClaim, QueueChange, Recovery, RecoveryMod
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
 use windlass_core::rate::Rate;
+use windlass_core::record::{LogLine, Progress, Report};
 use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 
@@ -58,7 +59,7 @@ pub(crate) enum Step {
     SetWall(i64),
     Enqueue(Vec<Draft>),
     Claim(Request),
-    Renew(Vec<(Hand, u32, Option<u8>)>),
+    Renew(Vec<(Hand, u32, Said)>),
     Settle(Vec<Ending>),
     Rescue {
         look: bool,
@@ -235,12 +236,28 @@ pub(crate) enum Hand {
     MadeUp(Pick),
 }
 
+/// What a handler says: how far it is, and how many lines for its log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Said {
+    percent: Option<u8>,
+    lines: u8,
+}
+
+impl Said {
+    pub(crate) fn report(self, at: Timestamp) -> Report {
+        let line = LogLine { at, attempt: 1, text: "on the way".into() };
+        let progress = self.percent.map(|percent| Progress { percent, note: String::new() });
+        Report { progress, lines: vec![line; usize::from(self.lines)] }
+    }
+}
+
 /// The end of an attempt.
 #[derive(Clone, Debug)]
 pub(crate) struct Ending {
     pub(crate) hand: Hand,
     pub(crate) verdict: Verdict,
     pub(crate) output_bytes: usize,
+    pub(crate) said: Said,
     pub(crate) next: Vec<Draft>,
 }
 
@@ -266,7 +283,7 @@ fn step() -> impl Strategy<Value = Step> {
         10 => draft().prop_map(|draft| Step::Enqueue(vec![draft])),
         10 => vec(draft(), 0..=5).prop_map(Step::Enqueue),
         12 => request().prop_map(Step::Claim),
-        2 => vec((hand(), 0u32..40, weighted(0.3, 0u8..=120)), 1..=2).prop_map(Step::Renew),
+        2 => vec((hand(), 0u32..40, said()), 1..=2).prop_map(Step::Renew),
         12 => vec(ending(), 1..=3).prop_map(Step::Settle),
         3 => recovery(),
         2 => Just(Step::Promote),
@@ -379,12 +396,21 @@ fn hand() -> impl Strategy<Value = Hand> {
 fn ending() -> impl Strategy<Value = Ending> {
     let output = prop_oneof![6 => 0usize..=PAYLOAD_BYTES, 1 => Just(PAYLOAD_BYTES + 1)];
     let next = prop_oneof![4 => Just(Vec::new()), 1 => vec(draft(), 1..=2)];
-    (hand(), verdict(), output, next).prop_map(|(hand, verdict, output_bytes, next)| Ending {
-        hand,
-        verdict,
-        output_bytes,
-        next,
-    })
+    (hand(), verdict(), output, said(), next).prop_map(
+        |(hand, verdict, output_bytes, said, next)| Ending {
+            hand,
+            verdict,
+            output_bytes,
+            said,
+            next,
+        },
+    )
+}
+
+fn said() -> impl Strategy<Value = Said> {
+    let percent = weighted(0.2, select(vec![0, 50, 100, 120]));
+    let lines = prop_oneof![4 => Just(0), 1 => 1u8..=2];
+    (percent, lines).prop_map(|(percent, lines)| Said { percent, lines })
 }
 
 fn verdict() -> impl Strategy<Value = Verdict> {

@@ -4,7 +4,7 @@
 //! tests run on.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use tokio::sync::watch;
@@ -58,8 +58,12 @@ impl MemoryStore {
         Self { book: Mutex::new(book), clock, wake, committed: watch::Sender::new(0) }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The book, unless a call crashed while it held it: half a change cannot be told from a whole
+    /// one.
+    fn book(&self) -> Result<MutexGuard<'_, Book>, Refusal> {
+        self.book.lock().map_err(|_| Refusal::Unavailable {
+            why: "an earlier call crashed while changing it; start anew".to_string(),
+        })
     }
 
     /// Applies one command and keeps what it changed; `read` looks at the book in the same breath.
@@ -79,7 +83,10 @@ impl MemoryStore {
         choose: impl FnOnce(&Book, Timestamp) -> C,
         read: impl FnOnce(&Book, C::Reply) -> T,
     ) -> (Answer<T>, Vec<Ring>) {
-        let mut book = self.book();
+        let mut book = match self.book() {
+            Ok(book) => book,
+            Err(refusal) => return (Err(refusal.into()), Vec::new()),
+        };
         let now = self.clock.now();
         let seen = book.ledger.glance(now).wall;
         let command = choose(&book, seen);
@@ -245,14 +252,14 @@ impl Store for MemoryStore {
     }
 
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
-        let mut book = self.book();
+        let mut book = self.book()?;
         let now = book.ledger.glance(self.clock.now()).wall;
         let seen = |record: &JobRecord| record.clone().seen_at(now);
         Ok(jobs.iter().map(|job| book.record(*job).map(seen)).collect())
     }
 
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
-        let mut book = self.book();
+        let mut book = self.book()?;
         let now = book.ledger.glance(self.clock.now()).wall;
         let limit = limit.clamp(1, limits::PAGE_JOBS);
         let before = after.map_or(u64::MAX, |Cursor(sequence)| sequence);
@@ -270,21 +277,22 @@ impl Store for MemoryStore {
     }
 
     async fn count(&self) -> Answer<Counts> {
-        Ok(self.book().ledger.counts(self.clock.now()))
+        Ok(self.book()?.ledger.counts(self.clock.now()))
     }
 
     async fn explain(&self, job: JobId) -> Answer<Explanation> {
-        Ok(self.book().ledger.explain(job, self.clock.now())?)
+        Ok(self.book()?.ledger.explain(job, self.clock.now())?)
     }
 
     async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        Ok(self.book().ledger.dependents(job))
+        Ok(self.book()?.ledger.dependents(job))
     }
 
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
-        let book = self.book();
+        let book = self.book()?;
         let first = book.events.front().map_or(1, |event| event.number);
-        let skip = usize::try_from((after + 1).saturating_sub(first)).unwrap_or(usize::MAX);
+        let skip =
+            usize::try_from(after.saturating_add(1).saturating_sub(first)).unwrap_or(usize::MAX);
         Ok(book.events.iter().skip(skip).take(limit).cloned().collect())
     }
 

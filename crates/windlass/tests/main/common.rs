@@ -165,6 +165,8 @@ pub(crate) enum Fault {
     Done,
     /// The store's code panics.
     Panic,
+    /// No answer ever comes.
+    Hang,
 }
 
 type Plan = Box<dyn Fn(u64) -> Option<Fault> + Send + Sync>;
@@ -228,6 +230,7 @@ impl Tampered {
                 Err(unknown())
             }
             Some(Fault::Panic) => panic!("planned panic in {verb}"),
+            Some(Fault::Hang) => std::future::pending().await,
         }
     }
 }

@@ -53,7 +53,7 @@ fn retries_fails_dies_and_is_replayed() {
         "retries",
         &[
             "attempt 3 of 3 fails",
-            "died (AttemptsExhausted): the provider is down",
+            "died (it failed as often as it may run): the provider is down",
             "dead letter: charge after 3 attempts",
             "replayed: charged 999 cents",
             "edited and replayed: charged 50 cents",

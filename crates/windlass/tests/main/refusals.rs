@@ -143,8 +143,8 @@ async fn a_full_queue_refuses_with_its_depth_and_takes_jobs_again_when_one_start
     let rig = rig().await;
     rig.engine.queue("mail").expect("a name").max_depth(Some(2)).await.expect("it is set");
     let enqueue = |number| rig.engine.enqueue(work(number)).queue("mail");
-    assert_eq!(enqueue(1).await.expect("it is accepted").depth(), 1);
-    assert_eq!(enqueue(2).await.expect("it is accepted").depth(), 2);
+    assert_eq!(enqueue(1).await.expect("it is accepted").depth(), Some(1));
+    assert_eq!(enqueue(2).await.expect("it is accepted").depth(), Some(2));
     let full = enqueue(3).await.expect_err("it is full");
     let Error::Refused(Refusal::QueueFull { depth: 2, limit: 2, .. }) = full else {
         panic!("{full}");

@@ -142,3 +142,63 @@ async fn a_handler_that_fails_because_it_was_told_to_stop_has_not_failed() {
         assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 0);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_blocks_for_ever_is_abandoned_and_said_so() {
+    let rig = rig().await;
+    let (release, wait) = std::sync::mpsc::channel::<()>();
+    let wait = std::sync::Mutex::new(wait);
+    let began = std::sync::Arc::new(tokio::sync::Notify::new());
+    let begins = began.clone();
+    let blocks = move |_: Work, _: Attempt| {
+        begins.notify_one();
+        let _ = wait.lock().expect("one at a time").recv();
+        Ok::<i64, Failure>(0)
+    };
+    let worker = rig.engine.worker().handle_blocking(blocks).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    began.notified().await;
+    let stop = tokio::spawn(async move { worker.stop_now().await });
+    // Paused time stands still while a blocking thread runs, so it is moved by hand.
+    for _ in 0..40 {
+        tokio::time::advance(Duration::from_millis(100)).await;
+        settle_down().await;
+    }
+    let report = stop.await.expect("it does not panic").expect("it stops");
+    assert_eq!((report.interrupted, report.abandoned), (1, 1));
+    assert_eq!(handle.record().await.expect("it is kept").state(), StateName::Ready);
+    release.send(()).expect("the handler waits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_that_nobody_waits_for_goes_on_and_absurd_settings_do_not_panic() {
+    let rig = rig().await;
+    let quick = |job: Work| async move { Ok::<_, Failure>(job.number) };
+    let worker = rig.engine.worker().handle(quick).cancel_grace(Duration::MAX);
+    let worker = worker.grace(Duration::MAX).start().await.expect("it starts");
+    let impatient = tokio::time::timeout(Duration::ZERO, worker.stop()).await;
+    assert!(impatient.is_err(), "it was given up");
+    let stopped = tokio::time::timeout(SECOND * 60, worker.stopped()).await;
+    stopped.expect("it stops by itself").expect("without a failure");
+    let mut far = rig.engine.subscribe_after(Topics::all(), Some(u64::MAX));
+    assert!(far.try_next().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closing_engine_stops_all_its_workers_at_once() {
+    let rig = rig().await;
+    let stuck = |_: Work| async { std::future::pending::<Result<i64, Failure>>().await };
+    for _ in 0..3 {
+        let worker = rig.engine.worker().slots(1, 1);
+        let worker = worker.handle_with(stuck, |options| options.no_timeout());
+        drop(worker.start().await.expect("it starts"));
+    }
+    rig.engine.enqueue_many((0..9).map(work)).await.expect("they are accepted");
+    settle_down().await;
+    let start = tokio::time::Instant::now();
+    let reports = rig.engine.close().await;
+    assert_eq!(reports.iter().map(|report| report.interrupted).sum::<u64>(), 3);
+    assert!(start.elapsed() < SECOND * 35, "{:?}", start.elapsed());
+    let counts = rig.engine.counts().await.expect("it is answered");
+    assert_eq!(counts.in_state(StateName::Ready), 9);
+}

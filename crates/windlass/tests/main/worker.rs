@@ -348,13 +348,145 @@ async fn a_crashed_loop_is_restarted_and_its_job_is_not_lost() {
 
 #[tokio::test(start_paused = true)]
 async fn a_worker_that_keeps_crashing_stops_with_a_clear_error() {
+    for (verb, part) in [("claim", "fill"), ("settle", "settle"), ("renew", "renew")] {
+        let rig = rig().await;
+        rig.store.tamper(verb, |_| Some(Fault::Panic));
+        let ends_late = |job: Work, attempt: Attempt| async move {
+            attempt.log("so that there is something to renew");
+            tokio::time::sleep(SECOND * 20).await;
+            Ok::<_, Failure>(job.number)
+        };
+        let worker = rig.engine.worker().handle(ends_late).start().await.expect("it starts");
+        rig.engine.enqueue_many((0..5).map(work)).await.expect("they are accepted");
+        let stopped = tokio::time::timeout(HOUR, worker.stopped()).await;
+        let error = stopped.expect("it stops").expect_err("it gives up").to_string();
+        let crashed = format!("{part} loop crashed more than 10 times in 60s");
+        assert!(error.contains(&crashed), "{error}");
+        assert!(error.contains(&format!("planned panic in {verb}")), "{error}");
+        assert_eq!(rig.store.calls(verb), 11);
+        rig.store.heal();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_does_not_answer_renewals_is_not_asked_without_pause() {
     let rig = rig().await;
-    rig.store.tamper("claim", |_| Some(Fault::Panic));
-    let worker = rig.engine.worker().handle(add_one).start().await.expect("it starts");
-    let error = worker.stopped().await.expect_err("it gives up").to_string();
-    assert!(error.contains("fill loop crashed more than 10 times in 60s"), "{error}");
-    assert!(error.contains("planned panic in claim"), "{error}");
-    assert_eq!(rig.store.calls("claim"), 11);
+    rig.store.tamper("renew", |_| Some(Fault::NotDone));
+    let reports = |job: Work, attempt: Attempt| async move {
+        attempt.log("said once");
+        tokio::time::sleep(SECOND).await;
+        Ok::<_, Failure>(job.number)
+    };
+    let _worker = rig.engine.worker().handle(reports).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    let outcome = tokio::time::timeout(SECOND * 40, handle.outcome()).await;
+    assert_eq!(outcome.expect("it ends").expect("it completes"), 1);
+    assert!(rig.store.calls("renew") < 20, "{} renewals", rig.store.calls("renew"));
+    assert_eq!(handle.record().await.expect("it is kept").log[0].text, "said once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_panics_when_asked_what_it_is_fails_the_attempt() {
+    #[derive(Debug)]
+    struct Unspeakable;
+    impl std::fmt::Display for Unspeakable {
+        fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            panic!("it cannot be said")
+        }
+    }
+    impl std::error::Error for Unspeakable {}
+    let rig = rig().await;
+    let fails = |_: Work| async { Err::<i64, _>(Unspeakable) };
+    let worker = rig.engine.worker().handle(fails).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).max_attempts(1).await.expect("it is accepted");
+    let error = handle.outcome_within(HOUR).await.expect_err("it dies").to_string();
+    assert!(error.contains("it cannot be said"), "{error}");
+    worker.stop().await.expect("it stops");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_limits_its_attempts_keeps_its_kinds_backoff() {
+    let rig = rig().await;
+    let fails = |_: Work| async { Err::<i64, _>(Failure::retry("again")) };
+    let retry = windlass::Retry::constant(Duration::from_millis(10));
+    let terms = |options: KindOptions| options.retry(retry.jitter(windlass::Jitter::None));
+    let _worker = rig.engine.worker().handle_with(fails, terms).start().await.expect("it starts");
+    let start = tokio::time::Instant::now();
+    let handle = rig.engine.enqueue(work(1)).max_attempts(5).await.expect("it is accepted");
+    handle.outcome().await.expect_err("it dies");
+    assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 5);
+    assert!(start.elapsed() < SECOND, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_hangs_nobody() {
+    for verb in ["claim", "renew", "settle", "announce"] {
+        let rig = rig().await;
+        let slow = |job: Work| async move {
+            tokio::time::sleep(SECOND * 12).await;
+            Ok::<_, Failure>(job.number)
+        };
+        let worker = rig.engine.worker().handle(slow).start().await.expect("it starts");
+        let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+        settle_down().await;
+        rig.store.tamper(verb, |call| (call <= 2).then_some(Fault::Hang));
+        let outcome = handle.outcome_within(HOUR).await;
+        assert_eq!(outcome.expect("it completes"), 1, "{verb}");
+        rig.store.tamper(verb, |_| Some(Fault::Hang));
+        let stopped = tokio::time::timeout(SECOND * 120, worker.stop()).await;
+        stopped.unwrap_or_else(|_| panic!("{verb}: the stop hangs")).expect("it stops");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_cancelled_on_its_way_to_the_worker_is_told_at_once() {
+    let rig = rig().await;
+    let waits = |_: Work, attempt: Attempt| async move {
+        attempt.cancellation().cancelled().await;
+        Err::<i64, _>(Failure::retry("stopped as asked"))
+    };
+    let terms = |options: KindOptions| options.lease(HOUR).no_timeout();
+    let worker = rig.engine.worker().handle_with(waits, terms);
+    let _worker = worker.start().await.expect("it starts");
+    for _ in 0..50 {
+        let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
+        while handle.record().await.expect("it is kept").condition.attempts == 0 {
+            tokio::task::yield_now().await;
+        }
+        handle.cancel().await.expect("it runs");
+        let error = handle.outcome_within(SECOND * 10).await.expect_err("it is cancelled");
+        assert!(matches!(error, Error::Cancelled { .. }), "{error}");
+    }
+}
+
+/// On real threads and a real clock, because this is about threads; nothing in it waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_that_races_a_claim_loses_and_counts_nothing() {
+    let engine = windlass::Engine::open("memory:").await.expect("it opens");
+    let (mut handles, mut completed) = (Vec::new(), 0);
+    for round in 0..300 {
+        let worker = engine.worker().handle(add_one).start().await.expect("it starts");
+        handles.push(engine.enqueue(work(round)).await.expect("it is accepted"));
+        for _ in 0..round % 7 {
+            tokio::task::yield_now().await;
+        }
+        let report = match round % 2 {
+            0 => worker.stop().await.expect("it stops"),
+            _ => worker.stop_now().await.expect("it stops"),
+        };
+        assert_eq!((report.lost, report.abandoned), (0, 0), "round {round}");
+        completed += report.completed;
+    }
+    let last = engine.worker().handle(add_one).start().await.expect("it starts");
+    for handle in handles {
+        handle.outcome().await.expect("it completes");
+        let condition = handle.record().await.expect("it is kept").condition;
+        assert_eq!(condition.attempts, 1, "no interrupted start was counted");
+    }
+    completed += last.stop().await.expect("it stops").completed;
+    let totals = engine.counts().await.expect("it is answered").totals();
+    assert_eq!((completed, totals.completed), (300, 300));
+    assert_eq!((totals.rescued, totals.failed), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
