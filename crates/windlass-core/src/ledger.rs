@@ -114,7 +114,8 @@ pub struct Ledger {
     lines: Vec<Line>,
     /// By kind first, so that a worker finds the lines of its kinds in any queue.
     line_ids: BTreeMap<(u32, u32), u32>,
-    timers: BTreeSet<(Timestamp, u64, u32)>,
+    /// Scheduled jobs by due time and sequence. A map, not a set: its nodes have no padding.
+    timers: BTreeMap<(Timestamp, u64), u32>,
     expiries: BTreeSet<(Timestamp, u64, u32)>,
     leases: BTreeMap<LeaseToken, Held>,
     lease_ends: BTreeSet<(Steady, LeaseToken)>,
@@ -151,7 +152,7 @@ impl Ledger {
             kind_ids: BTreeMap::new(),
             lines: Vec::new(),
             line_ids: BTreeMap::new(),
-            timers: BTreeSet::new(),
+            timers: BTreeMap::new(),
             expiries: BTreeSet::new(),
             leases: BTreeMap::new(),
             lease_ends: BTreeSet::new(),
@@ -188,7 +189,7 @@ impl Ledger {
     pub fn glance(&mut self, reading: Now) -> Now {
         let now = self.time.observe(reading);
         for _ in 0..limits::PROMOTE_BATCH {
-            let Some(&(at, _, slot)) = self.timers.first() else { break };
+            let Some((&(at, _), &slot)) = self.timers.first_key_value() else { break };
             if at > now.wall {
                 break;
             }
@@ -371,11 +372,11 @@ impl Ledger {
         match phase {
             Phase::Blocked { .. } => {}
             Phase::Scheduled { at } => {
-                self.timers.insert((at, sequence, slot));
+                self.timers.insert((at, sequence), slot);
             }
             Phase::Ready { since } => {
                 let key = self.ready_key(slot, since);
-                self.lines[line as usize].ready.insert(key);
+                self.lines[line as usize].ready.insert(key, slot);
             }
             Phase::Running { token } => {
                 self.kinds[kind as usize].running += 1;
@@ -414,7 +415,7 @@ impl Ledger {
         match phase {
             Phase::Blocked { .. } => {}
             Phase::Scheduled { at } => {
-                self.timers.remove(&(at, sequence, slot));
+                self.timers.remove(&(at, sequence));
             }
             Phase::Ready { since } => {
                 let key = self.ready_key(slot, since);
@@ -499,7 +500,7 @@ impl Ledger {
         let entry = self.entry(slot);
         let queue = self.lines[entry.line as usize].queue;
         let rank = self.queues[queue as usize].rank(entry.priority, since);
-        ReadyKey { rank, since, sequence: entry.sequence, slot }
+        ReadyKey { rank, since, sequence: entry.sequence }
     }
 
     /// Writes a newly accepted job into the book.

@@ -597,11 +597,13 @@ impl Shared {
             self.forced().await;
             clock.sleep(FORCED_PATIENCE).await;
         };
+        // Made only when it is waited for: most answers are there at once.
+        let late = async { clock.sleep(STORE_PATIENCE).await };
         let patience = tokio::select! {
             biased;
             answer = call => return answer,
             () = forced => FORCED_PATIENCE,
-            () = clock.sleep(STORE_PATIENCE) => STORE_PATIENCE,
+            () = late => STORE_PATIENCE,
         };
         Err(StoreError::Unknown { doing, source: format!("no answer in {patience:?}").into() })
     }

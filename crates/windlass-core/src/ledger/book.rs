@@ -4,7 +4,7 @@
 //! store's. Its size, and that of the index entries beside it, is what a waiting job costs.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -173,7 +173,7 @@ impl Slab {
 pub(super) struct Line {
     pub(super) kind: u32,
     pub(super) queue: u32,
-    pub(super) ready: BTreeSet<ReadyKey>,
+    pub(super) ready: BTreeMap<ReadyKey, u32>,
     /// Jobs per state, by [`StateName`].
     pub(super) states: [u64; 7],
     pub(super) totals: Totals,
@@ -181,7 +181,7 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new(kind: u32, queue: u32) -> Self {
-        Self { kind, queue, ready: BTreeSet::new(), states: [0; 7], totals: Totals::default() }
+        Self { kind, queue, ready: BTreeMap::new(), states: [0; 7], totals: Totals::default() }
     }
 }
 
@@ -191,7 +191,6 @@ pub(super) struct ReadyKey {
     pub(super) rank: i64,
     pub(super) since: Timestamp,
     pub(super) sequence: u64,
-    pub(super) slot: u32,
 }
 
 /// What is known of a queue.

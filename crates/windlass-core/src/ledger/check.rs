@@ -74,8 +74,8 @@ impl Ledger {
         let sequence = entry.sequence;
         let there = match entry.phase {
             Phase::Blocked { .. } => true,
-            Phase::Scheduled { at } => self.timers.contains(&(at, sequence, slot)),
-            Phase::Ready { since } => line.ready.contains(&self.ready_key(slot, since)),
+            Phase::Scheduled { at } => self.timers.get(&(at, sequence)) == Some(&slot),
+            Phase::Ready { since } => line.ready.get(&self.ready_key(slot, since)) == Some(&slot),
             Phase::Running { token } => self.leases.get(&token).is_some_and(|h| h.slot == slot),
             Phase::Completed { at } | Phase::Cancelled { at, .. } => {
                 let withheld = self.key_until(slot).map(|until| (until, slot));

@@ -134,7 +134,7 @@ impl Command for Claim {
             .filter(|(line, _)| !held_back.contains(line))
             .map(|(line, _)| ledger.lines[*line as usize].ready.len() as u64)
             .sum();
-        let next_due = ledger.timers.first().map(|(at, _, _)| at.since(now.wall));
+        let next_due = ledger.timers.keys().next().map(|(at, _)| at.since(now.wall));
         claims.wake_in = [next_due, rate_wait].into_iter().flatten().min();
         Ok(claims)
     }
@@ -175,8 +175,8 @@ impl Ledger {
 
     fn head(&self, line: u32, terms: usize, now: Timestamp) -> Option<Head> {
         let book = &self.lines[line as usize];
-        let key = book.ready.first()?;
-        let priority = self.entry(key.slot).priority;
+        let (key, &slot) = book.ready.first_key_value()?;
+        let priority = self.entry(slot).priority;
         let standing = self.queues[book.queue as usize].standing(priority, key.since, now);
         Some(Head {
             standing,
@@ -184,7 +184,7 @@ impl Ledger {
             sequence: Reverse(key.sequence),
             line,
             terms,
-            slot: key.slot,
+            slot,
         })
     }
 

@@ -522,8 +522,8 @@ impl Ledger {
                 continue;
             }
             let old = core::mem::take(&mut self.lines[line].ready);
-            let keys = old.into_iter().map(|key| self.ready_key(key.slot, key.since)).collect();
-            self.lines[line].ready = keys;
+            let again = old.into_iter().map(|(key, slot)| (self.ready_key(slot, key.since), slot));
+            self.lines[line].ready = again.collect();
         }
     }
 

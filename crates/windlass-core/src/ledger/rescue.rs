@@ -188,7 +188,7 @@ impl Command for Promote {
             ledger.remove(slot, RemoveReason::Retention, effects);
             purged += 1;
         }
-        let due = ledger.timers.first().map(|(at, _, _)| *at);
+        let due = ledger.timers.keys().next().map(|(at, _)| *at);
         let expiry = ledger.expiries.first().map(|(at, _, _)| *at);
         let old = ledger.finished.first().map(|(at, _, _)| *at + age);
         let kept_for_key = ledger.withheld.first().map(|(until, _)| *until);

@@ -305,7 +305,8 @@ impl Ledger {
         let entry = self.entry(slot);
         let line = &self.lines[entry.line as usize];
         let mut reasons = Vec::new();
-        let place = line.ready.iter().take(limits::EXPLAIN_AHEAD).position(|key| key.slot == slot);
+        let place =
+            line.ready.values().take(limits::EXPLAIN_AHEAD).position(|ready| *ready == slot);
         let ahead = place.unwrap_or(limits::EXPLAIN_AHEAD) as u64;
         if ahead > 0 {
             reasons.push(Reason::BehindOthers { ahead, at_least: place.is_none() });
