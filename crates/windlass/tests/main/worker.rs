@@ -233,8 +233,11 @@ async fn a_handler_that_blocks_holds_its_slot_until_it_returns() {
     let rig = rig().await;
     let (release, wait) = std::sync::mpsc::channel::<()>();
     let wait = std::sync::Mutex::new(wait);
+    let began = std::sync::Arc::new(tokio::sync::Notify::new());
+    let begins = began.clone();
     let blocks = move |job: Work, _: Attempt| {
         if job.number == 1 {
+            begins.notify_one();
             let _ = wait.lock().expect("one at a time").recv();
         }
         Ok::<_, Failure>(job.number)
@@ -244,7 +247,7 @@ async fn a_handler_that_blocks_holds_its_slot_until_it_returns() {
     let worker = worker.start().await.expect("it starts");
     let stuck = rig.engine.enqueue(work(1)).max_attempts(1).await.expect("it is accepted");
     let next = rig.engine.enqueue(work(2)).await.expect("it is accepted");
-    settle_down().await;
+    began.notified().await;
     // Paused time stands still while a blocking thread runs, so it is moved by hand.
     for _ in 0..40 {
         tokio::time::advance(Duration::from_millis(100)).await;

@@ -1,0 +1,250 @@
+//! Where a job is found: the one place where indexes and counters change.
+
+use alloc::vec::Vec;
+
+use super::Ledger;
+use super::book::{Entry, Held, Hold, Key, Phase, ReadyKey};
+use crate::job::{Condition, JobId, State, StateName, UniqueScope};
+use crate::record::Accepted;
+use crate::time::{Steady, Timestamp};
+
+impl Ledger {
+    /// Puts a job into a condition: the one place where indexes and counters change.
+    pub(super) fn set(&mut self, slot: u32, condition: &Condition) {
+        let old = self.entry(slot).phase.name();
+        let (ends, told) = self.lease_end_of(slot);
+        self.unindex(slot);
+        if let State::Running(lease) = &condition.state {
+            self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends, told });
+        }
+        let phase = Phase::of(&condition.state);
+        let entry = self.entries.get_mut(slot);
+        entry.phase = phase;
+        entry.attempts = condition.attempts;
+        entry.recoveries = u16::try_from(condition.recoveries).unwrap_or(u16::MAX);
+        entry.generation = u16::try_from(condition.generation).unwrap_or(u16::MAX);
+        let line = entry.line;
+        self.count(line, Some(old), Some(phase.name()));
+        self.index(slot);
+    }
+
+    /// When the job's lease ends, and whether that was told; at once, if it holds none yet.
+    pub(super) fn lease_end_of(&self, slot: u32) -> (Steady, bool) {
+        match self.entry(slot).phase {
+            Phase::Running { token } => (self.leases[&token].ends, self.leases[&token].told),
+            Phase::Blocked { .. }
+            | Phase::Scheduled { .. }
+            | Phase::Ready { .. }
+            | Phase::Completed { .. }
+            | Phase::Dead { .. }
+            | Phase::Cancelled { .. } => (self.time.latest().steady, false),
+        }
+    }
+
+    pub(super) fn count(&mut self, line: u32, from: Option<StateName>, to: Option<StateName>) {
+        let line = &mut self.lines[line as usize];
+        let queue = &mut self.queues[line.queue as usize];
+        if let Some(from) = from {
+            line.states[from as usize] -= 1;
+            queue.waiting -= u64::from(from.is_waiting());
+            queue.open -= u64::from(!from.is_terminal());
+        }
+        if let Some(to) = to {
+            line.states[to as usize] += 1;
+            queue.waiting += u64::from(to.is_waiting());
+            queue.open += u64::from(!to.is_terminal());
+        }
+        let was_open = from.is_some_and(|from| !from.is_terminal());
+        if was_open && queue.open == 0 {
+            self.emptied.push(line.queue);
+        }
+    }
+
+    pub(super) fn index(&mut self, slot: u32) {
+        let entry = self.entries.get(slot);
+        let (id, sequence, line, phase) = (entry.id, entry.sequence, entry.line, entry.phase);
+        let attempts = entry.attempts;
+        let (queue, kind) = (self.lines[line as usize].queue, self.lines[line as usize].kind);
+        match phase {
+            Phase::Blocked { .. } => {}
+            Phase::Scheduled { at } => {
+                self.timers.insert((at, sequence), slot);
+            }
+            Phase::Ready { since } => {
+                let key = self.ready_key(slot, since);
+                self.lines[line as usize].ready.insert(key, slot);
+            }
+            Phase::Running { token } => {
+                self.kinds[kind as usize].running += 1;
+                let held = &self.leases[&token];
+                let ends = if held.told { &mut self.told_ends } else { &mut self.lease_ends };
+                ends.insert((held.ends, token));
+            }
+            Phase::Completed { .. } | Phase::Cancelled { .. } => self.offer_for_purge(slot),
+            Phase::Dead { at, .. } => {
+                let dead = &mut self.queues[queue as usize].dead;
+                dead.insert((at, sequence, slot));
+                if dead.len() > self.limits.dead_letters {
+                    self.overfull.push(queue);
+                }
+            }
+        }
+        let waiting = phase.name().is_waiting();
+        if let Some(extras) = &self.entries.get(slot).extras {
+            if let Some(at) = extras.expires_at
+                && waiting
+                && attempts == 0
+            {
+                self.expiries.insert((at, sequence, slot));
+            }
+            self.release_key(slot, id, phase.name());
+        }
+    }
+
+    pub(super) fn unindex(&mut self, slot: u32) {
+        let entry = self.entries.get(slot);
+        let (sequence, line, phase) = (entry.sequence, entry.line, entry.phase);
+        let (queue, kind) = (self.lines[line as usize].queue, self.lines[line as usize].kind);
+        if let Some(at) = entry.extras.as_ref().and_then(|extras| extras.expires_at) {
+            self.expiries.remove(&(at, sequence, slot));
+        }
+        match phase {
+            Phase::Blocked { .. } => {}
+            Phase::Scheduled { at } => {
+                self.timers.remove(&(at, sequence));
+            }
+            Phase::Ready { since } => {
+                let key = self.ready_key(slot, since);
+                self.lines[line as usize].ready.remove(&key);
+            }
+            Phase::Running { token } => {
+                self.kinds[kind as usize].running -= 1;
+                if let Some(held) = self.leases.remove(&token) {
+                    self.lease_ends.remove(&(held.ends, token));
+                    self.told_ends.remove(&(held.ends, token));
+                }
+            }
+            Phase::Completed { at } | Phase::Cancelled { at, .. } => {
+                self.finished.remove(&(at, sequence, slot));
+                if let Some(until) = self.key_until(slot) {
+                    self.withheld.remove(&(until, slot));
+                }
+            }
+            Phase::Dead { at, .. } => {
+                self.queues[queue as usize].dead.remove(&(at, sequence, slot));
+            }
+        }
+    }
+
+    /// A finished job may be purged unless an open job depends on it or its key is still held.
+    pub(super) fn offer_for_purge(&mut self, slot: u32) {
+        let entry = self.entries.get(slot);
+        let at = match entry.phase {
+            Phase::Completed { at } | Phase::Cancelled { at, .. } => at,
+            Phase::Blocked { .. }
+            | Phase::Scheduled { .. }
+            | Phase::Ready { .. }
+            | Phase::Running { .. }
+            | Phase::Dead { .. } => return,
+        };
+        let (id, sequence) = (entry.id, entry.sequence);
+        if self.edges_from(id).next().is_some() {
+            return;
+        }
+        match self.key_until(slot) {
+            Some(until) if until > self.time.latest().wall => {
+                self.withheld.insert((until, slot));
+            }
+            _ => {
+                self.finished.insert((at, sequence, slot));
+            }
+        }
+    }
+
+    /// Until when the job's key outlives the job, if it does.
+    pub(super) fn key_until(&self, slot: u32) -> Option<Timestamp> {
+        let unique = self.entry(slot).extras.as_ref()?.unique.as_ref()?;
+        (unique.scope == UniqueScope::Any).then_some(unique.until)?
+    }
+
+    pub(super) fn key_scope(&self, slot: u32) -> Option<UniqueScope> {
+        self.entry(slot).extras.as_ref()?.unique.as_ref().map(|unique| unique.scope)
+    }
+
+    pub(super) fn release_key(&mut self, slot: u32, id: JobId, state: StateName) {
+        if state.is_terminal()
+            && self.key_scope(slot) == Some(UniqueScope::Open)
+            && let Some(key) = self.key_of(slot)
+            && self.keys.get(&key).is_some_and(|hold| hold.job == id)
+        {
+            self.keys.remove(&key);
+        }
+    }
+
+    /// A job that was just accepted or replayed takes its key. Whoever stands there holds it no
+    /// longer, which was checked: the window ended, or the key was passed on.
+    pub(super) fn take_over_key(&mut self, slot: u32) {
+        let entry = self.entries.get(slot);
+        let Some(key) = self.key_of(slot) else { return };
+        let unique = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref());
+        let until = unique.and_then(|unique| unique.until);
+        let hold = Hold { job: entry.id, until, fingerprint: entry.fingerprint };
+        self.keys.insert(key, hold);
+    }
+
+    pub(super) fn ready_key(&self, slot: u32, since: Timestamp) -> ReadyKey {
+        let entry = self.entry(slot);
+        let queue = self.lines[entry.line as usize].queue;
+        let rank = self.queues[queue as usize].rank(entry.priority, since);
+        ReadyKey { rank, since, sequence: entry.sequence }
+    }
+
+    /// Writes a newly accepted job into the book.
+    pub(super) fn insert(&mut self, accepted: &Accepted) {
+        if self.ids.contains_key(&accepted.job.id) {
+            return;
+        }
+        let (Ok(queue), Ok(kind)) =
+            (self.queue_id(&accepted.job.queue), self.kind_id(&accepted.job.kind))
+        else {
+            return;
+        };
+        let line = self.line_id(kind, queue);
+        let slot = self.entries.insert(Entry::new(accepted, line));
+        self.ids.insert(accepted.job.id, slot);
+        self.next_sequence = self.next_sequence.max(accepted.sequence + 1);
+        for dependency in &accepted.job.depends_on {
+            self.link(dependency.on, accepted.job.id, dependency.on_failure);
+        }
+        if let State::Running(lease) = &accepted.condition.state {
+            let ends = self.time.latest().steady;
+            self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends, told: false });
+            self.next_token = self.next_token.max(lease.token.0 + 1);
+        }
+        let name = accepted.condition.state.name();
+        self.count(line, None, Some(name));
+        self.take_over_key(slot);
+        self.index(slot);
+    }
+
+    /// Deletes a job from the book.
+    pub(super) fn forget(&mut self, slot: u32) {
+        self.unindex(slot);
+        let entry = self.entries.get(slot);
+        let (id, line, name) = (entry.id, entry.line, entry.phase.name());
+        if let Some(unique) = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref()) {
+            let line = &self.lines[line as usize];
+            let key = Key { queue: line.queue, kind: line.kind, key: unique.key.clone() };
+            if self.keys.get(&key).is_some_and(|hold| hold.job == id) {
+                self.keys.remove(&key);
+            }
+        }
+        self.count(line, Some(name), None);
+        self.ids.remove(&id);
+        self.entries.remove(slot);
+        let dependents: Vec<JobId> = self.edges_from(id).map(|(job, _)| job).collect();
+        for dependent in dependents {
+            self.edges.remove(&(id, dependent));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Renewing: keep the leases of everything that runs, in one batch, with what handlers report.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use windlass_core::job::LeaseToken;
+use windlass_core::ledger::Renewal;
+use windlass_core::worker::{renew_every, store_backoff};
+
+use super::shared::{Running, Shared, Stage, warn_again};
+use crate::attempt::StopReason;
+use crate::store::StoreError;
+use crate::wake::Interest;
+
+/// Keeps the leases of everything that runs, and learns what is to be cancelled.
+pub(super) async fn renew_loop(shared: Arc<Shared>) {
+    let mut cancels = shared.engine.wake().listen(Interest::Cancels);
+    let mut failures = 0;
+    loop {
+        let (next, urgent) = next_renewal(&shared, failures);
+        let everything = tokio::select! {
+            biased;
+            () = shared.reached(Stage::Stopped) => return,
+            () = cancels.heard() => {
+                shared.cancel_heard.store(shared.steady().as_micros() + 1, Ordering::SeqCst);
+                true
+            }
+            // After a failure reports wait for the next try, which comes soon.
+            () = shared.reported.notified(), if failures == 0 => false,
+            // A job that was claimed before the last request to cancel may be the one it is for.
+            () = shared.began.notified() => match claimed_before_cancel(&shared) {
+                true => true,
+                false => continue,
+            },
+            () = async {
+                match next {
+                    Some(wait) => shared.engine.clock().sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            } => false,
+        };
+        failures = match renew(&shared, everything || urgent).await {
+            Ok(()) => 0,
+            Err(error) => {
+                let failures = failures + 1;
+                warn_again(&shared, &error, failures, "renewing");
+                give_up_lost(&shared);
+                failures
+            }
+        };
+    }
+}
+
+fn claimed_before_cancel(shared: &Shared) -> bool {
+    let heard = shared.cancel_heard.load(Ordering::SeqCst);
+    shared.running().attempts.values().any(|running| running.renewed.as_micros() < heard)
+}
+
+/// How long until the next lease is due for renewal; `None` if nothing runs. After a failure, soon
+/// and for everything.
+fn next_renewal(shared: &Shared, failures: u32) -> (Option<Duration>, bool) {
+    let running = &shared.running().attempts;
+    if running.is_empty() {
+        return (None, false);
+    }
+    let now = shared.steady();
+    if failures > 0 {
+        // Not beyond the end of a lease: an attempt that has lost it must hear at once.
+        let untold = running.values().filter(|running| running.stop.borrow().is_none());
+        let ends = untold.map(|running| running.lease.saturating_sub(now.since(running.renewed)));
+        let wait = ends.chain([store_backoff(failures)]).min();
+        return (wait, true);
+    }
+    let due = running
+        .values()
+        .map(|running| renew_every(running.lease).saturating_sub(now.since(running.renewed)));
+    (due.min(), false)
+}
+
+/// Renews in one batch what is due, or everything, and what has something to report.
+async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
+    let _renewing = shared.renewing.lock().await;
+    let now = shared.steady();
+    let mut renewals = Vec::new();
+    for (token, running) in shared.running().attempts.iter() {
+        let report = running.attempt.take_report();
+        let due = now.since(running.renewed) >= renew_every(running.lease);
+        if everything || due || !report.is_empty() {
+            let (job, token, lease) = (running.attempt.id(), *token, running.lease);
+            renewals.push(Renewal { job, token, lease, report });
+        }
+    }
+    if renewals.is_empty() {
+        return Ok(());
+    }
+    let tokens: Vec<LeaseToken> = renewals.iter().map(|renewal| renewal.token).collect();
+    let renew = shared.engine.store().renew(renewals.clone());
+    let answers = match shared.ask("renew", renew).await {
+        Ok(answers) => answers,
+        Err(error) => {
+            return_reports(shared, renewals);
+            return Err(error);
+        }
+    };
+    let mut running = shared.running();
+    for (token, answer) in tokens.into_iter().zip(answers) {
+        let Some(running) = running.attempts.get_mut(&token) else { continue };
+        match answer {
+            Ok(renewed) => {
+                running.renewed = now;
+                if renewed.cancel_requested {
+                    running.tell(StopReason::Cancelled);
+                }
+            }
+            Err(_) => running.tell(StopReason::LeaseLost),
+        }
+    }
+    Ok(())
+}
+
+/// Gives what handlers said back to them, after it could not be written.
+fn return_reports(shared: &Shared, renewals: Vec<Renewal>) {
+    let running = shared.running();
+    for renewal in renewals.into_iter().filter(|renewal| !renewal.report.is_empty()) {
+        if let Some(running) = running.attempts.get(&renewal.token) {
+            running.attempt.return_report(renewal.report);
+        }
+    }
+}
+
+/// Stops attempts whose lease has surely ended because it could not be renewed.
+fn give_up_lost(shared: &Shared) {
+    let now = shared.steady();
+    for running in shared.running().attempts.values() {
+        if now.since(running.renewed) >= running.lease {
+            running.tell(StopReason::LeaseLost);
+        }
+    }
+}
+
+impl Running {
+    /// The first reason counts.
+    pub(super) fn tell(&self, reason: StopReason) {
+        self.stop.send_if_modified(|current| {
+            let first = current.is_none();
+            current.get_or_insert(reason);
+            first
+        });
+    }
+}

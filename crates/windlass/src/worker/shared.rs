@@ -1,0 +1,368 @@
+//! What the loops of one worker share: its slots, the attempts that hold a lease, and its stage.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use windlass_core::job::LeaseToken;
+use windlass_core::ledger::{KindClaim, Settlement, WorkerCard, WorkerKind, WorkerNews};
+use windlass_core::name::Name;
+use windlass_core::outcome::{ErrorText, Verdict};
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Steady;
+use windlass_core::worker::Slots;
+
+use super::stop::bring_to_end;
+use super::{StopReport, Timing};
+use crate::attempt::{Attempt, StopReason};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::handler::{self, States};
+use crate::middleware::Middleware;
+use crate::store::{Answer, StoreError};
+use crate::supervise::supervise;
+
+/// How long a store may take to answer before the answer counts as unknown.
+pub(super) const STORE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The same, when the worker is told to stop without waiting.
+const FORCED_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The name of the loop whose end leaves attempts without an answer.
+pub(super) const SETTLE_LOOP: &str = "settle loop";
+
+/// Where a worker is on its way to the end. Only ever advances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    Working,
+    Stopping,
+    Forced,
+    Stopped,
+}
+
+/// What the loops of one worker share.
+pub(crate) struct Shared {
+    pub(super) engine: Engine,
+    pub(super) id: Arc<str>,
+    pub(super) queues: Option<Vec<Name>>,
+    pub(super) handlers: BTreeMap<Name, Arc<handler::Registered>>,
+    pub(super) terms: Vec<KindClaim>,
+    pub(super) states: Arc<States>,
+    pub(super) layers: Arc<[Box<dyn Middleware>]>,
+    pub(super) timing: Timing,
+    pub(super) slots: Mutex<SlotBook>,
+    pub(super) running: Mutex<RunningBook>,
+    /// Held while a claim is on its way, so that a stop knows that none is.
+    pub(super) filling: tokio::sync::Mutex<()>,
+    /// Held while reports are on their way, so that a settlement comes after them.
+    pub(super) renewing: tokio::sync::Mutex<()>,
+    /// Just after the last request to cancel was heard of, in microseconds of the steady clock; 0
+    /// if none was.
+    pub(super) cancel_heard: AtomicU64,
+    /// A slot became free, or the bounds changed, or no job runs any more.
+    pub(super) freed: Notify,
+    /// A job began.
+    pub(super) began: Notify,
+    /// A handler has something to report.
+    pub(super) reported: Arc<Notify>,
+    pub(super) stage: watch::Sender<Stage>,
+    pub(super) settle: mpsc::UnboundedSender<Settling>,
+    pub(super) settling: tokio::sync::Mutex<mpsc::UnboundedReceiver<Settling>>,
+    pub(super) tally: Mutex<Tally>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SlotBook {
+    pub(super) bounds: Slots,
+    pub(super) open: u32,
+    pub(super) busy: u32,
+}
+
+/// The attempts that hold a lease, until the worker has stopped and takes no more.
+#[derive(Default)]
+pub(super) struct RunningBook {
+    pub(super) attempts: BTreeMap<LeaseToken, Running>,
+    pub(super) closed: bool,
+}
+
+/// An attempt that holds a lease.
+pub(super) struct Running {
+    pub(super) attempt: Attempt,
+    pub(super) stop: watch::Sender<Option<StopReason>>,
+    pub(super) lease: Duration,
+    pub(super) renewed: Steady,
+}
+
+/// One of a worker's slots, in use until this is dropped: however an attempt ends, even by a
+/// panic of our own, its slot is given back.
+pub(crate) struct Slot(pub(super) Arc<Shared>);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.slots().busy -= 1;
+        self.0.freed.notify_one();
+    }
+}
+
+/// An attempt that the worker knows of until this is dropped: however it ends, its lease is not
+/// renewed for ever.
+pub(crate) struct Registered {
+    pub(super) shared: Arc<Shared>,
+    pub(super) token: LeaseToken,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.shared.running().attempts.remove(&self.token);
+        self.shared.freed.notify_one();
+    }
+}
+
+pub(super) struct Settling {
+    pub(super) settlement: Settlement,
+    pub(super) answer: oneshot::Sender<Result<(), Refusal>>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(super) completed: u64,
+    pub(super) failed: u64,
+    pub(super) snoozed: u64,
+    pub(super) cancelled: u64,
+    pub(super) interrupted: u64,
+    pub(crate) lost: u64,
+    pub(super) abandoned: u64,
+    pub(super) failure: Option<String>,
+}
+
+impl Tally {
+    pub(super) fn report(&self) -> StopReport {
+        StopReport {
+            completed: self.completed,
+            failed: self.failed,
+            snoozed: self.snoozed,
+            cancelled: self.cancelled,
+            interrupted: self.interrupted,
+            lost: self.lost,
+            abandoned: self.abandoned,
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn states(&self) -> &Arc<States> {
+        &self.states
+    }
+
+    pub(crate) fn layers(&self) -> Arc<[Box<dyn Middleware>]> {
+        self.layers.clone()
+    }
+
+    pub(crate) fn reported(&self) -> &Arc<Notify> {
+        &self.reported
+    }
+
+    pub(crate) fn cancel_grace(&self) -> Duration {
+        self.timing.cancel_grace
+    }
+
+    pub(crate) fn handler(&self, kind: &Name) -> Option<Arc<handler::Registered>> {
+        self.handlers.get(kind).cloned()
+    }
+
+    pub(crate) fn tally(&self, count: impl FnOnce(&mut Tally)) {
+        count(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(crate) fn count(&self, verdict: Verdict) {
+        self.tally(|tally| match verdict {
+            Verdict::Complete => tally.completed += 1,
+            Verdict::Retry(_) | Verdict::Bury(_) => tally.failed += 1,
+            Verdict::Snooze(_) => tally.snoozed += 1,
+            Verdict::Release => tally.interrupted += 1,
+            Verdict::Cancel(_) => tally.cancelled += 1,
+        });
+    }
+
+    pub(super) fn failure(&self) -> Option<Error> {
+        let tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        tally.failure.clone().map(|why| Error::WorkerFailed { why })
+    }
+
+    pub(super) fn slots(&self) -> MutexGuard<'_, SlotBook> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn running(&self) -> MutexGuard<'_, RunningBook> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn steady(&self) -> Steady {
+        self.engine.clock().now().steady
+    }
+
+    /// Takes an attempt on, unless the worker has stopped. Its lease is as old as the claim.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        attempt: &Attempt,
+        stop: watch::Sender<Option<StopReason>>,
+        lease: Duration,
+        claimed: Steady,
+    ) -> Option<Registered> {
+        let running = Running { attempt: attempt.clone(), stop, lease, renewed: claimed };
+        let mut book = self.running();
+        if book.closed {
+            return None;
+        }
+        book.attempts.insert(attempt.token(), running);
+        drop(book);
+        self.began.notify_one();
+        Some(Registered { shared: self.clone(), token: attempt.token() })
+    }
+
+    /// Waits for reports that are on their way.
+    pub(crate) async fn reports_written(&self) {
+        drop(self.renewing.lock().await);
+    }
+
+    /// Asks the store, but not for ever: a store that hangs must not hang the worker.
+    pub(super) async fn ask<T>(
+        &self,
+        doing: &'static str,
+        call: impl Future<Output = Answer<T>>,
+    ) -> Answer<T> {
+        let clock = self.engine.clock();
+        let forced = async {
+            self.forced().await;
+            clock.sleep(FORCED_PATIENCE).await;
+        };
+        // Made only when it is waited for: most answers are there at once.
+        let late = async { clock.sleep(STORE_PATIENCE).await };
+        let patience = tokio::select! {
+            biased;
+            answer = call => return answer,
+            () = forced => FORCED_PATIENCE,
+            () = late => STORE_PATIENCE,
+        };
+        Err(StoreError::Unknown { doing, source: format!("no answer in {patience:?}").into() })
+    }
+
+    /// Begins to stop, once, on a task of its own: whoever asked may lose patience.
+    pub(crate) fn begin_stop(self: &Arc<Self>, to: Stage) {
+        let mut first = false;
+        self.stage.send_if_modified(|stage| {
+            first = *stage == Stage::Working;
+            let later = to > *stage;
+            *stage = to.max(*stage);
+            later
+        });
+        if first {
+            tokio::spawn(bring_to_end(self.clone()));
+        }
+    }
+
+    /// Waits until the worker has stopped, and says what it did.
+    pub(crate) async fn end(&self) -> StopReport {
+        self.reached(Stage::Stopped).await;
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner).report()
+    }
+
+    pub(super) fn stage(&self) -> Stage {
+        *self.stage.borrow()
+    }
+
+    pub(super) fn advance(&self, to: Stage) {
+        self.stage.send_if_modified(|stage| {
+            let later = to > *stage;
+            *stage = to.max(*stage);
+            later
+        });
+    }
+
+    pub(super) async fn reached(&self, stage: Stage) {
+        // The sender is part of `self`, so it cannot be gone.
+        let _ = self.stage.subscribe().wait_for(|now| *now >= stage).await;
+    }
+
+    /// Waits until the worker is told to stop without waiting.
+    pub(crate) async fn forced(&self) {
+        self.reached(Stage::Forced).await;
+    }
+
+    pub(super) fn card(&self) -> WorkerCard {
+        let kinds = self.terms.iter().map(|terms| WorkerKind {
+            kind: terms.kind.clone(),
+            concurrency: terms.concurrency,
+            rate: terms.rate,
+        });
+        let slots = self.slots().bounds.max;
+        WorkerCard { queues: self.queues.clone(), kinds: kinds.collect(), slots }
+    }
+
+    pub(super) async fn announce(&self, news: WorkerNews) {
+        let announce = self.engine.store().announce(self.id.clone(), news);
+        if let Err(error) = self.ask("announce", announce).await {
+            tracing::warn!(worker = %self.id, %error, "the store did not take the news");
+        }
+    }
+
+    /// Hands a settlement to the settle loop and waits for the store's answer.
+    pub(crate) async fn settle(&self, settlement: Settlement) -> Result<(), Refusal> {
+        loop {
+            let (answer, answered) = oneshot::channel();
+            let job = settlement.job;
+            if self.settle.send(Settling { settlement: settlement.clone(), answer }).is_err() {
+                return Err(Refusal::LeaseLost { job });
+            }
+            // Without an answer the loop crashed with the settlement in its hands. It is safe to
+            // repeat: if it was applied, it is refused as lost.
+            if let Ok(answer) = answered.await {
+                return answer;
+            }
+        }
+    }
+
+    /// Runs one loop under supervision. If it is given up, the worker stops.
+    pub(super) fn spawn<Fut>(self: &Arc<Self>, part: &'static str, make: fn(Arc<Shared>) -> Fut)
+    where
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let shared = self.clone();
+        tokio::spawn(async move {
+            let clock = shared.engine.clock().clone();
+            let on_crash = |crash: &str| {
+                let (shared, error) = (shared.clone(), ErrorText::new(crash));
+                tokio::spawn(async move { shared.announce(WorkerNews::Error(error)).await });
+            };
+            let run = || make(shared.clone());
+            let ended = supervise(part, clock, on_crash, run).await;
+            if part == SETTLE_LOOP {
+                shared.abandon_settlements().await;
+            }
+            if let Err(why) = ended {
+                tracing::error!(worker = %shared.id, why, "the worker stops");
+                shared.tally(|tally| tally.failure = Some(why));
+                shared.begin_stop(Stage::Forced);
+            }
+        });
+    }
+
+    /// Nobody settles any more: attempts that wait for an answer are told that they lost.
+    async fn abandon_settlements(&self) {
+        let mut settling = self.settling.lock().await;
+        settling.close();
+        while settling.try_recv().is_ok() {}
+    }
+}
+
+/// Says that something will be tried again.
+pub(super) fn warn_again(shared: &Shared, error: &StoreError, failures: u32, doing: &str) {
+    tracing::warn!(worker = %shared.id, %error, failures, "{doing} will be tried again");
+}
