@@ -308,8 +308,9 @@ fn cancel(condition: &Condition, reason: CancelReason, now: Timestamp) -> Change
 
 fn expire(condition: &Condition, now: Timestamp) -> Change {
     match &condition.state {
+        // Whoever replays a job wants it to run, however late it is.
         State::Blocked { .. } | State::Scheduled { .. } | State::Ready { .. }
-            if condition.attempts == 0 =>
+            if condition.attempts == 0 && condition.generation == 0 =>
         {
             let reason = CancelReason::Expired;
             becomes(condition, State::Cancelled { at: now, reason })

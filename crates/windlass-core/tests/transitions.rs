@@ -71,8 +71,11 @@ Rescue on running for the last time: dead
 Rescue on recovered as often as may be: dead
 Cancel on asked to stop: running
 Expire on blocked after a start: -
+Expire on blocked after a replay: -
 Expire on scheduled after a start: -
+Expire on scheduled after a replay: -
 Expire on ready after a start: -
+Expire on ready after a replay: -
 Reschedule to the past on scheduled: ready
 Reschedule to the past on ready: ready
 Reschedule to the past on blocked: blocked
@@ -115,7 +118,7 @@ fn in_state(state: State) -> Condition {
 
 /// A job that has not started, as an expiry needs it.
 fn unstarted(state: State) -> Condition {
-    Condition { attempts: 0, ..in_state(state) }
+    Condition { attempts: 0, generation: 0, ..in_state(state) }
 }
 
 fn state(name: StateName) -> State {
@@ -292,6 +295,8 @@ fn cells_that_look_at_more_than_the_state_have_both_sides() {
     draw("Cancel on asked to stop", in_state(asked_to_stop()), cancel);
     for name in [StateName::Blocked, StateName::Scheduled, StateName::Ready] {
         draw(&format!("Expire on {name} after a start"), in_state(state(name)), Input::Expire);
+        let replayed = Condition { generation: 1, ..unstarted(state(name)) };
+        draw(&format!("Expire on {name} after a replay"), replayed, Input::Expire);
     }
     for name in [StateName::Scheduled, StateName::Ready, StateName::Blocked] {
         let what = format!("Reschedule to the past on {name}");

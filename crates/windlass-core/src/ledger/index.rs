@@ -63,7 +63,7 @@ impl Ledger {
     pub(super) fn index(&mut self, slot: u32) {
         let entry = self.entries.get(slot);
         let (id, sequence, line, phase) = (entry.id, entry.sequence, entry.line, entry.phase);
-        let attempts = entry.attempts;
+        let (attempts, generation) = (entry.attempts, entry.generation);
         let (queue, kind) = (self.lines[line as usize].queue, self.lines[line as usize].kind);
         match phase {
             Phase::Blocked { .. } => {}
@@ -94,6 +94,7 @@ impl Ledger {
             if let Some(at) = extras.expires_at
                 && waiting
                 && attempts == 0
+                && generation == 0
             {
                 self.expiries.insert((at, sequence, slot));
             }

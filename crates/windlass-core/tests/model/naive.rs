@@ -93,7 +93,8 @@ impl Job {
 
     /// When a job that waits for its first start is called off.
     fn expires_at(&self) -> Option<Timestamp> {
-        let untouched = self.name().is_waiting() && self.condition.attempts == 0;
+        let first = self.condition.attempts == 0 && self.condition.generation == 0;
+        let untouched = self.name().is_waiting() && first;
         let after = self.new.expires_after?;
         untouched.then_some(self.accepted_at + after)
     }

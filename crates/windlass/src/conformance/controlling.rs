@@ -22,6 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
         running_now_and_moving_change_when_a_job_starts,
         replaying_resets_the_job_and_happens_once,
         a_replayed_job_waits_for_what_it_depends_on,
+        a_job_replayed_after_it_expired_does_not_expire_again,
         replaying_a_failed_graph_in_one_call_runs_it_in_order,
         a_replay_does_not_steal_a_unique_key,
         an_edited_replay_is_a_new_job_in_the_old_ones_place,
@@ -141,6 +142,17 @@ async fn a_replayed_job_waits_for_what_it_depends_on(bench: Bench) {
     assert_eq!(bench.state_name(id(2)).await, StateName::Blocked);
     assert_eq!(complete(&bench).await, id(1));
     assert_eq!(complete(&bench).await, id(2));
+}
+
+async fn a_job_replayed_after_it_expired_does_not_expire_again(bench: Bench) {
+    bench.accept([NewJob { expires_after: Some(SECOND), ..job(1) }]).await;
+    bench.advance(HOUR).await;
+    bench.store.promote().await.expect("it is answered");
+    assert_eq!(bench.state_name(id(1)).await, StateName::Cancelled);
+    alter(&bench, id(1), Alteration::Replay).await.expect("it is cancelled");
+    bench.advance(HOUR).await;
+    bench.store.promote().await.expect("it is answered");
+    assert_eq!(complete(&bench).await, id(1));
 }
 
 async fn replaying_a_failed_graph_in_one_call_runs_it_in_order(bench: Bench) {
