@@ -205,7 +205,7 @@ impl EngineBuilder {
     }
 
     /// Runs an engine on a store of your own. The store must ring the same wake, and tell the same
-    /// time, as this engine.
+    /// time, as this engine. Limits are the store's own; those of this builder are not used.
     pub fn on_store(
         self,
         store: Arc<dyn Store>,

@@ -1,4 +1,4 @@
-//! The worker: rescue, fill, wait.
+//! The worker: fill, settle, renew, stop.
 //!
 //! Three loops share one state. `fill` claims jobs for free slots and sleeps until the next due
 //! time or a ring; `settle` writes what ended, in batches; `renew` keeps leases alive, in batches,

@@ -256,14 +256,7 @@ impl Shared {
 
     /// Begins to stop, once, on a task of its own: whoever asked may lose patience.
     pub(crate) fn begin_stop(self: &Arc<Self>, to: Stage) {
-        let mut first = false;
-        self.stage.send_if_modified(|stage| {
-            first = *stage == Stage::Working;
-            let later = to > *stage;
-            *stage = to.max(*stage);
-            later
-        });
-        if first {
+        if self.advance(to) == Stage::Working {
             tokio::spawn(bring_to_end(self.clone()));
         }
     }
@@ -278,12 +271,15 @@ impl Shared {
         *self.stage.borrow()
     }
 
-    pub(super) fn advance(&self, to: Stage) {
+    /// Moves on to a later stage, never back, and returns the stage before.
+    pub(super) fn advance(&self, to: Stage) -> Stage {
+        let mut before = to;
         self.stage.send_if_modified(|stage| {
-            let later = to > *stage;
-            *stage = to.max(*stage);
-            later
+            before = *stage;
+            *stage = to.max(before);
+            *stage > before
         });
+        before
     }
 
     pub(super) async fn reached(&self, stage: Stage) {

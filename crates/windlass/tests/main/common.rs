@@ -167,6 +167,8 @@ pub(crate) enum Fault {
     Panic,
     /// No answer ever comes.
     Hang,
+    /// It is done, and the answer comes this much later.
+    Late(Duration),
 }
 
 type Plan = Box<dyn Fn(u64) -> Option<Fault> + Send + Sync>;
@@ -231,6 +233,11 @@ impl Tampered {
             }
             Some(Fault::Panic) => panic!("planned panic in {verb}"),
             Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::Late(delay)) => {
+                let answer = call.await;
+                tokio::time::sleep(delay).await;
+                answer
+            }
         }
     }
 }
