@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::job::StateName;
+use crate::ledger::Glimpse;
 use crate::name::Name;
 use crate::record::JobRecord;
 use crate::time::Timestamp;
@@ -27,13 +28,22 @@ pub struct Filter {
 impl Filter {
     /// Whether the filter means this job, as it looks at `now`.
     pub fn matches(&self, record: &JobRecord, now: Timestamp) -> bool {
-        let any = |list: &[Name], name: &Name| list.is_empty() || list.contains(name);
-        let state = record.state_at(now);
-        (self.states.is_empty() || self.states.contains(&state))
-            && any(&self.kinds, &record.job.kind)
-            && any(&self.queues, &record.job.queue)
+        self.may_mean(record.state_at(now), &record.job.kind, &record.job.queue)
             && self.tags.iter().all(|tag| record.job.tags.contains(tag))
             && self.created_from.is_none_or(|from| record.created_at >= from)
             && self.created_before.is_none_or(|before| record.created_at < before)
+    }
+
+    /// Whether the filter may mean this job, by its state, kind and queue alone: if not, its record
+    /// need not be read.
+    pub fn may_match(&self, glimpse: &Glimpse<'_>) -> bool {
+        self.may_mean(glimpse.state, glimpse.kind, glimpse.queue)
+    }
+
+    fn may_mean(&self, state: StateName, kind: &Name, queue: &Name) -> bool {
+        let any = |list: &[Name], name: &Name| list.is_empty() || list.contains(name);
+        (self.states.is_empty() || self.states.contains(&state))
+            && any(&self.kinds, kind)
+            && any(&self.queues, queue)
     }
 }

@@ -10,8 +10,8 @@
 //!   [`Change`];
 //! - a change is taken over by one function, `Ledger::set`, which moves a job between the indexes
 //!   and counts it; nothing else touches an index of states;
-//! - [`Ledger::absorb`] takes over changes that were persisted earlier, by the same function, so a
-//!   rebuilt ledger equals the one that was lost.
+//! - [`Restore`] takes over what was persisted earlier, in any order that keeps a job's last record
+//!   last, and makes a ledger equal to the one that was lost.
 //!
 //! Invariants, checked by [`Ledger::check`]:
 //! - a job is in exactly one of the indexes: blocked, timers, a ready line, leases, finished, dead;
@@ -24,11 +24,14 @@ mod check;
 mod claim;
 mod control;
 mod enqueue;
+mod glimpse;
 mod graph;
 mod index;
 mod renew;
 mod rescue;
+mod restore;
 mod settle;
+mod tally;
 mod view;
 
 use alloc::boxed::Box;
@@ -43,10 +46,14 @@ pub use control::{
     ReplayEdited, Reschedule, WorkerCard, WorkerKind, WorkerNews,
 };
 pub use enqueue::{Acceptance, Enqueue, Enqueued};
+pub use glimpse::Glimpse;
 pub use renew::{Renew, Renewal, Renewed};
 pub use rescue::{Promote, Promoted, Recovery, RecoveryMode, Rescue, Rescued, RescuedJob};
+pub use restore::Restore;
 pub use settle::{Settle, Settled, Settlement};
-pub use view::{Counts, LineCount, QueueCount, Totals, WorkerView};
+pub use view::{Counts, LineCount, QueueCount, WorkerView};
+
+pub use crate::record::Totals;
 
 use self::book::{Edge, Entry, Held, Hold, Key, KindBook, Line, Phase, QueueBook, Slab};
 use crate::event::{Event, RemoveReason, Subject, What};
@@ -54,7 +61,7 @@ use crate::job::{Condition, DeadReason, JobId, LeaseToken, State};
 use crate::limits::{self, Limits};
 use crate::name::Name;
 use crate::outcome::ErrorText;
-use crate::record::{Change, Note, Update};
+use crate::record::{Change, Floors, Note, Update};
 use crate::refusal::Refusal;
 use crate::time::{Now, Steady, Timeline, Timestamp};
 use crate::transition::{self, Input, Next, Refused};
@@ -136,6 +143,10 @@ pub struct Ledger {
     emptied: Vec<u32>,
     /// Queues with more dead letters than are kept.
     overfull: Vec<u32>,
+    /// What has been counted since it was last asked for.
+    uncollected: tally::Uncollected,
+    /// The bytes a store needs for all jobs.
+    kept_bytes: u64,
 }
 
 impl Ledger {
@@ -167,6 +178,8 @@ impl Ledger {
             next_event: 1,
             emptied: Vec::new(),
             overfull: Vec::new(),
+            uncollected: tally::Uncollected::default(),
+            kept_bytes: 0,
         }
     }
 
@@ -206,52 +219,19 @@ impl Ledger {
         now
     }
 
-    /// Takes over a change that an earlier ledger decided and a store kept.
-    ///
-    /// Changes must come in the order in which they were made; taking one over twice is harmless.
-    pub fn absorb(&mut self, change: &Change) {
-        match change {
-            Change::Insert(accepted) => {
-                self.time.resume_at(accepted.at);
-                self.insert(accepted);
-            }
-            Change::Update(update) => {
-                self.time.resume_at(update.at);
-                let Some(&slot) = self.ids.get(&update.job) else { return };
-                if let State::Running(lease) = &update.condition.state {
-                    self.next_token = self.next_token.max(lease.token.0 + 1);
-                }
-                self.set(slot, &update.condition);
-                if let Some(Note::Replayed) = update.note.as_deref() {
-                    self.take_over_key(slot);
-                    self.relink(slot);
-                }
-                self.settle_edges_of(update.job);
-            }
-            Change::Remove { job } => {
-                if let Some(&slot) = self.ids.get(job) {
-                    self.forget(slot);
-                }
-            }
-            Change::Queue { queue, settings } => {
-                if let Ok(queue) = self.queue_id(queue) {
-                    self.configure(queue, settings.clone());
-                }
-            }
-            Change::Rate { kind, full_at } => {
-                if let Ok(kind) = self.kind_id(kind) {
-                    self.kinds[kind as usize].full_at = *full_at;
-                }
-            }
-        }
-        // What emptied or overfilled a queue back then was dealt with back then.
-        self.emptied.clear();
-        self.overfull.clear();
-    }
-
     /// The limits in force.
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// The next numbers to be used, and the latest engine time.
+    pub fn floors(&self) -> Floors {
+        Floors {
+            sequence: self.next_sequence,
+            token: self.next_token,
+            event: self.next_event,
+            wall: self.time.latest().wall,
+        }
     }
 
     /// The number of the last event told, 0 before the first.
@@ -321,15 +301,15 @@ impl Ledger {
         error: Option<ErrorText>,
         effects: &mut Effects,
     ) {
-        let line = self.entry(slot).line as usize;
+        let line = self.entry(slot).line;
         match &condition.state {
             State::Dead { reason, .. } => {
-                self.lines[line].totals.dead += 1;
+                self.total(line).dead += 1;
                 let attempts = condition.attempts;
                 self.tell(slot, What::JobDead { reason: *reason, attempts, error }, effects);
             }
             State::Cancelled { reason, .. } => {
-                self.lines[line].totals.cancelled += 1;
+                self.total(line).cancelled += 1;
                 self.tell(slot, What::JobCancelled { reason: *reason }, effects);
             }
             State::Blocked { .. }
@@ -346,10 +326,9 @@ impl Ledger {
     /// be as long as the bound, so it is followed by a loop and not by recursion.
     fn keep_bounded(&mut self, effects: &mut Effects) {
         while let Some(queue) = self.overfull.pop() {
-            let queue = queue as usize;
-            while self.queues[queue].dead.len() > self.limits.dead_letters {
-                let Some(&(_, _, oldest)) = self.queues[queue].dead.first() else { break };
-                self.queues[queue].dead_letters_dropped += 1;
+            while self.queues[queue as usize].dead.len() > self.limits.dead_letters {
+                let Some(&(_, _, oldest)) = self.queues[queue as usize].dead.first() else { break };
+                self.count_dropped(queue);
                 self.remove(oldest, RemoveReason::DeadLettersFull, effects);
             }
         }
@@ -438,6 +417,9 @@ impl Ledger {
         let mut emptied = core::mem::take(&mut self.emptied);
         emptied.sort_unstable();
         emptied.dedup();
+        // By name: the numbers of a ledger that was restored are others.
+        let name = |queue: u32| &self.queues[queue as usize].name;
+        emptied.sort_by(|one, other| name(*one).cmp(name(*other)));
         for queue in emptied {
             let book = &self.queues[queue as usize];
             if book.open == 0 {
@@ -447,24 +429,26 @@ impl Ledger {
         }
     }
 
-    fn queue_id(&mut self, name: &Name) -> Result<u32, Refusal> {
+    /// The queue's number. Whether there is room for one more name was checked.
+    fn queue_id(&mut self, name: &Name) -> u32 {
         if let Some(&id) = self.queue_ids.get(name) {
-            return Ok(id);
+            return id;
         }
-        let id = fresh_id(self.queues.len(), "distinct queues")?;
+        let id = u32::try_from(self.queues.len()).expect("names are bounded");
         self.queues.push(QueueBook::new(name.clone()));
         self.queue_ids.insert(name.clone(), id);
-        Ok(id)
+        id
     }
 
-    fn kind_id(&mut self, name: &Name) -> Result<u32, Refusal> {
+    /// The kind's number. Whether there is room for one more name was checked.
+    fn kind_id(&mut self, name: &Name) -> u32 {
         if let Some(&id) = self.kind_ids.get(name) {
-            return Ok(id);
+            return id;
         }
-        let id = fresh_id(self.kinds.len(), "distinct kinds")?;
+        let id = u32::try_from(self.kinds.len()).expect("names are bounded");
         self.kinds.push(KindBook::new(name.clone()));
         self.kind_ids.insert(name.clone(), id);
-        Ok(id)
+        id
     }
 
     fn line_id(&mut self, kind: u32, queue: u32) -> u32 {
@@ -475,17 +459,6 @@ impl Ledger {
             next
         })
     }
-}
-
-fn fresh_id(known: usize, what: &'static str) -> Result<u32, Refusal> {
-    if known >= limits::NAMES {
-        return Err(Refusal::OutOfBounds {
-            what,
-            got: format!("{}", known + 1),
-            allowed: format!("at most {} are kept", limits::NAMES),
-        });
-    }
-    Ok(u32::try_from(known).unwrap_or(u32::MAX))
 }
 
 /// Whether a death of this kind came from attempts of the job itself.

@@ -34,6 +34,8 @@ pub enum Change {
         queue: Name,
         /// Its settings.
         settings: QueueSettings,
+        /// Dead letters dropped so far because there were too many.
+        dead_letters_dropped: u64,
     },
     /// A kind's rate limit has been used up to this time.
     Rate {
@@ -41,6 +43,15 @@ pub enum Change {
         kind: Name,
         /// When its bucket is full again.
         full_at: Timestamp,
+    },
+    /// So much has happened to the jobs of one kind in one queue.
+    Line {
+        /// The queue.
+        queue: Name,
+        /// The kind.
+        kind: Name,
+        /// What has happened so far.
+        totals: Totals,
     },
 }
 
@@ -55,6 +66,8 @@ pub struct Accepted {
     pub at: Timestamp,
     /// Its first condition.
     pub condition: Condition,
+    /// Dependencies that were met already.
+    pub met: Vec<JobId>,
 }
 
 /// What is now true of a job.
@@ -91,8 +104,16 @@ pub enum Note {
     Reported(Report),
     /// The job died or was cancelled without an attempt.
     Failed(ErrorText),
+    /// A job that this one waited for need not be waited for any more.
+    Met {
+        /// The dependency.
+        on: JobId,
+    },
     /// The job starts over.
-    Replayed,
+    Replayed {
+        /// Dependencies that need not be waited for this time.
+        met: Vec<JobId>,
+    },
 }
 
 /// How an attempt ended, for the record.
@@ -159,6 +180,63 @@ pub struct QueueSettings {
     pub ageing: Option<core::time::Duration>,
 }
 
+/// What has happened so far, which only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Jobs accepted.
+    pub enqueued: u64,
+    /// Jobs completed.
+    pub completed: u64,
+    /// Attempts that failed or crashed.
+    pub failed: u64,
+    /// Failed attempts that were followed by another.
+    pub retried: u64,
+    /// Jobs recovered, buried or cancelled because their worker was lost.
+    pub rescued: u64,
+    /// Jobs that went to the dead letters.
+    pub dead: u64,
+    /// Jobs called off.
+    pub cancelled: u64,
+}
+
+impl core::ops::AddAssign for Totals {
+    fn add_assign(&mut self, other: Self) {
+        self.enqueued += other.enqueued;
+        self.completed += other.completed;
+        self.failed += other.failed;
+        self.retried += other.retried;
+        self.rescued += other.rescued;
+        self.dead += other.dead;
+        self.cancelled += other.cancelled;
+    }
+}
+
+/// The next numbers to be used, and the latest engine time.
+///
+/// No change tells all of them: an event has no record, and the job with the greatest number may
+/// be gone. A store keeps them beside the changes, so that no number is used twice and time does
+/// not go back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Floors {
+    /// The next place in the order of acceptance.
+    pub sequence: u64,
+    /// The next lease token.
+    pub token: u64,
+    /// The next event number.
+    pub event: u64,
+    /// Engine time, which does not go back before this.
+    pub wall: Timestamp,
+}
+
+/// Where a store keeps the record of a job. The ledger carries it and does not look inside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Where, in the store's own terms.
+    pub place: u64,
+    /// How many bytes it takes there.
+    pub weight: u32,
+}
+
 /// One start of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptRecord {
@@ -203,6 +281,8 @@ pub struct JobRecord {
     pub log: VecDeque<LogLine>,
     /// Earlier log lines no longer kept.
     pub log_dropped: u32,
+    /// Dependencies that need not be waited for, in the order in which they were met.
+    pub met: Vec<JobId>,
 }
 
 impl JobRecord {
@@ -222,6 +302,7 @@ impl JobRecord {
             progress: None,
             log: VecDeque::new(),
             log_dropped: 0,
+            met: accepted.met.clone(),
         }
     }
 
@@ -284,7 +365,13 @@ impl JobRecord {
             }
             Note::Reported(report) => self.report(report),
             Note::Failed(error) => self.error = Some(error.clone()),
-            Note::Replayed => {
+            Note::Met { on } => {
+                if !self.met.contains(on) {
+                    self.met.push(*on);
+                }
+            }
+            Note::Replayed { met } => {
+                self.met.clone_from(met);
                 self.error = None;
                 self.output = None;
                 self.progress = None;

@@ -124,6 +124,20 @@ pub enum Refusal {
         /// What stands in the way.
         why: String,
     },
+
+    /// The store keeps what it has and takes nothing new until there is room.
+    #[error("the store has no room left: {why}; free some space, it goes on by itself")]
+    StoreFull {
+        /// What is full.
+        why: String,
+    },
+
+    /// The store no longer knows what it has written, and does nothing until it is opened anew.
+    #[error("the store stopped taking writes: {why}; reopen it")]
+    StoreBroken {
+        /// What went wrong.
+        why: String,
+    },
 }
 
 impl Refusal {

@@ -135,12 +135,14 @@ pub struct Now {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timeline {
     last: Now,
+    /// The steady clock was read: how far it has advanced is known from then on.
+    begun: bool,
 }
 
 impl Timeline {
     /// A timeline that will not go back before `floor`, the last time known to have been seen.
     pub fn starting_at(floor: Now) -> Self {
-        Self { last: floor }
+        Self { last: floor, begun: true }
     }
 
     /// Takes a reading and returns engine time.
@@ -149,8 +151,9 @@ impl Timeline {
     /// advances with the steady clock alone until the wall clock has overtaken it.
     pub fn observe(&mut self, reading: Now) -> Now {
         let steady = reading.steady.max(self.last.steady);
-        let carried = self.last.wall + steady.since(self.last.steady);
-        self.last = Now { wall: reading.wall.max(carried), steady };
+        let passed = if self.begun { steady.since(self.last.steady) } else { Duration::ZERO };
+        self.begun = true;
+        self.last = Now { wall: reading.wall.max(self.last.wall + passed), steady };
         self.last
     }
 
@@ -185,6 +188,14 @@ mod tests {
         time.observe(at(10 * year, 100));
         let after = time.observe(at(9 * year, 160));
         assert_eq!(after.wall, at(10 * year + 60, 0).wall);
+    }
+
+    #[test]
+    fn a_steady_clock_that_did_not_start_at_zero_does_not_move_a_time_that_was_reached_before() {
+        let mut time = Timeline::default();
+        time.resume_at(at(1_000, 0).wall);
+        assert_eq!(time.observe(at(900, 5_000)), at(1_000, 5_000));
+        assert_eq!(time.observe(at(900, 5_001)), at(1_001, 5_001));
     }
 
     #[test]

@@ -9,13 +9,12 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::view::Totals;
 use crate::job::{
-    CancelReason, DeadReason, Dependency, JobId, Lease, LeaseToken, OnFailure, Priority, Start,
-    State, StateName, UniqueScope,
+    CancelReason, Condition, DeadReason, Dependency, JobId, Lease, LeaseToken, NewJob, OnFailure,
+    Priority, Start, State, StateName, UniqueScope,
 };
 use crate::name::Name;
-use crate::record::{Accepted, QueueSettings};
+use crate::record::{Kept, QueueSettings, Totals};
 use crate::time::{Steady, Timestamp, micros};
 
 /// [`State`] without what is kept elsewhere.
@@ -74,6 +73,9 @@ pub(super) struct Entry {
     pub(super) max_attempts: u32,
     pub(super) recoveries: u16,
     pub(super) generation: u16,
+    /// Where a store keeps the record, and the bytes it takes there: [`Kept`] without its padding.
+    pub(super) weight: u32,
+    pub(super) place: u64,
 }
 
 /// What most jobs do not have.
@@ -93,31 +95,72 @@ pub(super) struct UniqueHold {
 }
 
 impl Entry {
-    pub(super) fn new(accepted: &Accepted, line: u32) -> Self {
-        let job = &accepted.job;
+    /// The entry of a job that was accepted at `at` and now is in `condition`.
+    pub(super) fn new(
+        job: &NewJob,
+        sequence: u64,
+        at: Timestamp,
+        condition: &Condition,
+        line: u32,
+    ) -> Self {
         let unique = job.unique.as_ref().map(|unique| UniqueHold {
             key: unique.key.as_str().into(),
             scope: unique.scope,
-            until: unique.window.map(|window| accepted.at + window),
+            until: unique.window.map(|window| at + window),
         });
-        let expires_at = job.expires_after.map(|after| accepted.at + after);
+        let expires_at = job.expires_after.map(|after| at + after);
         let plain = unique.is_none() && expires_at.is_none() && job.depends_on.is_empty();
         let extras = (!plain).then(|| {
             let depends_on = job.depends_on.clone().into_boxed_slice();
             Box::new(Extras { depends_on, unique, expires_at })
         });
-        Self {
+        let mut entry = Self {
             id: job.id,
-            phase: Phase::of(&accepted.condition.state),
+            phase: Phase::of(&condition.state),
             fingerprint: job.fingerprint(),
-            sequence: accepted.sequence,
+            sequence,
             extras,
             line,
             priority: job.priority,
-            attempts: accepted.condition.attempts,
+            attempts: 0,
             max_attempts: job.max_attempts().unwrap_or(0),
-            recoveries: u16::try_from(accepted.condition.recoveries).unwrap_or(u16::MAX),
-            generation: u16::try_from(accepted.condition.generation).unwrap_or(u16::MAX),
+            recoveries: 0,
+            generation: 0,
+            weight: 0,
+            place: 0,
+        };
+        entry.set(condition);
+        entry
+    }
+
+    /// Takes over a condition, all but the lease of a running job.
+    pub(super) fn set(&mut self, condition: &Condition) {
+        self.phase = Phase::of(&condition.state);
+        self.attempts = condition.attempts;
+        self.recoveries = u16::try_from(condition.recoveries).unwrap_or(u16::MAX);
+        self.generation = u16::try_from(condition.generation).unwrap_or(u16::MAX);
+    }
+
+    pub(super) fn kept(&self) -> Kept {
+        Kept { place: self.place, weight: self.weight }
+    }
+
+    /// Notes where the record is kept and returns how many bytes the old place took.
+    pub(super) fn keep(&mut self, kept: Kept) -> u32 {
+        self.place = kept.place;
+        core::mem::replace(&mut self.weight, kept.weight)
+    }
+
+    /// Whether the job, as it stands, holds its unique key unless the window has ended.
+    pub(super) fn may_hold_key(&self) -> bool {
+        let Some(unique) = self.extras.as_ref().and_then(|extras| extras.unique.as_ref()) else {
+            return false;
+        };
+        match (unique.scope, self.phase) {
+            (UniqueScope::Open, phase) => !phase.name().is_terminal(),
+            // Its place was taken, and its key with it.
+            (_, Phase::Cancelled { reason: CancelReason::Replaced, .. }) => false,
+            (UniqueScope::Any, _) => true,
         }
     }
 
@@ -177,11 +220,20 @@ pub(super) struct Line {
     /// Jobs per state, by [`StateName`].
     pub(super) states: [u64; 7],
     pub(super) totals: Totals,
+    /// The totals changed since they were last handed over.
+    pub(super) uncollected: bool,
 }
 
 impl Line {
     pub(super) fn new(kind: u32, queue: u32) -> Self {
-        Self { kind, queue, ready: BTreeMap::new(), states: [0; 7], totals: Totals::default() }
+        Self {
+            kind,
+            queue,
+            ready: BTreeMap::new(),
+            states: [0; 7],
+            totals: Totals::default(),
+            uncollected: false,
+        }
     }
 }
 
@@ -204,6 +256,8 @@ pub(super) struct QueueBook {
     pub(super) open: u64,
     pub(super) dead: BTreeSet<(Timestamp, u64, u32)>,
     pub(super) dead_letters_dropped: u64,
+    /// That number changed since it was last handed over.
+    pub(super) uncollected: bool,
 }
 
 impl QueueBook {
@@ -215,6 +269,7 @@ impl QueueBook {
             open: 0,
             dead: BTreeSet::new(),
             dead_letters_dropped: 0,
+            uncollected: false,
         }
     }
 

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use super::Ledger;
 use super::book::Phase;
-use crate::job::{JobId, StateName, UniqueScope};
+use crate::job::{JobId, StateName};
 
 impl Ledger {
     /// Everything that is wrong with the book, in words; empty if nothing is.
@@ -45,9 +45,13 @@ impl Ledger {
         if found != indexed {
             wrong.push(format!("indexes hold {found} entries for {indexed} jobs"));
         }
-        for (on, dependent) in self.edges.keys() {
-            if !self.ids.contains_key(dependent) || !self.ids.contains_key(on) {
-                wrong.push(format!("edge from {dependent} to {on} has an end that is gone"));
+        for ((on, dependent), edge) in &self.edges {
+            let open = |slot: &u32| !self.entry(*slot).phase.name().is_terminal();
+            if !self.ids.get(dependent).is_some_and(open) {
+                wrong.push(format!("edge from {dependent} to {on}, but it is no longer open"));
+            }
+            if !edge.met && !self.ids.contains_key(on) {
+                wrong.push(format!("job {dependent} waits for {on}, which is gone"));
             }
         }
         for (key, hold) in &self.keys {
@@ -122,12 +126,9 @@ impl Ledger {
 
     fn check_key(&self, slot: u32, wrong: &mut Vec<String>) {
         let entry = self.entry(slot);
-        let Some(unique) = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref()) else {
-            return;
-        };
-        let key = self.key_of(slot).expect("it has a unique key");
+        let Some(key) = self.key_of(slot) else { return };
         let held_by_us = self.keys.get(&key).is_some_and(|hold| hold.job == entry.id);
-        if held_by_us && entry.phase.name().is_terminal() && unique.scope == UniqueScope::Open {
+        if held_by_us && !entry.may_hold_key() {
             wrong.push(format!("job {} has finished and still holds its key", entry.id));
         }
     }

@@ -9,13 +9,14 @@ use core::time::Duration;
 
 use super::book::{Key, Phase, shown, start_time};
 use super::enqueue::{Plan, no_longer_than};
+use super::graph::is_met;
 use super::{Acceptance, Command, Effects, Enqueued, Ledger, Ring};
 use crate::event::{RemoveReason, Subject, What};
 use crate::job::{CancelReason, JobId, NewJob, OnFailure, Start, State, StateName};
 use crate::name::Name;
 use crate::outcome::ErrorText;
 use crate::rate::Rate;
-use crate::record::{Change, Note, QueueSettings};
+use crate::record::{Note, QueueSettings};
 use crate::refusal::Refusal;
 use crate::time::{Steady, Timestamp};
 use crate::transition::Input;
@@ -88,7 +89,8 @@ impl Command for Replay {
     }
 }
 
-/// Put a new job in the place of a dead one, which is then cancelled as replaced.
+/// Put a new job in the place of a dead one, which is then cancelled as replaced and gives up its
+/// unique key, whether the new one takes it or not.
 #[derive(Clone, Debug)]
 pub struct ReplayEdited {
     /// The dead job.
@@ -244,11 +246,10 @@ impl Command for Configure {
         if settings == old {
             return Ok(settings);
         }
-        let queue = ledger.queue_id(&self.queue)?;
+        ledger.refuse_surplus_queue(&self.queue)?;
+        let queue = ledger.queue_id(&self.queue);
         ledger.configure(queue, settings.clone());
-        effects
-            .changes
-            .push(Change::Queue { queue: self.queue.clone(), settings: settings.clone() });
+        effects.changes.push(ledger.queue_change(queue));
         if old.paused && !settings.paused {
             effects.rings.insert(Ring::Queue(self.queue.clone()));
         }
@@ -397,18 +398,19 @@ impl Ledger {
         if !matches!(state, StateName::Dead | StateName::Cancelled) {
             return Err(Refusal::WrongState { job, state, operation: "replay" });
         }
-        let unmet = self.unmet_for_replay(slot)?;
+        let (unmet, met) = self.dependencies_for_replay(slot)?;
         if let Some(key) = self.key_of(slot)
             && let Some((holder, _)) = self.holder(&key, effects.now.wall)
             && holder != job
         {
             return Err(Refusal::KeyTaken { job, holder });
         }
+        let note = Note::Replayed { met: met.clone() };
         let condition = self
-            .transition(slot, &Input::Replay { unmet }, Some(Note::Replayed), effects)
+            .transition(slot, &Input::Replay { unmet }, Some(note), effects)
             .map_err(|refused| Refusal::of(refused, job, "replay"))?;
         self.take_over_key(slot);
-        self.relink(slot);
+        self.link_all(slot, &met);
         let generation = condition.generation;
         self.tell(slot, What::JobReplayed { generation }, effects);
         if let State::Blocked { unmet, .. } = condition.state {
@@ -445,32 +447,26 @@ impl Ledger {
         placed
     }
 
-    /// How many dependencies a replayed job must wait for again.
+    /// How many dependencies a replayed job must wait for again, and those that are met.
     ///
     /// One that is no longer kept counts as met: whoever replays the job has decided so.
-    fn unmet_for_replay(&self, slot: u32) -> Result<u32, Refusal> {
+    fn dependencies_for_replay(&self, slot: u32) -> Result<(u32, Vec<JobId>), Refusal> {
         let entry = self.entry(slot);
-        let mut unmet = 0;
+        let (mut unmet, mut met) = (0, Vec::new());
         for dependency in entry.dependencies() {
-            let Some(&on) = self.ids.get(&dependency.on) else { continue };
-            let state = self.entry(on).phase.name();
-            unmet += match state {
-                StateName::Completed => 0,
-                StateName::Blocked
-                | StateName::Scheduled
-                | StateName::Ready
-                | StateName::Running => 1,
-                StateName::Dead | StateName::Cancelled => match dependency.on_failure {
-                    OnFailure::Ignore => 0,
-                    OnFailure::Wait => 1,
-                    OnFailure::Cascade => {
+            let state = self.ids.get(&dependency.on).map(|on| self.entry(*on).phase.name());
+            match state {
+                Some(state) if !is_met(state, dependency.on_failure) => {
+                    if dependency.on_failure == OnFailure::Cascade && state.is_terminal() {
                         let (job, dependency) = (entry.id, dependency.on);
                         return Err(Refusal::DependencyFailed { job, dependency, state });
                     }
-                },
-            };
+                    unmet += 1;
+                }
+                Some(_) | None => met.push(dependency.on),
+            }
         }
-        Ok(unmet)
+        Ok((unmet, met))
     }
 
     pub(super) fn key_of(&self, slot: u32) -> Option<Key> {

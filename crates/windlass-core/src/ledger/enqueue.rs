@@ -161,6 +161,11 @@ impl Ledger {
         room_for_names("distinct kinds", self.kinds.len() + distinct(fresh))
     }
 
+    pub(super) fn refuse_surplus_queue(&self, name: &Name) -> Result<(), Refusal> {
+        let fresh = usize::from(!self.queue_ids.contains_key(name));
+        room_for_names("distinct queues", self.queues.len() + fresh)
+    }
+
     /// Is this job new, a repeated call, or the same as one that holds its key?
     fn plan_identity(
         &self,
@@ -312,12 +317,11 @@ impl Ledger {
         };
         let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
         let priority = job.priority;
-        let accepted =
-            Accepted { job: Arc::new(job), sequence: self.next_sequence, at: now, condition };
-        self.insert(&accepted);
-        let slot = self.ids[&accepted.job.id];
-        let line = self.entry(slot).line as usize;
-        self.lines[line].totals.enqueued += 1;
+        let met = self.met_by_now(&job.depends_on);
+        let (job, sequence) = (Arc::new(job), self.next_sequence);
+        let accepted = Accepted { job, sequence, at: now, condition, met };
+        let slot = self.insert(&accepted);
+        self.total(self.entry(slot).line).enqueued += 1;
         self.tell(slot, What::JobEnqueued { priority }, effects);
         match accepted.condition.state {
             State::Blocked { unmet, .. } => self.tell(slot, What::JobBlocked { unmet }, effects),

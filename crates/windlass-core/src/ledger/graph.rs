@@ -18,63 +18,40 @@ impl Ledger {
         self.edges.range(first..=last).map(|((_, dependent), edge)| (*dependent, *edge))
     }
 
-    /// Notes that `dependent` depends on `on`, met or not as `on` stands now.
-    pub(super) fn link(&mut self, on: JobId, dependent: JobId, on_failure: OnFailure) {
-        let state = self.ids.get(&on).map(|slot| self.entry(*slot).phase.name());
-        let met = match state {
-            Some(StateName::Completed) => true,
-            Some(StateName::Dead | StateName::Cancelled) => on_failure == OnFailure::Ignore,
-            Some(
-                StateName::Blocked | StateName::Scheduled | StateName::Ready | StateName::Running,
-            ) => false,
-            // Not in the book yet: it comes later in the same batch.
-            None => false,
-        };
-        self.edges.insert((on, dependent), Edge { on_failure, met });
-        if let Some(&slot) = self.ids.get(&on) {
-            // It is needed for its output now, so it must not be purged.
-            let entry = self.entry(slot);
-            if let Phase::Completed { at } | Phase::Cancelled { at, .. } = entry.phase {
-                let key = (at, entry.sequence, slot);
-                self.finished.remove(&key);
-                if let Some(until) = self.key_until(slot) {
-                    self.withheld.remove(&(until, slot));
-                }
-            }
-        }
+    /// Those of a new job's dependencies that are met as things stand. One that is not in the book
+    /// yet comes later in the same batch.
+    pub(super) fn met_by_now(&self, dependencies: &[Dependency]) -> Vec<JobId> {
+        let met = dependencies.iter().filter(|dependency| {
+            let state = self.ids.get(&dependency.on).map(|slot| self.entry(*slot).phase.name());
+            state.is_some_and(|state| is_met(state, dependency.on_failure))
+        });
+        met.map(|dependency| dependency.on).collect()
     }
 
-    /// Notes again what a job depends on, after it had finished.
-    pub(super) fn relink(&mut self, slot: u32) {
+    /// Notes what a job that was accepted or replayed depends on; `met` need not be waited for.
+    ///
+    /// There is an edge per dependency for as long as the job is open, even if the dependency is
+    /// removed meanwhile: so the edges follow from the job alone.
+    pub(super) fn link_all(&mut self, slot: u32, met: &[JobId]) {
         let entry = self.entry(slot);
         let id = entry.id;
         let dependencies: Vec<Dependency> = entry.dependencies().copied().collect();
-        for dependency in dependencies {
-            if self.ids.contains_key(&dependency.on) {
-                self.link(dependency.on, id, dependency.on_failure);
+        for Dependency { on, on_failure } in dependencies {
+            self.edges.insert((on, id), Edge { on_failure, met: met.contains(&on) });
+            if let Some(&slot) = self.ids.get(&on) {
+                self.keep_from_purge(slot);
             }
         }
     }
 
-    /// Brings the edges around a job in line with the state it is in.
-    pub(super) fn settle_edges_of(&mut self, job: JobId) {
-        let Some(&slot) = self.ids.get(&job) else { return };
-        let state = self.entry(slot).phase.name();
-        if state.is_terminal() {
-            self.unlink(slot);
-        }
-        let met_on_failure = matches!(state, StateName::Dead | StateName::Cancelled);
-        let met: Vec<JobId> = self
-            .edges_from(job)
-            .filter(|(_, edge)| match edge.on_failure {
-                OnFailure::Ignore => state == StateName::Completed || met_on_failure,
-                OnFailure::Cascade | OnFailure::Wait => state == StateName::Completed,
-            })
-            .map(|(dependent, _)| dependent)
-            .collect();
-        for dependent in met {
-            if let Some(edge) = self.edges.get_mut(&(job, dependent)) {
-                edge.met = true;
+    /// A finished job is needed for its output, so it must not be purged.
+    fn keep_from_purge(&mut self, slot: u32) {
+        let entry = self.entry(slot);
+        if let Phase::Completed { at } | Phase::Cancelled { at, .. } = entry.phase {
+            let key = (at, entry.sequence, slot);
+            self.finished.remove(&key);
+            if let Some(until) = self.key_until(slot) {
+                self.withheld.remove(&(until, slot));
             }
         }
     }
@@ -169,7 +146,8 @@ impl Ledger {
             edge.met = true;
         }
         let Some(&slot) = self.ids.get(&dependent) else { return };
-        let Ok(condition) = self.transition(slot, &Input::Unblock, None, effects) else { return };
+        let note = Some(Note::Met { on: dependency });
+        let Ok(condition) = self.transition(slot, &Input::Unblock, note, effects) else { return };
         match condition.state {
             State::Ready { .. } => self.tell(slot, What::JobUnblocked, effects),
             State::Scheduled { at } => {
@@ -182,5 +160,14 @@ impl Ledger {
             | State::Dead { .. }
             | State::Cancelled { .. } => {}
         }
+    }
+}
+
+/// Whether a job need not wait, or no longer, for one that is in this state.
+pub(super) fn is_met(state: StateName, on_failure: OnFailure) -> bool {
+    match state {
+        StateName::Completed => true,
+        StateName::Dead | StateName::Cancelled => on_failure == OnFailure::Ignore,
+        StateName::Blocked | StateName::Scheduled | StateName::Ready | StateName::Running => false,
     }
 }

@@ -1,7 +1,5 @@
 //! Where a job is found: the one place where indexes and counters change.
 
-use alloc::vec::Vec;
-
 use super::Ledger;
 use super::book::{Entry, Held, Hold, Key, Phase, ReadyKey};
 use crate::job::{Condition, JobId, State, StateName, UniqueScope};
@@ -17,14 +15,10 @@ impl Ledger {
         if let State::Running(lease) = &condition.state {
             self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends, told });
         }
-        let phase = Phase::of(&condition.state);
         let entry = self.entries.get_mut(slot);
-        entry.phase = phase;
-        entry.attempts = condition.attempts;
-        entry.recoveries = u16::try_from(condition.recoveries).unwrap_or(u16::MAX);
-        entry.generation = u16::try_from(condition.generation).unwrap_or(u16::MAX);
+        entry.set(condition);
         let line = entry.line;
-        self.count(line, Some(old), Some(phase.name()));
+        self.count(line, Some(old), Some(condition.state.name()));
         self.index(slot);
     }
 
@@ -98,7 +92,7 @@ impl Ledger {
             {
                 self.expiries.insert((at, sequence, slot));
             }
-            self.release_key(slot, id, phase.name());
+            self.release_key(slot, id);
         }
     }
 
@@ -172,9 +166,8 @@ impl Ledger {
         self.entry(slot).extras.as_ref()?.unique.as_ref().map(|unique| unique.scope)
     }
 
-    pub(super) fn release_key(&mut self, slot: u32, id: JobId, state: StateName) {
-        if state.is_terminal()
-            && self.key_scope(slot) == Some(UniqueScope::Open)
+    fn release_key(&mut self, slot: u32, id: JobId) {
+        if !self.entry(slot).may_hold_key()
             && let Some(key) = self.key_of(slot)
             && self.keys.get(&key).is_some_and(|hold| hold.job == id)
         {
@@ -201,31 +194,20 @@ impl Ledger {
     }
 
     /// Writes a newly accepted job into the book.
-    pub(super) fn insert(&mut self, accepted: &Accepted) {
-        if self.ids.contains_key(&accepted.job.id) {
-            return;
-        }
-        let (Ok(queue), Ok(kind)) =
-            (self.queue_id(&accepted.job.queue), self.kind_id(&accepted.job.kind))
-        else {
-            return;
-        };
+    pub(super) fn insert(&mut self, accepted: &Accepted) -> u32 {
+        let job = &accepted.job;
+        let (queue, kind) = (self.queue_id(&job.queue), self.kind_id(&job.kind));
         let line = self.line_id(kind, queue);
-        let slot = self.entries.insert(Entry::new(accepted, line));
-        self.ids.insert(accepted.job.id, slot);
+        let (sequence, at) = (accepted.sequence, accepted.at);
+        let entry = Entry::new(job, sequence, at, &accepted.condition, line);
+        let slot = self.entries.insert(entry);
+        self.ids.insert(job.id, slot);
         self.next_sequence = self.next_sequence.max(accepted.sequence + 1);
-        for dependency in &accepted.job.depends_on {
-            self.link(dependency.on, accepted.job.id, dependency.on_failure);
-        }
-        if let State::Running(lease) = &accepted.condition.state {
-            let ends = self.time.latest().steady;
-            self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends, told: false });
-            self.next_token = self.next_token.max(lease.token.0 + 1);
-        }
-        let name = accepted.condition.state.name();
-        self.count(line, None, Some(name));
+        self.link_all(slot, &accepted.met);
+        self.count(line, None, Some(accepted.condition.state.name()));
         self.take_over_key(slot);
         self.index(slot);
+        slot
     }
 
     /// Deletes a job from the book.
@@ -233,6 +215,7 @@ impl Ledger {
         self.unindex(slot);
         let entry = self.entries.get(slot);
         let (id, line, name) = (entry.id, entry.line, entry.phase.name());
+        let weight = entry.weight;
         if let Some(unique) = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref()) {
             let line = &self.lines[line as usize];
             let key = Key { queue: line.queue, kind: line.kind, key: unique.key.clone() };
@@ -241,11 +224,8 @@ impl Ledger {
             }
         }
         self.count(line, Some(name), None);
+        self.kept_bytes -= u64::from(weight);
         self.ids.remove(&id);
         self.entries.remove(slot);
-        let dependents: Vec<JobId> = self.edges_from(id).map(|(job, _)| job).collect();
-        for dependent in dependents {
-            self.edges.remove(&(id, dependent));
-        }
     }
 }

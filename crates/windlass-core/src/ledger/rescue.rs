@@ -129,8 +129,7 @@ impl Ledger {
             delay: how.recovery.delay,
         };
         let condition = self.transition(slot, &input, Some(note), effects).ok()?;
-        let line = self.entry(slot).line as usize;
-        self.lines[line].totals.rescued += 1;
+        self.total(self.entry(slot).line).rescued += 1;
         let ran = effects.now.wall.since(lease.since);
         let ended = Ended { worker: lease.worker, attempt, ran, end };
         self.tell_settled(slot, &condition, ended, Some(error.clone()), effects);

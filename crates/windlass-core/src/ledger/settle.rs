@@ -127,7 +127,7 @@ impl Ledger {
         effects: &mut Effects,
     ) {
         let Ended { worker, attempt, ran, end } = ended;
-        let line = self.entry(slot).line as usize;
+        let line = self.entry(slot).line;
         let failed = match (&condition.state, end) {
             (State::Dead { reason, .. }, _) => died_of_attempts(*reason),
             (_, AttemptEnd::Failed | AttemptEnd::Crashed) => true,
@@ -140,7 +140,7 @@ impl Ledger {
             ) => false,
         };
         if failed {
-            self.lines[line].totals.failed += 1;
+            self.total(line).failed += 1;
             let next_retry_at = match condition.state {
                 State::Scheduled { at } => Some(at),
                 State::Blocked { .. }
@@ -156,11 +156,11 @@ impl Ledger {
         }
         match &condition.state {
             State::Completed { .. } => {
-                self.lines[line].totals.completed += 1;
+                self.total(line).completed += 1;
                 self.tell(slot, What::JobCompleted { worker, attempt, duration: ran }, effects);
             }
             State::Scheduled { at } if failed => {
-                self.lines[line].totals.retried += 1;
+                self.total(line).retried += 1;
                 self.tell(slot, What::JobRetrying { at: *at, attempt }, effects);
             }
             State::Scheduled { at } => {

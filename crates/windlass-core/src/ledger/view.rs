@@ -13,40 +13,9 @@ use crate::explain::{Explanation, Reason};
 use crate::job::{JobId, StateName};
 use crate::limits;
 use crate::name::Name;
-use crate::record::QueueSettings;
+use crate::record::{QueueSettings, Totals};
 use crate::refusal::Refusal;
 use crate::time::Now;
-
-/// What has happened so far, which only grows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Jobs accepted.
-    pub enqueued: u64,
-    /// Jobs completed.
-    pub completed: u64,
-    /// Attempts that failed or crashed.
-    pub failed: u64,
-    /// Failed attempts that were followed by another.
-    pub retried: u64,
-    /// Jobs recovered, buried or cancelled because their worker was lost.
-    pub rescued: u64,
-    /// Jobs that went to the dead letters.
-    pub dead: u64,
-    /// Jobs called off.
-    pub cancelled: u64,
-}
-
-impl core::ops::AddAssign for Totals {
-    fn add_assign(&mut self, other: Self) {
-        self.enqueued += other.enqueued;
-        self.completed += other.completed;
-        self.failed += other.failed;
-        self.retried += other.retried;
-        self.rescued += other.rescued;
-        self.dead += other.dead;
-        self.cancelled += other.cancelled;
-    }
-}
 
 /// The jobs of one kind in one queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -342,6 +311,9 @@ impl Ledger {
             let _ = writeln!(text, "{dependent} after {on} {edge:?}");
         }
         let mut keys: Vec<_> = self.keys.iter().collect();
+        // A hold that has ended is none, and a ledger that was restored does not know of it.
+        let now = self.time.latest().wall;
+        keys.retain(|(_, hold)| hold.until.is_none_or(|until| until > now));
         keys.sort_by_key(|(key, hold)| (hold.job, &key.key));
         for (key, hold) in keys {
             let queue = &self.queues[key.queue as usize].name;

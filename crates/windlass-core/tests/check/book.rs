@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use windlass_core::job::{JobId, LeaseToken, NewJob, State};
 use windlass_core::ledger::{
-    Applied, Claim, Command, Enqueue, Enqueued, KindClaim, Ledger, Settle, Settled, Settlement,
+    Applied, Claim, Command, Enqueue, Enqueued, KindClaim, Ledger, Restore, Settle, Settled,
+    Settlement,
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
@@ -83,8 +84,10 @@ impl Book {
 
     /// Writes a change that was decided elsewhere.
     pub(crate) fn write(&mut self, change: Change) {
-        self.ledger.absorb(&change);
         self.keep(change);
+        let mut restore = Restore::new(Limits::default());
+        self.changes.iter().for_each(|change| restore.absorb(change));
+        self.ledger = restore.finish();
     }
 
     /// Writes what becomes of one job alone, if anything does.
@@ -113,7 +116,7 @@ impl Book {
             Change::Remove { job } => {
                 self.records.remove(job);
             }
-            Change::Queue { .. } | Change::Rate { .. } => {}
+            Change::Queue { .. } | Change::Rate { .. } | Change::Line { .. } => {}
         }
         self.changes.push(change);
     }

@@ -158,7 +158,9 @@ fn insert(book: &mut Book, unmet: u32) {
         _ => State::Blocked { unmet, not_before: at },
     };
     let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
-    let accepted = Accepted { job: Arc::new(last()), sequence: 3, at, condition };
+    let met =
+        last().depends_on.iter().map(|dependency| dependency.on).skip(unmet as usize).collect();
+    let accepted = Accepted { job: Arc::new(last()), sequence: 3, at, condition, met };
     book.write(Change::Insert(Box::new(accepted)));
 }
 
@@ -197,9 +199,11 @@ fn count_releases(book: &Book) -> usize {
         Change::Update(update) => {
             of_last(update.job) && update.condition.state.name() == StateName::Ready
         }
-        Change::Insert(_) | Change::Remove { .. } | Change::Queue { .. } | Change::Rate { .. } => {
-            false
-        }
+        Change::Insert(_)
+        | Change::Remove { .. }
+        | Change::Queue { .. }
+        | Change::Rate { .. }
+        | Change::Line { .. } => false,
     });
     releases.count()
 }

@@ -85,7 +85,8 @@ fn insert(book: &mut Book, number: u8) {
     let state = State::Ready { since: at };
     let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
     let sequence = book.records.len() as u64 + 1;
-    let accepted = Accepted { job: Arc::new(job(number)), sequence, at, condition };
+    let accepted =
+        Accepted { job: Arc::new(job(number)), sequence, at, condition, met: Vec::new() };
     book.write(Change::Insert(Box::new(accepted)));
 }
 

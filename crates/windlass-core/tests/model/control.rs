@@ -11,7 +11,7 @@ use windlass_core::record::QueueSettings;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
-use super::accept::{Planned, check_delay, same_key};
+use super::accept::{Planned, check_delay};
 use super::running::due_at;
 use super::{About, Job, Link, Naive};
 
@@ -128,9 +128,8 @@ impl Naive {
         for dependency in &job.new.depends_on {
             let (on, on_failure) = (dependency.on, dependency.on_failure);
             // One that is gone counts as met: whoever replays the job has decided so.
-            if self.jobs.contains_key(&on) {
-                links.push(Link { on, on_failure, met: self.is_met(id, on, on_failure)? });
-            }
+            let met = !self.jobs.contains_key(&on) || self.is_met(id, on, on_failure)?;
+            links.push(Link { on, on_failure, met });
         }
         if let Some(holder) = self.holder(&job.new, None) {
             return Err(Refusal::KeyTaken { job: id, holder });
@@ -162,7 +161,6 @@ impl Naive {
         if state != StateName::Dead {
             return Err(Refusal::WrongState { job: id, state, operation: "edit and replay" });
         }
-        let takes_key = same_key(&self.jobs[&id].new, &edited);
         let plan = self.plan(vec![edited], Some(id))?;
         if let Planned::Known(known, _, acceptance) = &plan[0] {
             return Err(match acceptance {
@@ -173,7 +171,7 @@ impl Naive {
             });
         }
         let enqueued = self.carry_out(plan).remove(0);
-        self.job_mut(id).gave_key_away |= takes_key;
+        self.job_mut(id).gave_key_away = true;
         let at = self.now.wall;
         self.end(id, State::Cancelled { at, reason: CancelReason::Replaced });
         Ok(enqueued)

@@ -318,9 +318,6 @@ impl Naive {
         let waiting = self.waiting_for(id);
         self.tell(id, "job.removed");
         self.jobs.remove(&id);
-        for job in self.jobs.values_mut() {
-            job.links.retain(|link| link.on != id || !link.met);
-        }
         let at = self.now.wall;
         for dependent in waiting {
             if self.jobs.get(&dependent).is_some_and(Job::is_open) {

@@ -11,7 +11,7 @@ use windlass_core::event::{Event, Subject, What};
 use windlass_core::job::{CancelReason, JobId, LeaseToken, NewJob, State, StateName};
 use windlass_core::ledger::{
     Applied, Cancel, Clear, Command, Configure, Enqueue, Ledger, Promote, Remove, Renew, Renewal,
-    Replay, ReplayEdited, Reschedule, Ring, Settle, Settlement,
+    Replay, ReplayEdited, Reschedule, Restore, Ring, Settle, Settlement,
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
@@ -353,10 +353,11 @@ impl<'a> Pair<'a> {
                     let gone = self.records.remove(job);
                     prop_assert!(gone.is_some(), "{job} was removed twice");
                 }
-                Change::Queue { .. } | Change::Rate { .. } => {}
+                Change::Queue { .. } | Change::Rate { .. } | Change::Line { .. } => {}
             }
         }
         self.changes.extend_from_slice(changes);
+        self.changes.extend(self.ledger.drain_lines());
         self.check_freed(freed, rings)
     }
 
@@ -479,8 +480,7 @@ impl<'a> Pair<'a> {
     pub(crate) fn rebuild(mut self) -> TestCaseResult {
         let tokens: Vec<LeaseToken> = self.leases.iter().map(|(_, token)| *token).collect();
         prop_assert!(tokens.is_sorted_by(|one, next| one < next), "tokens repeat: {tokens:?}");
-        let mut second = Ledger::new(limits());
-        second.glance(Now { wall: Timestamp::default(), steady: self.reading.steady });
+        let mut second = Restore::new(limits());
         let mut reached = Timestamp::default();
         for change in &self.changes {
             reached = reached.max(made_at(change).unwrap_or(reached));
@@ -488,11 +488,16 @@ impl<'a> Pair<'a> {
             // Taking one over twice is harmless.
             second.absorb(change);
         }
+        second.floors(self.ledger.floors());
+        let mut second = second.finish();
+        prop_assert_eq!(second.floors(), self.ledger.floors());
         let resumed = second.glance(self.reading).wall;
         prop_assert!(resumed >= reached, "time went back from {reached} to {resumed}");
         self.reading = self.ledger.glance(self.reading);
         second.glance(self.reading);
         prop_assert_eq!(second.check(), Vec::<String>::new(), "in the rebuilt ledger");
+        let counts = second.counts(self.reading);
+        prop_assert_eq!(counts, self.ledger.counts(self.reading));
         prop_assert_eq!(second.dump(), self.ledger.dump());
         let held = self.leases.iter().filter(|lease| self.is_held(lease));
         let back = held.map(|(job, token)| Settlement::new(*job, *token, Verdict::Release));
@@ -542,7 +547,10 @@ fn made_at(change: &Change) -> Option<Timestamp> {
     match change {
         Change::Insert(accepted) => Some(accepted.at),
         Change::Update(update) => Some(update.at),
-        Change::Remove { .. } | Change::Queue { .. } | Change::Rate { .. } => None,
+        Change::Remove { .. }
+        | Change::Queue { .. }
+        | Change::Rate { .. }
+        | Change::Line { .. } => None,
     }
 }
 

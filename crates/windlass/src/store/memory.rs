@@ -127,7 +127,7 @@ impl Book {
                 }
             }
             // The ledger itself keeps these for as long as the process lives.
-            Change::Queue { .. } | Change::Rate { .. } => {}
+            Change::Queue { .. } | Change::Rate { .. } | Change::Line { .. } => {}
         }
     }
 
