@@ -13,7 +13,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::events::{Subscription, Topics, Waiters, pump};
 use crate::housekeeper::keep_house;
-use crate::store::{MemoryStore, Store};
+use crate::store::file::{BookOptions, FileOptions, Opened};
+use crate::store::{Durability, FileStore, MemoryStore, Store};
 use crate::supervise::supervise;
 use crate::wake::{LocalWake, Wake};
 use crate::worker::{Shared, Stage, StopReport, WorkerBuilder};
@@ -44,8 +45,12 @@ impl Drop for Inner {
 }
 
 impl Engine {
-    /// Opens the store at `address` with default settings. `memory:` keeps jobs for as long as the
-    /// process lives.
+    /// Opens the store at `address` with default settings: a path such as `./jobs` keeps jobs in
+    /// that directory, durably; `memory:` keeps them for as long as the process lives.
+    ///
+    /// A directory is made if need be, and belongs to this process until the engine is closed.
+    /// Jobs that were running when it was last open have been recovered when this returns, and
+    /// [`Engine::opened`] tells which.
     ///
     /// Must be called within a tokio runtime; background tasks start here.
     pub async fn open(address: &str) -> Result<Engine, Error> {
@@ -106,12 +111,23 @@ impl Engine {
             reports.push(worker.end().await);
         }
         self.inner.tasks.iter().for_each(AbortHandle::abort);
+        self.inner.store.close().await;
         reports
     }
 
     /// Whether [`Engine::close`] was called.
     pub fn is_closing(&self) -> bool {
         self.inner.closing.load(Ordering::SeqCst)
+    }
+
+    /// What was found and recovered when the store was opened; `None` for a store without files.
+    pub fn opened(&self) -> Option<&Opened> {
+        self.inner.store.opened()
+    }
+
+    /// What an answer means when the power fails.
+    pub fn durability(&self) -> Durability {
+        self.inner.store.durability()
     }
 
     /// The store, for what the engine does not offer itself.
@@ -163,9 +179,17 @@ pub struct EngineBuilder {
     recovery: Recovery,
     clock: Option<Arc<dyn Clock>>,
     wake: Option<Arc<dyn Wake>>,
+    durability: Option<Durability>,
 }
 
 impl EngineBuilder {
+    /// When a file store may answer: once it is on stable storage ([`Durability::Sync`], the
+    /// default), or earlier ([`Durability::Relaxed`]), at the price of what the power takes.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = Some(durability);
+        self
+    }
+
     /// The bounds that may be moved.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -199,9 +223,36 @@ impl EngineBuilder {
             "memory:" => {
                 Arc::new(MemoryStore::new(self.limits.clone(), clock.clone(), wake.clone()))
             }
-            other => return Err(Error::UnknownStore { address: other.to_string() }),
+            other => Arc::new(self.open_file(other, &clock, &wake).await?),
         };
         Ok(self.start(store, wake, clock))
+    }
+
+    /// Opens the directory that `address` names. Reading it may take a while, so it is done where
+    /// waiting holds up nobody.
+    async fn open_file(
+        &self,
+        address: &str,
+        clock: &Arc<dyn Clock>,
+        wake: &Arc<dyn Wake>,
+    ) -> Result<FileStore, Error> {
+        let path = address.strip_prefix("file:").unwrap_or(address);
+        if path.is_empty() || path.contains("://") || path.starts_with("memory:") {
+            return Err(Error::UnknownStore { address: address.to_string() });
+        }
+        let path = std::path::PathBuf::from(path);
+        let options = FileOptions {
+            book: BookOptions {
+                limits: self.limits.clone(),
+                recovery: self.recovery,
+                segment_bytes: None,
+            },
+            durability: self.durability.unwrap_or(Durability::Sync),
+        };
+        let (clock, wake) = (clock.clone(), wake.clone());
+        let open = move || FileStore::open(&path, &options, clock, wake);
+        let opened = tokio::task::spawn_blocking(open).await;
+        Ok(opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?)
     }
 
     /// Runs an engine on a store of your own. The store must ring the same wake, and tell the same

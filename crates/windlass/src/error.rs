@@ -106,11 +106,15 @@ pub enum Error {
     },
 
     /// The address does not name a store this build can open.
-    #[error("cannot open `{address}`: this build opens `memory:`")]
+    #[error("cannot open `{address}`: this build opens a directory such as `./jobs`, or `memory:`")]
     UnknownStore {
         /// The address.
         address: String,
     },
+
+    /// The store could not be opened.
+    #[error(transparent)]
+    Open(#[from] crate::store::file::OpenError),
 
     /// A worker gave up.
     #[error("the worker stopped by itself: {why}")]

@@ -12,12 +12,14 @@
 //! The rules themselves are those of [`windlass_core::transition`] and of the ledger. A store that
 //! is not a ledger (one in SQL) must repeat them, and [`crate::conformance`] tells whether it does.
 
+pub mod file;
 mod memory;
 
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+pub use file::FileStore;
 pub use memory::MemoryStore;
 use tokio::sync::watch;
 use windlass_core::event::Event;
@@ -195,6 +197,42 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// The number of the last committed event, as it changes.
     fn committed(&self) -> watch::Receiver<u64>;
+
+    /// What an answer of this store means when the power fails.
+    fn durability(&self) -> Durability {
+        Durability::None
+    }
+
+    /// What was found and done when the store was opened; `None` for a store that starts empty.
+    fn opened(&self) -> Option<&file::Opened> {
+        None
+    }
+
+    /// Makes everything durable and lets go of what is held; later calls are refused. A store that
+    /// is dropped without it loses nothing that was acknowledged.
+    async fn close(&self) {}
+}
+
+/// What an acknowledgement means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing: jobs live as long as the process.
+    None,
+    /// It survives the process at once, and the power after at most this long.
+    Relaxed(std::time::Duration),
+    /// It survives the power: what was acknowledged is on stable storage.
+    Sync,
+}
+
+/// `none`, `sync`, or `relaxed(50ms)`.
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Durability::None => f.write_str("none"),
+            Durability::Relaxed(every) => write!(f, "relaxed({every:?})"),
+            Durability::Sync => f.write_str("sync"),
+        }
+    }
 }
 
 /// What a claim hands out.

@@ -1,14 +1,18 @@
-//! The memory store passes the public suite.
+//! Every store passes the public suite.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use windlass::Limits;
 use windlass::conformance::{Harness, cases, run};
-use windlass::store::{MemoryStore, Store};
+use windlass::store::file::{BookOptions, FileOptions, RealDisk};
+use windlass::store::{Durability, FileStore, MemoryStore, Store};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
+
+use crate::common::Directory;
 
 struct Memory {
     clock: Arc<VirtualClock>,
@@ -25,9 +29,46 @@ impl Harness for Memory {
     }
 }
 
+/// File stores in directories of their own. Every commit goes through the disk, and every read
+/// comes back from it.
+struct Files {
+    clock: Arc<VirtualClock>,
+    directory: Directory,
+    made: AtomicUsize,
+}
+
+#[async_trait]
+impl Harness for Files {
+    async fn fresh(&self, limits: Limits) -> Arc<dyn Store> {
+        let made = self.made.fetch_add(1, Ordering::SeqCst);
+        let path = self.directory.path().join(made.to_string());
+        let disk = Arc::new(RealDisk::open(&path).unwrap());
+        let book = BookOptions { limits, segment_bytes: Some(64 << 10), ..Default::default() };
+        // What the suite proves is the rules, not the syncs.
+        let options = FileOptions { book, durability: Durability::Relaxed(Duration::MAX) };
+        let wake = Arc::new(LocalWake::new());
+        Arc::new(FileStore::on_disk(disk, &options, self.clock.clone(), wake).unwrap())
+    }
+
+    async fn advance(&self, by: Duration) {
+        tokio::time::advance(by).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_memory_store_keeps_every_promise_of_the_suite() {
-    let broken = run(Arc::new(Memory { clock: Arc::new(VirtualClock::new()) })).await;
+    check(Arc::new(Memory { clock: Arc::new(VirtualClock::new()) })).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_file_store_keeps_every_promise_of_the_suite() {
+    let clock = Arc::new(VirtualClock::new());
+    let directory = Directory::new();
+    check(Arc::new(Files { clock, directory, made: AtomicUsize::new(0) })).await;
+}
+
+async fn check(harness: Arc<dyn Harness>) {
+    let broken = run(harness).await;
     let told: Vec<String> =
         broken.iter().map(|broken| format!("{}: {}", broken.name, broken.seen)).collect();
     assert!(

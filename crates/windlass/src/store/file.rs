@@ -1,0 +1,767 @@
+//! The file store: a directory that survives the plug.
+//!
+//! Calls decide at once, under a lock, and put what they changed into the commit that is being
+//! gathered. One writer thread takes that commit, writes it, waits until it is on stable storage,
+//! and only then are the calls answered; meanwhile the next commit gathers. So the number of
+//! syncs, which is what a disk is slow at, does not grow with the number of callers.
+//!
+//! - A claim is written in order but not waited for: losing one with the power only means that the
+//!   job runs again.
+//! - Everything else waits, reads and refusals too: nothing is told that a crash could undo.
+//! - After a failed write or sync nothing is known, and everything is refused until reopened.
+
+mod book;
+mod codec;
+mod copy;
+mod disk;
+mod journal;
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+pub use book::{Book, BookOptions, Flight, Opened, Space};
+pub use copy::{Checked, Copied, back_up, check};
+pub use disk::{Disk, DiskFile, RealDisk};
+pub use journal::Retired;
+use tokio::runtime::Handle;
+use tokio::sync::{oneshot, watch};
+use windlass_core::event::Event;
+use windlass_core::explain::Explanation;
+use windlass_core::filter::Filter;
+use windlass_core::job::{JobId, NewJob};
+use windlass_core::ledger::{
+    Announce, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue, Enqueued,
+    Promote, Promoted, QueueChange, Remove, Renew, Renewal, Renewed, Replay, ReplayEdited,
+    Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, WorkerNews,
+};
+use windlass_core::limits;
+use windlass_core::name::Name;
+use windlass_core::record::{JobRecord, QueueSettings};
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Now;
+
+use self::book::Need;
+use super::{
+    Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, Page, Selection, Store,
+    StoreError,
+};
+use crate::clock::Clock;
+use crate::wake::Wake;
+
+/// Why a store could not be opened. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process has it open.
+    #[error("the store at {path} is in use by {holder}; stop it first, or choose another path")]
+    InUse {
+        /// Where.
+        path: String,
+        /// Which process.
+        holder: String,
+    },
+
+    /// There is nothing to open.
+    #[error("there is no store at {path}; check the path")]
+    NoStore {
+        /// Where.
+        path: String,
+    },
+
+    /// Something that was once on stable storage can no longer be read.
+    #[error(
+        "the store is damaged: {file} at byte {at}: {why}. Nothing was changed; \
+         `windlass doctor` tells more, and a backup brings it back"
+    )]
+    Damaged {
+        /// Which file.
+        file: String,
+        /// Which byte of it.
+        at: u64,
+        /// In which way.
+        why: String,
+    },
+
+    /// A later version wrote it.
+    #[error(
+        "the store has format {version}, and this program reads formats up to {known}; \
+         use a newer version of Windlass"
+    )]
+    Newer {
+        /// Its format.
+        version: u32,
+        /// The newest format this program knows.
+        known: u32,
+    },
+
+    /// The disk refused.
+    #[error("cannot {doing} {path}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// With what.
+        path: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+
+    /// What was running could not be recovered.
+    #[error("cannot recover the jobs that were running: {why}")]
+    Recovery {
+        /// Why not.
+        why: String,
+    },
+}
+
+impl OpenError {
+    fn io(path: &Path, doing: &'static str, source: std::io::Error) -> Self {
+        Self::Io { doing, path: path.display().to_string(), source }
+    }
+
+    fn disk(doing: &'static str, source: std::io::Error) -> Self {
+        Self::Io { doing, path: "of the store".to_string(), source }
+    }
+
+    fn full(journal::Full(source): journal::Full) -> Self {
+        Self::disk("make room for a segment", source)
+    }
+
+    fn damaged(file: &str, at: u64, why: &str) -> Self {
+        Self::Damaged { file: file.to_string(), at, why: why.to_string() }
+    }
+}
+
+/// How a file store is opened.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// Limits, recovery, segment size.
+    pub book: BookOptions,
+    /// When an answer may be given.
+    pub durability: Durability,
+}
+
+impl Default for FileOptions {
+    fn default() -> Self {
+        Self { book: BookOptions::default(), durability: Durability::Sync }
+    }
+}
+
+/// Keeps jobs in a directory. See the module documentation.
+#[derive(Debug)]
+pub struct FileStore {
+    shared: Arc<Shared>,
+    opened: Opened,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<Gathering>,
+    /// There is something for the writer to do.
+    work: Condvar,
+    told: Told,
+    clock: Arc<dyn Clock>,
+    wake: Arc<dyn Wake>,
+    durability: Durability,
+    /// For rings that cannot be given at once; `None` for a store without a writer thread.
+    runtime: Option<Handle>,
+}
+
+/// The book, and who waits for the commit that is being gathered.
+#[derive(Debug)]
+struct Gathering {
+    /// `None` once closed.
+    book: Option<Book>,
+    waiting: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
+    /// Those who wait for the commit that is on its way, with nothing of their own to add.
+    trailing: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
+    writer_sleeps: bool,
+    making_spare: bool,
+    closing: bool,
+}
+
+/// Events that have been committed.
+#[derive(Debug)]
+struct Told {
+    events: Mutex<VecDeque<Arc<Event>>>,
+    committed: watch::Sender<u64>,
+}
+
+/// A commit could not be made durable.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotLanded(Arc<str>);
+
+impl FileStore {
+    /// Opens the directory at `path`, making it if need be, and starts the writer thread. What was
+    /// running when it was last open has been recovered, durably, when this returns.
+    ///
+    /// Blocks while it reads; must be called within a tokio runtime.
+    pub fn open(
+        path: &Path,
+        options: &FileOptions,
+        clock: Arc<dyn Clock>,
+        wake: Arc<dyn Wake>,
+    ) -> Result<Self, OpenError> {
+        let disk = Arc::new(RealDisk::open(path)?);
+        Self::start(disk, options, clock, wake, Some(Handle::current()))
+    }
+
+    /// Opens a store on a disk of your own, with no thread: every call writes and syncs by itself.
+    /// For tests on virtual time and simulated disks.
+    pub fn on_disk(
+        disk: Arc<dyn Disk>,
+        options: &FileOptions,
+        clock: Arc<dyn Clock>,
+        wake: Arc<dyn Wake>,
+    ) -> Result<Self, OpenError> {
+        Self::start(disk, options, clock, wake, None)
+    }
+
+    fn start(
+        disk: Arc<dyn Disk>,
+        options: &FileOptions,
+        clock: Arc<dyn Clock>,
+        wake: Arc<dyn Wake>,
+        runtime: Option<Handle>,
+    ) -> Result<Self, OpenError> {
+        let (mut book, opened) = Book::open(disk.clone(), &options.book, clock.now())?;
+        let told = Told { events: Mutex::default(), committed: watch::Sender::new(0) };
+        let events = book.opening_events();
+        let _ = told.committed.send_replace(book.last_event());
+        told.keep(events);
+        let gathering = Gathering {
+            book: Some(book),
+            waiting: Vec::new(),
+            trailing: Vec::new(),
+            writer_sleeps: false,
+            making_spare: false,
+            closing: false,
+        };
+        let durability = options.durability;
+        let threaded = runtime.is_some();
+        let state = Mutex::new(gathering);
+        let work = Condvar::new();
+        let shared = Arc::new(Shared { state, work, told, clock, wake, durability, runtime });
+        let writer = threaded.then(|| {
+            let writer = Writer { shared: shared.clone(), disk, unsynced: Vec::new() };
+            let named = std::thread::Builder::new().name("windlass-writer".to_string());
+            named.spawn(move || writer.run()).map_err(|e| OpenError::disk("start a thread", e))
+        });
+        Ok(Self { shared, opened, writer: Mutex::new(writer.transpose()?) })
+    }
+
+    /// What the store takes on its disk.
+    pub fn space(&self) -> Space {
+        let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.book.as_ref().map(Book::space).unwrap_or_default()
+    }
+
+    /// Applies one command; `read` looks at the book in the same breath.
+    async fn commit<C: Command, T>(
+        &self,
+        doing: &'static str,
+        need: Need,
+        command: C,
+        read: impl FnOnce(&mut Book, C::Reply) -> Answer<T>,
+    ) -> Answer<T> {
+        self.turn(doing, Patience::Landed, |book, now| {
+            book.admit(need, now).map_err(|full| match need {
+                Need::Growth(_) => StoreError::Refused(full),
+                // Not refused: whoever has something to settle must try again.
+                Need::Progress(_) => StoreError::Unknown { doing, source: Box::new(full) },
+            })?;
+            let reply = book.apply(command, now)?;
+            read(book, reply)
+        })
+        .await
+    }
+
+    /// One turn with the book. What it answers is told when everything it saw has landed, or at
+    /// once if it can be patient with less.
+    async fn turn<T>(
+        &self,
+        doing: &'static str,
+        patience: Patience,
+        turn: impl FnOnce(&mut Book, Now) -> Answer<T>,
+    ) -> Answer<T> {
+        let (answer, landing, landed_here) = {
+            let mut state = self.shared.lock()?;
+            let now = self.shared.clock.now();
+            let book = state.book.as_mut().ok_or_else(closed)?;
+            let answer = turn(book, now);
+            let hurried = patience == Patience::Decided && !book.tokens_run_out();
+            if self.shared.runtime.is_none() {
+                let landed = self.shared.land_here(&mut state, doing);
+                (answer, None, Some(landed?))
+            } else {
+                let landing = if hurried { None } else { state.landing() };
+                self.shared.wake_writer(&mut state);
+                (answer, landing, None)
+            }
+        };
+        if let Some(rings) = landed_here.filter(|rings| !rings.is_empty()) {
+            self.shared.wake.ring(&rings).await;
+        }
+        if let Some(landing) = landing {
+            let why = match landing.await {
+                Ok(Ok(())) => return answer,
+                Ok(Err(why)) => why,
+                Err(_) => Arc::from("the writer thread is gone"),
+            };
+            return Err(StoreError::Unknown { doing, source: Box::new(NotLanded(why)) });
+        }
+        answer
+    }
+
+    fn shut(&self) {
+        if let Ok(mut state) = self.shared.state.lock() {
+            state.closing = true;
+            self.shared.work.notify_all();
+            if self.shared.runtime.is_none() {
+                let book = state.book.take();
+                let _ = book.map(|book| book.seal());
+            }
+        }
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let _ = writer.map(JoinHandle::join);
+    }
+}
+
+/// What an answer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// Everything it has seen is on stable storage.
+    Landed,
+    /// It is decided and will be written in order.
+    Decided,
+}
+
+impl Drop for FileStore {
+    fn drop(&mut self) {
+        self.shut();
+    }
+}
+
+fn closed() -> StoreError {
+    Refusal::Unavailable { why: "it was closed".to_string() }.into()
+}
+
+impl Shared {
+    fn lock(&self) -> Answer<MutexGuard<'_, Gathering>> {
+        self.state.lock().map_err(|_| {
+            let why = "an earlier call crashed while changing it".to_string();
+            Refusal::StoreBroken { why }.into()
+        })
+    }
+
+    fn wake_writer(&self, state: &mut Gathering) {
+        let has_work = state.book.as_ref().is_some_and(Book::has_work);
+        if state.writer_sleeps && has_work {
+            state.writer_sleeps = false;
+            self.work.notify_one();
+        }
+    }
+
+    /// Writes what was gathered, on the caller's own time.
+    fn land_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<Vec<Ring>> {
+        let Some(book) = state.book.as_mut() else { return Ok(Vec::new()) };
+        let mut rings = Vec::new();
+        while book.has_work() {
+            let flight = book.take();
+            let landed = flight.write().and_then(|()| match self.durability {
+                Durability::Sync => flight.sync(),
+                Durability::Relaxed(_) | Durability::None => Ok(()),
+            });
+            if let Err(error) = landed {
+                let why = format!("a write to the disk failed ({error})");
+                book.fail(why.clone());
+                return Err(StoreError::Unknown { doing, source: Box::new(NotLanded(why.into())) });
+            }
+            book.written(flight.number());
+            if self.durability == Durability::Sync {
+                for retired in book.landed(&flight) {
+                    let _ = retired.let_go().map(|spare| book.add_spare(spare));
+                }
+            }
+            if book.wants_compaction() {
+                book.compact(flight.bytes().saturating_mul(4).max(COMPACT_STEP))?;
+            }
+            rings.extend(flight.rings);
+            self.told.keep(flight.events);
+        }
+        Ok(rings)
+    }
+
+    /// Rings, from a thread that cannot wait: nearly every wake is done at the first try.
+    fn ring(self: &Arc<Self>, rings: Vec<Ring>) {
+        let Some(runtime) = self.runtime.clone().filter(|_| !rings.is_empty()) else { return };
+        let shared = self.clone();
+        let mut ringing = Box::pin(async move { shared.wake.ring(&rings).await });
+        let polled = ringing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        if polled == Poll::Pending {
+            runtime.spawn(ringing);
+        }
+    }
+}
+
+impl Gathering {
+    /// A promise to tell when everything that was seen until now has landed; `None` if it has.
+    fn landing(&mut self) -> Option<oneshot::Receiver<Result<(), Arc<str>>>> {
+        let book = self.book.as_ref()?;
+        if book.awaited() <= book.landed_commit() {
+            return None;
+        }
+        let (tell, landing) = oneshot::channel();
+        if book.has_work() {
+            self.waiting.push(tell)
+        } else {
+            self.trailing.push(tell)
+        }
+        Some(landing)
+    }
+}
+
+impl Told {
+    fn keep(&self, events: Vec<Event>) {
+        let Some(last) = events.last().map(|event| event.number) else { return };
+        let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        for event in events {
+            if kept.len() == limits::EVENTS_KEPT {
+                kept.pop_front();
+            }
+            kept.push_back(Arc::new(event));
+        }
+        drop(kept);
+        self.committed.send_replace(last);
+    }
+
+    fn after(&self, number: u64, limit: usize) -> Vec<Arc<Event>> {
+        let kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = kept.front().map_or(1, |event| event.number);
+        let skip = number.saturating_add(1).saturating_sub(first);
+        let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+        kept.iter().skip(skip).take(limit).cloned().collect()
+    }
+}
+
+/// Bytes of the oldest segment that are cleared per commit at least.
+const COMPACT_STEP: u64 = 256 << 10;
+
+/// The one thread that writes.
+struct Writer {
+    shared: Arc<Shared>,
+    disk: Arc<dyn Disk>,
+    /// Commits that were written and not yet synced: only with [`Durability::Relaxed`].
+    unsynced: Vec<Flight>,
+}
+
+impl Writer {
+    fn run(mut self) {
+        let mut synced_at = Instant::now();
+        while let Some((flight, waiting)) = self.next(&mut synced_at) {
+            let bytes = flight.as_ref().map_or(0, Flight::bytes);
+            if let Err(error) = self.land(flight, waiting, &mut synced_at) {
+                self.give_up(&format!("a write to the disk failed ({error})"));
+                return;
+            }
+            self.tend(bytes);
+        }
+    }
+
+    /// Waits for a commit to write, or for the time to sync what was written.
+    fn next(&mut self, synced_at: &mut Instant) -> Option<(Option<Flight>, Waiting)> {
+        let shared = self.shared.clone();
+        let mut state = shared.lock().ok()?;
+        loop {
+            let due = match shared.durability {
+                Durability::Relaxed(every) if !self.unsynced.is_empty() => {
+                    Some(every.saturating_sub(synced_at.elapsed()))
+                }
+                _ => None,
+            };
+            let closing = state.closing;
+            let book = state.book.as_mut()?;
+            if book.has_work() {
+                let flight = book.take();
+                let waiting = std::mem::take(&mut state.waiting);
+                return Some((Some(flight), waiting));
+            }
+            if due == Some(Duration::ZERO) || closing && !self.unsynced.is_empty() {
+                return Some((None, Vec::new()));
+            }
+            // Nothing to write: what has landed is marked as such.
+            let _ = book.seal();
+            if closing {
+                state.book = None;
+                return None;
+            }
+            state.writer_sleeps = true;
+            state = match due {
+                None => shared.work.wait(state).ok()?,
+                Some(due) => shared.work.wait_timeout(state, due).ok()?.0,
+            };
+            state.writer_sleeps = false;
+        }
+    }
+
+    /// Writes a commit, or with none only syncs what was written before, and answers.
+    fn land(
+        &mut self,
+        flight: Option<Flight>,
+        waiting: Waiting,
+        synced_at: &mut Instant,
+    ) -> std::io::Result<()> {
+        let relaxed = match self.shared.durability {
+            Durability::Relaxed(every) => flight.is_some() && synced_at.elapsed() < every,
+            Durability::Sync | Durability::None => false,
+        };
+        let mut told = None;
+        if let Some(mut flight) = flight {
+            let written = flight.write();
+            if let Err(error) = written {
+                refuse(waiting, &error);
+                return Err(error);
+            }
+            told = Some((std::mem::take(&mut flight.events), std::mem::take(&mut flight.rings)));
+            self.unsynced.push(flight);
+        }
+        if !relaxed {
+            let synced = self.unsynced.iter().try_for_each(Flight::sync);
+            if let Err(error) = synced {
+                refuse(waiting, &error);
+                return Err(error);
+            }
+            *synced_at = Instant::now();
+        }
+        let (trailing, retired) = self.settle(relaxed);
+        if let Some((events, rings)) = told {
+            self.shared.told.keep(events);
+            self.shared.ring(rings.into_iter().collect());
+        }
+        for each in waiting.into_iter().chain(trailing) {
+            let _ = each.send(Ok(()));
+        }
+        for file in retired {
+            // A file that cannot leave now is let go when the store is next opened.
+            if let Ok(spare) = file.let_go()
+                && let Ok(mut state) = self.shared.lock()
+                && let Some(book) = state.book.as_mut()
+            {
+                book.add_spare(spare);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the book what is in the files and what is on stable storage.
+    fn settle(&mut self, relaxed: bool) -> (Waiting, Vec<Retired>) {
+        let Ok(mut state) = self.shared.lock() else { return (Vec::new(), Vec::new()) };
+        let trailing = std::mem::take(&mut state.trailing);
+        let mut retired = Vec::new();
+        if let Some(book) = state.book.as_mut() {
+            if let Some(last) = self.unsynced.last() {
+                book.written(last.number());
+            }
+            if !relaxed {
+                for flight in self.unsynced.drain(..) {
+                    retired.extend(book.landed(&flight));
+                }
+            }
+        }
+        (trailing, retired)
+    }
+
+    /// Keeps the journal small and the next segment at hand.
+    fn tend(&mut self, bytes: u64) {
+        let Ok(mut state) = self.shared.lock() else { return };
+        let making = state.making_spare;
+        let Some(book) = state.book.as_mut() else { return };
+        if book.wants_compaction() {
+            let _ = book.compact(bytes.saturating_mul(4).max(COMPACT_STEP));
+        }
+        if !making && let Some((name, size)) = book.wanted_spare() {
+            state.making_spare = true;
+            let (shared, disk) = (self.shared.clone(), self.disk.clone());
+            let spawned = std::thread::Builder::new().spawn(move || {
+                let made = disk.create(&name, size.into()).map(|_| (name, size));
+                if let Ok(mut state) = shared.lock() {
+                    state.making_spare = false;
+                    let book = state.book.as_mut();
+                    let _ = book.map(|book| book.add_spare(made.ok()));
+                }
+            });
+            state.making_spare = spawned.is_ok();
+        }
+    }
+
+    /// Nothing is known about the disk any more: everything is refused from now on.
+    fn give_up(&mut self, why: &str) {
+        let Ok(mut state) = self.shared.lock() else { return };
+        if let Some(book) = state.book.as_mut() {
+            book.fail(why.to_string());
+        }
+        let why: Arc<str> = why.into();
+        let waiting = std::mem::take(&mut state.waiting);
+        let trailing = std::mem::take(&mut state.trailing);
+        for each in waiting.into_iter().chain(trailing) {
+            let _ = each.send(Err(why.clone()));
+        }
+    }
+}
+
+type Waiting = Vec<oneshot::Sender<Result<(), Arc<str>>>>;
+
+fn refuse(waiting: Waiting, error: &std::io::Error) {
+    let why: Arc<str> = format!("a write to the disk failed ({error})").into();
+    for each in waiting {
+        let _ = each.send(Err(why.clone()));
+    }
+}
+
+/// About how many bytes a job takes in the journal.
+fn size_of(job: &NewJob) -> u64 {
+    let labels: usize = job.metadata.iter().map(|(key, value)| key.len() + value.len() + 8).sum();
+    (job.payload.len() + labels + job.depends_on.len() * 17 + 1_024) as u64
+}
+
+#[async_trait]
+impl Store for FileStore {
+    async fn enqueue(&self, jobs: Vec<NewJob>) -> Answer<Vec<Enqueued>> {
+        let need = Need::Growth(jobs.iter().map(size_of).sum());
+        self.commit("enqueue", need, Enqueue { jobs }, |_, reply| Ok(reply)).await
+    }
+
+    async fn claim(&self, claim: Claim) -> Answer<Handed> {
+        let need = Need::Progress(claim.limit.min(limits::CLAIM_JOBS) as u64 * 256);
+        self.turn("claim", Patience::Decided, |book, now| {
+            let unknown = |full| StoreError::Unknown { doing: "claim", source: Box::new(full) };
+            book.admit(need, now).map_err(unknown)?;
+            let claims = book.apply(claim, now)?;
+            book.hand(claims)
+        })
+        .await
+    }
+
+    async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {
+        let report = |renewal: &Renewal| {
+            renewal.report.lines.iter().map(|line| line.text.len() as u64 + 64).sum::<u64>() + 256
+        };
+        let need = Need::Progress(renewals.iter().map(report).sum());
+        self.commit("renew", need, Renew { renewals }, |_, reply| Ok(reply)).await
+    }
+
+    async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>> {
+        let size = |settlement: &Settlement| {
+            let output = settlement.output.as_ref().map_or(0, |output| output.len());
+            let next: u64 = settlement.next.iter().map(size_of).sum();
+            output as u64 + next + 1_024
+        };
+        let need = Need::Progress(settlements.iter().map(size).sum());
+        self.commit("settle", need, Settle { settlements }, |_, reply| Ok(reply)).await
+    }
+
+    async fn rescue(&self, rescue: Rescue) -> Answer<Rescued> {
+        self.commit("rescue", Need::Progress(0), rescue, |_, reply| Ok(reply)).await
+    }
+
+    async fn promote(&self) -> Answer<Promoted> {
+        self.commit("promote", Need::Progress(0), Promote, |_, reply| Ok(reply)).await
+    }
+
+    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
+        self.turn("change jobs", Patience::Landed, |book, now| {
+            book.admit(Need::Progress(0), now)?;
+            let jobs = book.select(selection, now)?;
+            let altered = |(job, result)| Altered { job, result };
+            let results: Vec<Result<Deed, Refusal>> = match alteration {
+                Alteration::Cancel => {
+                    let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
+                    reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
+                }
+                Alteration::Reschedule(start) => {
+                    let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
+                    reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
+                }
+                Alteration::Remove => {
+                    let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
+                    reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
+                }
+                Alteration::Replay => {
+                    let reply = book.apply(Replay { jobs }, now)?;
+                    let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
+                        altered((job, each.map(|()| Deed::Replayed)))
+                    };
+                    return Ok(reply.into_iter().map(replayed).collect());
+                }
+            };
+            Ok(jobs.into_iter().zip(results).map(altered).collect())
+        })
+        .await
+    }
+
+    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
+        let need = Need::Growth(size_of(&edited));
+        self.commit("replay", need, ReplayEdited { job, edited }, |_, reply| Ok(reply)).await
+    }
+
+    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
+        let command = Configure { queue, change };
+        self.commit("configure", Need::Progress(0), command, |_, reply| Ok(reply)).await
+    }
+
+    async fn clear(&self, queue: Name) -> Answer<Cleared> {
+        self.commit("clear", Need::Progress(0), Clear { queue }, |_, reply| Ok(reply)).await
+    }
+
+    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
+        let command = Announce { worker, news };
+        self.commit("announce", Need::Progress(0), command, |_, reply| Ok(reply)).await
+    }
+
+    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
+        self.turn("find", Patience::Landed, |book, now| book.find(jobs, now)).await
+    }
+
+    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
+        let list = |book: &mut Book, now| book.list(filter, after, limit, now);
+        self.turn("list", Patience::Landed, list).await
+    }
+
+    async fn count(&self) -> Answer<Counts> {
+        self.turn("count", Patience::Landed, |book, now| Ok(book.count(now))).await
+    }
+
+    async fn explain(&self, job: JobId) -> Answer<Explanation> {
+        self.turn("explain", Patience::Landed, |book, now| book.explain(job, now)).await
+    }
+
+    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
+        self.turn("read", Patience::Landed, |book, _| Ok(book.dependents(job))).await
+    }
+
+    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
+        Ok(self.shared.told.after(after, limit))
+    }
+
+    fn committed(&self) -> watch::Receiver<u64> {
+        self.shared.told.committed.subscribe()
+    }
+
+    fn durability(&self) -> Durability {
+        self.shared.durability
+    }
+
+    fn opened(&self) -> Option<&Opened> {
+        Some(&self.opened)
+    }
+
+    async fn close(&self) {
+        self.shut();
+    }
+}

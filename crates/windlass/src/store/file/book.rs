@@ -1,0 +1,768 @@
+//! The ledger and the journal as one: a command is decided, its changes are put into the commit
+//! that is being gathered, and nothing is answered before that commit has landed.
+//!
+//! No threads, no clock, no waiting: the caller says what time it is, takes a commit when it likes
+//! and tells when it has landed. [`super::FileStore`] drives it with a writer thread, tests and
+//! simulations drive it by hand.
+//!
+//! A job's record lies on the disk as a chain: a base (the job as accepted, or a whole copy) and
+//! updates, each pointing at the one before. The ledger carries where the last one stands.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use windlass_core::event::{Event, RecoveryReason};
+use windlass_core::explain::Explanation;
+use windlass_core::filter::Filter;
+use windlass_core::job::{JobId, NewJob, State, StateName};
+use windlass_core::ledger::{
+    Applied, Claims, Command, Counts, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
+};
+use windlass_core::limits::{self, Limits};
+use windlass_core::record::{Change, JobRecord, Kept, Update};
+use windlass_core::refusal::Refusal;
+use windlass_core::time::{Now, Steady, Timestamp};
+
+use super::OpenError;
+use super::codec::{self, Entry};
+use super::disk::Disk;
+use super::journal::{
+    Batch, DEPTH_MAX, Found, Fragment, Full, Journal, Place, Retired, SEGMENT_HEADER, Unreadable,
+};
+use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
+
+/// Lease tokens are handed out before their claim is on the disk. A reopened store goes on this
+/// far beyond the last one it knows of, and no more are ever handed out ahead of the disk.
+const TOKENS_AHEAD: u64 = 1 << 20;
+
+/// A restored copy goes on this far beyond what the original can have reached by then.
+const TOKENS_OF_A_COPY: u64 = 1 << 40;
+
+/// The name of the file that says that a store is a restored copy.
+pub(super) const COPY_MARK: &str = "restored-copy";
+
+/// Room that is kept back when the disk is full, so that running work can be settled.
+const RESERVE: u64 = 256 << 10;
+
+/// How long to wait before a full disk is asked for space again, in microseconds.
+const ASK_AGAIN: u64 = 200_000;
+
+/// Jobs accepted lately whose data is still at hand, and their bytes: what is claimed soon after
+/// it was enqueued is not read back from the disk.
+const RECENT_JOBS: usize = 16_384;
+const RECENT_BYTES: usize = 8 << 20;
+
+/// Records one page may read from the disk when only they can tell whether they match.
+const PAGE_READS: usize = 2_000;
+
+/// How a store is opened.
+#[derive(Clone, Debug)]
+pub struct BookOptions {
+    /// The bounds in force.
+    pub limits: Limits,
+    /// What to do about jobs that were running when the store was last open.
+    pub recovery: Recovery,
+    /// The size of every segment; `None` lets it grow with the store from 4 to 64 MiB.
+    pub segment_bytes: Option<u32>,
+}
+
+impl Default for BookOptions {
+    fn default() -> Self {
+        Self { limits: Limits::default(), recovery: Recovery::default(), segment_bytes: None }
+    }
+}
+
+/// What was found and done when a store was opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// Jobs in the store.
+    pub jobs: u64,
+    /// Jobs that were running when the store was last open, and what became of them.
+    pub recovered: Vec<RescuedJob>,
+    /// Jobs that were running and were left so, because recovery only observes.
+    pub observed: u64,
+    /// Commits that were read.
+    pub commits: u64,
+    /// Where an unfinished commit was cut off. It had not been acknowledged.
+    pub torn: Option<String>,
+    /// How long reading took.
+    pub took: std::time::Duration,
+}
+
+/// How much a command may write.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Need {
+    /// It adds jobs of about so many bytes: refused when only the reserve is left.
+    Growth(u64),
+    /// It moves on what is there, writing about so many bytes.
+    Progress(u64),
+}
+
+/// A commit on its way to the disk, and what to tell when it has landed.
+#[derive(Debug)]
+pub struct Flight {
+    batch: Arc<Batch>,
+    /// What to tell.
+    pub events: Vec<Event>,
+    /// Whom to wake.
+    pub rings: BTreeSet<Ring>,
+}
+
+impl Flight {
+    /// The commit's number.
+    pub fn number(&self) -> u64 {
+        self.batch.number
+    }
+
+    /// How many bytes it writes.
+    pub fn bytes(&self) -> u64 {
+        self.batch.bytes()
+    }
+
+    /// Hands the bytes to the system.
+    pub fn write(&self) -> std::io::Result<()> {
+        self.batch.write()
+    }
+
+    /// Waits until they are on stable storage.
+    pub fn sync(&self) -> std::io::Result<()> {
+        self.batch.sync()
+    }
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct Book {
+    ledger: Ledger,
+    journal: Journal,
+    recent: Recent,
+    events: Vec<Event>,
+    rings: BTreeSet<Ring>,
+    sweep: Option<Sweep>,
+    landed_token: u64,
+    broken: Option<String>,
+    ask_again_at: Steady,
+}
+
+/// How far the oldest segment has been cleared.
+#[derive(Debug)]
+struct Sweep {
+    segment: u32,
+    at: u32,
+    fragment: Option<Fragment>,
+}
+
+impl Book {
+    /// Reads the store on `disk`, recovers what was running, and makes that durable.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        options: &BookOptions,
+        now: Now,
+    ) -> Result<(Self, Opened), OpenError> {
+        let began = Instant::now();
+        let copied = disk.list().is_ok_and(|names| names.iter().any(|name| name == COPY_MARK));
+        let (mut book, found) = Self::read(disk.clone(), options, copied)?;
+        let mut opened = Opened {
+            jobs: book.ledger.glimpses_after(0).count() as u64,
+            commits: found.commits,
+            torn: found.torn,
+            ..Opened::default()
+        };
+        book.journal.begin().map_err(|error| OpenError::disk("tidy up", error))?;
+        book.journal.touch().map_err(OpenError::full)?;
+        book.recover(options.recovery, now, &mut opened)?;
+        let flight = book.take();
+        let landed = flight.write().and_then(|()| flight.sync());
+        landed.map_err(|error| OpenError::disk("write the first commit", error))?;
+        book.written(flight.number());
+        for retired in book.landed(&flight) {
+            let _ = retired.let_go().map(|spare| book.add_spare(spare));
+        }
+        if copied {
+            let gone = disk.remove(COPY_MARK).and_then(|()| disk.sync_directory());
+            gone.map_err(|error| OpenError::disk("note that the copy was opened", error))?;
+        }
+        book.events = flight.events;
+        opened.took = began.elapsed();
+        Ok((book, opened))
+    }
+
+    /// Reads the store on `disk`, which may be a restored copy, and changes nothing.
+    pub(super) fn read(
+        disk: Arc<dyn Disk>,
+        options: &BookOptions,
+        copied: bool,
+    ) -> Result<(Self, Found), OpenError> {
+        let mut restore = Restore::new(options.limits.clone());
+        let size = options.segment_bytes;
+        let (journal, found) = Journal::open(disk, size, &mut |place, body| {
+            absorb(&mut restore, place, body).map_err(str::to_string)
+        })?;
+        let mut floors = found.floors;
+        floors.token += if copied { TOKENS_OF_A_COPY } else { TOKENS_AHEAD };
+        restore.floors(floors);
+        let ledger = restore.finish();
+        let landed_token = ledger.floors().token;
+        let book = Self {
+            ledger,
+            journal,
+            recent: Recent::default(),
+            events: Vec::new(),
+            rings: BTreeSet::new(),
+            sweep: None,
+            landed_token,
+            broken: None,
+            ask_again_at: Steady::default(),
+        };
+        Ok((book, found))
+    }
+
+    /// Owning the directory proves that whoever ran a job is gone.
+    fn recover(
+        &mut self,
+        recovery: Recovery,
+        now: Now,
+        opened: &mut Opened,
+    ) -> Result<(), OpenError> {
+        let running = self.ledger.counts(now).in_state(StateName::Running);
+        loop {
+            let rescue = Rescue { recovery, reason: RecoveryReason::Restart };
+            let rescued = self
+                .apply(rescue, now)
+                .map_err(|error| OpenError::Recovery { why: error.to_string() })?;
+            opened.recovered.extend(rescued.jobs);
+            if !rescued.more {
+                break;
+            }
+        }
+        opened.observed = running.saturating_sub(opened.recovered.len() as u64);
+        Ok(())
+    }
+
+    /// Decides a command and puts what it changes into the commit that is being gathered. The
+    /// answer is true once [`Book::awaited`] has landed.
+    pub fn apply<C: Command>(&mut self, command: C, now: Now) -> Result<C::Reply, StoreError> {
+        self.usable()?;
+        let Applied { reply, changes, events, rings } = self.ledger.apply(command, now);
+        let kept = self.persist(&changes).and_then(|()| match events.is_empty() {
+            true => Ok(()),
+            // Even without a change: an event's number must not be given away twice.
+            false => self.journal.touch().map_err(Trouble::Full),
+        });
+        self.events.extend(events);
+        self.rings.extend(rings);
+        kept.map_err(|trouble| self.break_down(trouble))?;
+        Ok(reply?)
+    }
+
+    /// Refuses everything from now on: what is on the disk is no longer known.
+    pub fn fail(&mut self, why: String) {
+        self.broken.get_or_insert(why);
+    }
+
+    fn break_down(&mut self, trouble: Trouble) -> StoreError {
+        self.fail(match trouble {
+            Trouble::Full(Full(error)) => {
+                format!("the disk ran full in the middle of a commit ({error})")
+            }
+            Trouble::Unreadable(Unreadable(why)) => format!("damaged: {why}"),
+        });
+        self.usable().err().unwrap_or_else(|| Refusal::StoreBroken { why: String::new() }.into())
+    }
+
+    pub(super) fn usable(&self) -> Result<(), StoreError> {
+        match &self.broken {
+            None => Ok(()),
+            Some(why) => Err(Refusal::StoreBroken { why: why.clone() }.into()),
+        }
+    }
+
+    /// Makes sure that there is room for what a command writes, before it is decided.
+    pub(super) fn admit(&mut self, need: Need, now: Now) -> Result<(), Refusal> {
+        let bytes = match need {
+            Need::Growth(bytes) => bytes + RESERVE,
+            Need::Progress(bytes) => bytes + 4_096,
+        };
+        while self.journal.room() < bytes {
+            let full = |why: String| Refusal::StoreFull { why };
+            if now.steady < self.ask_again_at {
+                return Err(full("the disk is full".to_string()));
+            }
+            if let Err(Full(error)) = self.journal.make_spare(0) {
+                self.ask_again_at = Steady::from_micros(now.steady.as_micros() + ASK_AGAIN);
+                return Err(full(error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    fn persist(&mut self, changes: &[Change]) -> Result<(), Trouble> {
+        for change in changes {
+            match change {
+                Change::Insert(accepted) => {
+                    let staged = self.journal.stage(|to| codec::encode_change(change, to));
+                    let (place, weight) = staged.map_err(Trouble::Full)?;
+                    self.ledger.keep(accepted.job.id, Kept { place: place.pack(), weight });
+                    self.recent.add(accepted.job.clone(), accepted.at);
+                }
+                Change::Update(update) => self.persist_update(update)?,
+                Change::Remove { .. }
+                | Change::Queue { .. }
+                | Change::Rate { .. }
+                | Change::Line { .. } => {
+                    let staged = self.journal.stage(|to| codec::encode_change(change, to));
+                    staged.map_err(Trouble::Full)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn persist_update(&mut self, update: &Update) -> Result<(), Trouble> {
+        // A renewal: whoever opens the store next ends every lease anyway.
+        if let State::Running(lease) = &update.condition.state
+            && update.note.is_none()
+            && !lease.cancel_requested
+        {
+            return Ok(());
+        }
+        // A job that the same commit removes needs no update.
+        let Some(kept) = self.ledger.kept(update.job) else { return Ok(()) };
+        let previous = Place::unpack(kept.place);
+        if previous.depth == DEPTH_MAX {
+            let mut record = self.stored(update.job, previous).map_err(Trouble::Unreadable)?;
+            record.absorb(update);
+            return self.persist_whole(&record);
+        }
+        let staged =
+            self.journal.stage(|to| codec::encode_update(update, kept.place, kept.weight, to));
+        let (mut place, bytes) = staged.map_err(Trouble::Full)?;
+        place.depth = previous.depth + 1;
+        let weight = kept.weight.saturating_add(bytes);
+        self.ledger.keep(update.job, Kept { place: place.pack(), weight });
+        Ok(())
+    }
+
+    fn persist_whole(&mut self, record: &JobRecord) -> Result<(), Trouble> {
+        let staged = self.journal.stage(|to| codec::encode_whole(record, to));
+        let (place, weight) = staged.map_err(Trouble::Full)?;
+        self.ledger.keep(record.id(), Kept { place: place.pack(), weight });
+        Ok(())
+    }
+
+    /// The last commit that has to land before anything that was seen until now may be told.
+    pub fn awaited(&self) -> u64 {
+        let gathered = self.journal.is_staged();
+        self.journal.next_commit() - u64::from(!gathered)
+    }
+
+    /// The last commit that has landed.
+    pub fn landed_commit(&self) -> u64 {
+        self.journal.landed_commit()
+    }
+
+    /// Whether a commit is being gathered.
+    pub fn has_work(&self) -> bool {
+        self.journal.is_staged()
+    }
+
+    /// Whether as many lease tokens are out ahead of the disk as may be.
+    pub(super) fn tokens_run_out(&self) -> bool {
+        self.ledger.floors().token - self.landed_token > TOKENS_AHEAD / 2
+    }
+
+    /// Closes the commit that is being gathered. It must be written before the next one is, and
+    /// be followed by [`Book::written`] and [`Book::landed`].
+    pub fn take(&mut self) -> Flight {
+        let lines = self.ledger.drain_lines();
+        if let Err(trouble) = self.persist(&lines) {
+            self.break_down(trouble);
+        }
+        let batch = self.journal.take(self.ledger.floors(), self.journal.landed_commit());
+        let (events, rings) = (std::mem::take(&mut self.events), std::mem::take(&mut self.rings));
+        Flight { batch, events, rings }
+    }
+
+    /// The commit was handed to the system.
+    pub fn written(&mut self, number: u64) {
+        self.journal.written(number);
+    }
+
+    /// The commit is on stable storage. Returns the files that may leave.
+    pub fn landed(&mut self, flight: &Flight) -> Vec<Retired> {
+        self.landed_token = self.landed_token.max(flight.batch.token);
+        self.journal.landed(&flight.batch)
+    }
+
+    /// A file that can be used for the next segment.
+    pub fn add_spare(&mut self, spare: Option<(String, u32)>) {
+        if let Some((name, bytes)) = spare {
+            self.journal.add_spare(name, bytes);
+        }
+    }
+
+    /// The name and size of a spare file that should be made soon.
+    pub fn wanted_spare(&mut self) -> Option<(String, u32)> {
+        let wanted = self.journal.wants_spare();
+        wanted.then(|| (self.journal.spare_name(), self.journal.wanted_size()))
+    }
+
+    /// A mark that the last commit is on stable storage, to be written when nothing else is.
+    pub fn seal(&self) -> std::io::Result<()> {
+        match self.journal.seal(self.ledger.floors()) {
+            Some((file, at, bytes)) => file.write_at(&bytes, at),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the journal holds more than half as much again as what is alive.
+    pub fn wants_compaction(&self) -> bool {
+        let live = self.ledger.kept_bytes();
+        let allowed = live + live / 2 + u64::from(self.journal.wanted_size());
+        self.broken.is_none()
+            && (self.sweep.is_some()
+                || self.journal.used() > allowed && self.journal.oldest_closed().is_some())
+    }
+
+    /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into
+    /// the commit that is being gathered. Once all of it has been, it leaves with that commit.
+    pub fn compact(&mut self, budget: u64) -> Result<(), StoreError> {
+        self.usable()?;
+        self.sweep(budget).map_err(|trouble| self.break_down(trouble))
+    }
+
+    fn sweep(&mut self, budget: u64) -> Result<(), Trouble> {
+        if self.sweep.is_none() {
+            let Some(segment) = self.journal.oldest_closed() else { return Ok(()) };
+            self.sweep = Some(Sweep { segment, at: SEGMENT_HEADER, fragment: None });
+        }
+        let mut looked_at = 0;
+        while looked_at < budget
+            && let Some(mut sweep) = self.sweep.take()
+        {
+            let Some(mut fragment) = sweep.fragment.take() else {
+                let next = self.journal.fragment(sweep.segment, sweep.at);
+                match next.map_err(Trouble::Unreadable)? {
+                    Some(fragment) => {
+                        sweep.at = fragment.next;
+                        sweep.fragment = Some(fragment);
+                        self.sweep = Some(sweep);
+                    }
+                    None => self.let_go(sweep.segment)?,
+                }
+                continue;
+            };
+            let mut alive = None;
+            while looked_at < budget
+                && alive.is_none()
+                && let Some((place, entry)) = fragment.next_entry()
+            {
+                looked_at += entry.len() as u64 + 8;
+                alive = codec::base_job(entry).map(|job| (job, place));
+            }
+            // At the end of the fragment, the next round reads the next one.
+            sweep.fragment = (alive.is_some() || looked_at >= budget).then_some(fragment);
+            self.sweep = Some(sweep);
+            if let Some((job, place)) = alive {
+                looked_at += self.copy_if_alive(job, place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a job to the end of the journal if `base` is where its chain starts.
+    fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<u64, Trouble> {
+        let Some(kept) = self.ledger.kept(job) else { return Ok(0) };
+        let (chain, record) =
+            self.chain(job, Place::unpack(kept.place)).map_err(Trouble::Unreadable)?;
+        if (chain.segment, chain.offset) != (base.segment, base.offset) {
+            return Ok(0);
+        }
+        self.persist_whole(&record)?;
+        Ok(kept.weight.into())
+    }
+
+    /// Everything alive in the oldest segment has been copied: it may leave with this commit, and
+    /// what is not a job is written anew, because it may have stood there alone.
+    fn let_go(&mut self, segment: u32) -> Result<(), Trouble> {
+        let image = self.ledger.image();
+        self.persist(&image)?;
+        self.journal.touch().map_err(Trouble::Full)?;
+        self.journal.let_go_before(segment + 1);
+        Ok(())
+    }
+
+    /// The record of a job as it lies on the disk.
+    fn stored(&mut self, job: JobId, tip: Place) -> Result<JobRecord, Unreadable> {
+        self.chain(job, tip).map(|(_, record)| record)
+    }
+
+    /// Follows a job's chain to its base. Returns where that stands, and the job as of `tip`.
+    fn chain(&mut self, job: JobId, tip: Place) -> Result<(Place, JobRecord), Unreadable> {
+        let mut updates: Vec<Update> = Vec::new();
+        let mut place = tip;
+        let mut record = loop {
+            let wrong = |why: &str| {
+                let Place { segment, offset, .. } = place;
+                Unreadable(format!("segment {segment:08x} at byte {offset}: {why}"))
+            };
+            let entry = codec::decode(&self.journal.read(place)?).map_err(wrong)?;
+            match entry {
+                Entry::Update { update, previous, .. } if update.job == job => {
+                    if updates.len() > usize::from(DEPTH_MAX) {
+                        return Err(wrong("its chain does not end"));
+                    }
+                    updates.push(update);
+                    place = Place::unpack(previous);
+                }
+                Entry::Change(Change::Insert(accepted)) if accepted.job.id == job => {
+                    break JobRecord::new(&accepted);
+                }
+                Entry::Whole(record) if record.id() == job => break *record,
+                _ => return Err(wrong("it is not about the job it should be about")),
+            }
+        };
+        updates.iter().rev().for_each(|update| record.absorb(update));
+        Ok((place, record))
+    }
+
+    /// The record of a job as it is now.
+    fn record(&mut self, job: JobId, now: Timestamp) -> Result<Option<JobRecord>, StoreError> {
+        let Some(kept) = self.ledger.kept(job) else { return Ok(None) };
+        let record = self.stored(job, Place::unpack(kept.place));
+        let mut record = record.map_err(|why| self.break_down(Trouble::Unreadable(why)))?;
+        if let Some(condition) = self.ledger.condition_of(job) {
+            record.condition = condition;
+        }
+        Ok(Some(record.seen_at(now)))
+    }
+
+    /// Reads jobs by id.
+    pub fn find(&mut self, jobs: &[JobId], now: Now) -> Result<Vec<Option<JobRecord>>, StoreError> {
+        self.usable()?;
+        let now = self.ledger.glance(now).wall;
+        jobs.iter().map(|job| self.record(*job, now)).collect()
+    }
+
+    /// Reads a page of jobs, the last accepted first.
+    pub fn list(
+        &mut self,
+        filter: &Filter,
+        after: Option<Cursor>,
+        limit: usize,
+        now: Now,
+    ) -> Result<Page, StoreError> {
+        self.usable()?;
+        let now = self.ledger.glance(now).wall;
+        let limit = limit.clamp(1, limits::PAGE_JOBS);
+        let before = after.map_or(u64::MAX, |Cursor(sequence)| sequence);
+        let mut chosen = Vec::new();
+        let mut next = None;
+        for (looked_at, glimpse) in self.ledger.glimpses_before(before).enumerate() {
+            if looked_at == limits::PAGE_SCAN || chosen.len() == limit.max(PAGE_READS) {
+                next = Some(Cursor(glimpse.sequence + 1));
+                break;
+            }
+            if filter.may_match(&glimpse) {
+                chosen.push((glimpse.sequence, glimpse.id));
+            }
+        }
+        let mut page = Page { jobs: Vec::new(), next };
+        for (sequence, job) in chosen {
+            if page.jobs.len() == limit {
+                page.next = Some(Cursor(sequence + 1));
+                break;
+            }
+            let record = self.record(job, now)?;
+            page.jobs.extend(record.filter(|record| filter.matches(record, now)));
+        }
+        Ok(page)
+    }
+
+    /// The jobs that are meant, by acceptance if they are chosen by a filter.
+    pub fn select(&mut self, selection: Selection, now: Now) -> Result<Vec<JobId>, StoreError> {
+        self.usable()?;
+        let now = self.ledger.glance(now).wall;
+        let filter = match selection {
+            Selection::Jobs(jobs) => return Ok(jobs),
+            Selection::Matching(filter) => filter,
+        };
+        let glimpses = self.ledger.glimpses_after(0);
+        let may: Vec<JobId> = glimpses
+            .filter(|glimpse| filter.may_match(glimpse))
+            .map(|glimpse| glimpse.id)
+            .collect();
+        if filter.tags.is_empty()
+            && filter.created_from.is_none()
+            && filter.created_before.is_none()
+        {
+            return Ok(may);
+        }
+        let mut chosen = Vec::new();
+        for job in may {
+            let record = self.record(job, now)?;
+            chosen.extend(record.filter(|record| filter.matches(record, now)).map(|_| job));
+        }
+        Ok(chosen)
+    }
+
+    /// Adds to claimed jobs what their workers need.
+    pub fn hand(&mut self, claims: Claims) -> Result<Handed, StoreError> {
+        let mut jobs = Vec::with_capacity(claims.jobs.len());
+        for claimed in claims.jobs {
+            let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
+            let tip = Place::unpack(tip);
+            let fresh = (tip.depth == 1).then(|| self.recent.take(claimed.id)).flatten();
+            let (job, created_at, first_started_at) = match fresh {
+                Some((job, created_at)) => (job, created_at, claimed.lease.since),
+                None => {
+                    let record = self.stored(claimed.id, tip);
+                    let record = record.map_err(|why| self.break_down(Trouble::Unreadable(why)))?;
+                    let started = record.first_started_at.unwrap_or(claimed.lease.since);
+                    (record.job, record.created_at, started)
+                }
+            };
+            jobs.push(HandedJob {
+                job,
+                created_at,
+                first_started_at,
+                lease: claimed.lease,
+                attempt: claimed.attempt,
+                recoveries: claimed.recoveries,
+            });
+        }
+        Ok(Handed { jobs, ready: claims.ready, wake_in: claims.wake_in })
+    }
+
+    /// All counters.
+    pub fn count(&mut self, now: Now) -> Counts {
+        self.ledger.counts(now)
+    }
+
+    /// Why a job is not running.
+    pub fn explain(&mut self, job: JobId, now: Now) -> Result<Explanation, StoreError> {
+        Ok(self.ledger.explain(job, now)?)
+    }
+
+    /// The jobs that wait for this one.
+    pub fn dependents(&self, job: JobId) -> Vec<JobId> {
+        self.ledger.dependents(job)
+    }
+
+    /// The number of the last event that was given one.
+    pub fn last_event(&self) -> u64 {
+        self.ledger.last_event()
+    }
+
+    /// What was told while the store was opened.
+    pub(super) fn opening_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// The ledger, to look at.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// How many bytes the journal takes, and how many of them belong to jobs that are kept.
+    pub fn space(&self) -> Space {
+        Space {
+            used: self.journal.used(),
+            live: self.ledger.kept_bytes(),
+            segments: self.journal.segment_count(),
+        }
+    }
+
+    /// Everything that is wrong with the store, in words; every record is read and compared.
+    pub(super) fn check(&mut self) -> Vec<String> {
+        let mut wrong = self.ledger.check();
+        let jobs: Vec<JobId> = self.ledger.glimpses_after(0).map(|glimpse| glimpse.id).collect();
+        for job in jobs {
+            let Some(kept) = self.ledger.kept(job) else { continue };
+            match self.stored(job, Place::unpack(kept.place)) {
+                Err(Unreadable(why)) => wrong.push(format!("job {job}: {why}")),
+                Ok(record) if Some(&record.condition) != self.ledger.condition_of(job).as_ref() => {
+                    wrong.push(format!("job {job}: its record and the ledger disagree"));
+                }
+                Ok(_) => {}
+            }
+        }
+        wrong
+    }
+}
+
+/// What a store takes on its disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes of the journal.
+    pub used: u64,
+    /// Bytes of them that belong to jobs that are kept.
+    pub live: u64,
+    /// Files.
+    pub segments: usize,
+}
+
+/// Why a commit could not be put together.
+#[derive(Debug)]
+enum Trouble {
+    Full(Full),
+    Unreadable(Unreadable),
+}
+
+/// Takes over one entry of the journal.
+fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec::Wrong> {
+    let bytes = body.len() as u32 + 8;
+    match codec::decode(body)? {
+        Entry::Change(change) => {
+            restore.absorb(&change);
+            if let Change::Insert(accepted) = &change {
+                restore.keep(accepted.job.id, Kept { place: place.pack(), weight: bytes });
+            }
+        }
+        Entry::Update { update, previous, weight } => {
+            let job = update.job;
+            // What is copied further on needs no update from before.
+            if !restore.knows(job) {
+                return Ok(());
+            }
+            let depth = (Place::unpack(previous).depth + 1).min(DEPTH_MAX);
+            restore.absorb(&Change::Update(update));
+            let weight = weight.saturating_add(bytes);
+            restore.keep(job, Kept { place: Place { depth, ..place }.pack(), weight });
+        }
+        Entry::Whole(record) => {
+            restore.put(&record);
+            restore.keep(record.id(), Kept { place: place.pack(), weight: bytes });
+        }
+    }
+    Ok(())
+}
+
+/// Jobs accepted lately, oldest first.
+#[derive(Debug, Default)]
+struct Recent {
+    jobs: HashMap<JobId, (Arc<NewJob>, Timestamp)>,
+    order: VecDeque<JobId>,
+    bytes: usize,
+}
+
+impl Recent {
+    fn add(&mut self, job: Arc<NewJob>, at: Timestamp) {
+        self.bytes += job.payload.len();
+        self.order.push_back(job.id);
+        if let Some((old, _)) = self.jobs.insert(job.id, (job, at)) {
+            self.bytes -= old.payload.len();
+        }
+        while self.order.len() > RECENT_JOBS || self.bytes > RECENT_BYTES {
+            let Some(oldest) = self.order.pop_front() else { break };
+            self.take(oldest);
+        }
+    }
+
+    fn take(&mut self, job: JobId) -> Option<(Arc<NewJob>, Timestamp)> {
+        let taken = self.jobs.remove(&job)?;
+        self.bytes -= taken.0.payload.len();
+        Some(taken)
+    }
+}

@@ -1,0 +1,804 @@
+//! Records as bytes: what a journal entry says, in a form that never changes its meaning.
+//!
+//! Numbers are little endian; counts and small numbers are LEB128 varints; texts and byte strings
+//! carry their length; times are microseconds since 1970. `docs/format.md` is the same in words.
+//! A new field gets a new record type or a new bit, so that old journals are read for ever.
+//! Decoding takes any bytes at all: it answers with a record or with what is wrong, never panics,
+//! and never allocates more than the bytes at hand could hold.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use windlass_core::job::{
+    CancelReason, Condition, DeadReason, Dependency, JobId, Lease, LeaseToken, NewJob, OnFailure,
+    Priority, Start, State, Timeout, Unique, UniqueScope,
+};
+use windlass_core::name::Name;
+use windlass_core::outcome::ErrorText;
+use windlass_core::record::{
+    Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, LogLine, Note, Progress, QueueSettings,
+    Report, Totals, Update,
+};
+use windlass_core::retry::{Backoff, Jitter, Retry};
+use windlass_core::time::Timestamp;
+
+/// What is wrong with some bytes.
+pub(super) type Wrong = &'static str;
+
+/// One entry of the journal.
+#[derive(Debug, PartialEq)]
+pub(super) enum Entry {
+    /// What the ledger decided, except updates.
+    Change(Change),
+    /// An update of a job, and where the entry before it about the same job stands.
+    Update { update: Update, previous: u64, weight: u32 },
+    /// A whole job as it was when it was copied here; entries before this one no longer count.
+    Whole(Box<JobRecord>),
+}
+
+const INSERT: u8 = 1;
+const UPDATE: u8 = 2;
+const REMOVE: u8 = 3;
+const QUEUE: u8 = 4;
+const RATE: u8 = 5;
+const LINE: u8 = 6;
+const WHOLE: u8 = 7;
+
+/// Whether an entry with this first byte is one that a chain of updates starts from.
+pub(super) fn is_base(kind: u8) -> bool {
+    kind == INSERT || kind == WHOLE
+}
+
+/// The job an entry that is a base is about, without decoding the rest.
+pub(super) fn base_job(body: &[u8]) -> Option<JobId> {
+    let (kind, rest) = body.split_first()?;
+    let id: [u8; 16] = rest.get(..16)?.try_into().ok()?;
+    is_base(*kind).then(|| JobId::from_bytes(id))
+}
+
+/// Writes a change that is not an update.
+pub(super) fn encode_change(change: &Change, to: &mut Vec<u8>) {
+    match change {
+        Change::Insert(accepted) => {
+            to.push(INSERT);
+            new_job(&accepted.job, to);
+            varint(accepted.sequence, to);
+            time(accepted.at, to);
+            condition(&accepted.condition, accepted.at, to);
+            ids(&accepted.met, to);
+        }
+        Change::Update(update) => encode_update(update, 0, 0, to),
+        Change::Remove { job } => {
+            to.push(REMOVE);
+            to.extend(job.to_bytes());
+        }
+        Change::Queue { queue, settings, dead_letters_dropped } => {
+            to.push(QUEUE);
+            text(queue.as_str(), to);
+            to.push(u8::from(settings.paused));
+            option(settings.max_depth, to, varint);
+            option(settings.ageing, to, duration);
+            varint(*dead_letters_dropped, to);
+        }
+        Change::Rate { kind, full_at } => {
+            to.push(RATE);
+            text(kind.as_str(), to);
+            time(*full_at, to);
+        }
+        Change::Line { queue, kind, totals } => {
+            to.push(LINE);
+            text(queue.as_str(), to);
+            text(kind.as_str(), to);
+            let Totals { enqueued, completed, failed, retried, rescued, dead, cancelled } = *totals;
+            for number in [enqueued, completed, failed, retried, rescued, dead, cancelled] {
+                varint(number, to);
+            }
+        }
+    }
+}
+
+/// Writes an update; `previous` is where the entry before it about the same job stands.
+pub(super) fn encode_update(update: &Update, previous: u64, weight: u32, to: &mut Vec<u8>) {
+    to.push(UPDATE);
+    to.extend(update.job.to_bytes());
+    to.extend(previous.to_le_bytes());
+    varint(weight.into(), to);
+    time(update.at, to);
+    condition(&update.condition, update.at, to);
+    note(update.note.as_deref(), &update.condition, to);
+}
+
+/// Writes a whole job.
+pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
+    to.push(WHOLE);
+    new_job(&record.job, to);
+    varint(record.sequence, to);
+    time(record.created_at, to);
+    time(record.updated_at, to);
+    condition(&record.condition, record.updated_at, to);
+    option(record.first_started_at, to, time);
+    option(record.output.as_deref(), to, bytes);
+    option(record.error.as_ref(), to, error);
+    varint(record.attempts.len() as u64, to);
+    for attempt in &record.attempts {
+        varint(attempt.number.into(), to);
+        text(&attempt.worker, to);
+        time(attempt.started_at, to);
+        option(attempt.ended, to, |(at, end), to| {
+            time(at, to);
+            to.push(attempt_end(end));
+        });
+        option(attempt.error.as_ref(), to, error);
+    }
+    varint(record.attempts_dropped.into(), to);
+    option(record.progress.as_ref(), to, progress);
+    lines(record.log.iter(), to);
+    varint(record.log_dropped.into(), to);
+    ids(&record.met, to);
+}
+
+/// Reads one entry, which must be all there is.
+pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
+    let mut from = Reader { left: body };
+    let entry = match from.byte()? {
+        INSERT => {
+            let job = from.new_job()?;
+            let (sequence, at) = (from.varint()?, from.time()?);
+            let condition = from.condition(at)?;
+            let met = from.ids()?;
+            let accepted = Accepted { job: Arc::new(job), sequence, at, condition, met };
+            Entry::Change(Change::Insert(Box::new(accepted)))
+        }
+        UPDATE => {
+            let (job, previous, weight) = (from.id()?, from.long()?, from.short()?);
+            let at = from.time()?;
+            let condition = from.condition(at)?;
+            let note = from.note(&condition)?.map(Box::new);
+            Entry::Update { update: Update { job, at, condition, note }, previous, weight }
+        }
+        REMOVE => Entry::Change(Change::Remove { job: from.id()? }),
+        QUEUE => Entry::Change(Change::Queue {
+            queue: from.name()?,
+            settings: QueueSettings {
+                paused: from.flag()?,
+                max_depth: from.option(Reader::varint)?,
+                ageing: from.option(Reader::duration)?,
+            },
+            dead_letters_dropped: from.varint()?,
+        }),
+        RATE => Entry::Change(Change::Rate { kind: from.name()?, full_at: from.time()? }),
+        LINE => Entry::Change(Change::Line {
+            queue: from.name()?,
+            kind: from.name()?,
+            totals: Totals {
+                enqueued: from.varint()?,
+                completed: from.varint()?,
+                failed: from.varint()?,
+                retried: from.varint()?,
+                rescued: from.varint()?,
+                dead: from.varint()?,
+                cancelled: from.varint()?,
+            },
+        }),
+        WHOLE => Entry::Whole(Box::new(from.whole()?)),
+        _ => return Err("its type is unknown"),
+    };
+    if from.left.is_empty() { Ok(entry) } else { Err("it is longer than what it says") }
+}
+
+fn varint(mut number: u64, to: &mut Vec<u8>) {
+    while number >= 0x80 {
+        to.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    to.push(number as u8);
+}
+
+fn time(time: Timestamp, to: &mut Vec<u8>) {
+    to.extend(time.as_micros().to_le_bytes());
+}
+
+fn duration(duration: Duration, to: &mut Vec<u8>) {
+    varint(duration.as_secs(), to);
+    varint(duration.subsec_nanos().into(), to);
+}
+
+fn bytes(bytes: &[u8], to: &mut Vec<u8>) {
+    varint(bytes.len() as u64, to);
+    to.extend_from_slice(bytes);
+}
+
+fn text(text: &str, to: &mut Vec<u8>) {
+    bytes(text.as_bytes(), to);
+}
+
+fn error(error: &ErrorText, to: &mut Vec<u8>) {
+    text(error.as_str(), to);
+}
+
+fn ids(ids: &[JobId], to: &mut Vec<u8>) {
+    varint(ids.len() as u64, to);
+    ids.iter().for_each(|id| to.extend(id.to_bytes()));
+}
+
+fn option<T>(value: Option<T>, to: &mut Vec<u8>, put: impl FnOnce(T, &mut Vec<u8>)) {
+    to.push(u8::from(value.is_some()));
+    if let Some(value) = value {
+        put(value, to);
+    }
+}
+
+/// Fields that most jobs leave at their defaults, one bit each in front of those that are there.
+mod present {
+    pub(super) const START_AFTER: u64 = 1;
+    pub(super) const START_AT: u64 = 1 << 1;
+    pub(super) const UNIQUE: u64 = 1 << 2;
+    pub(super) const DEPENDS_ON: u64 = 1 << 3;
+    pub(super) const RETRY: u64 = 1 << 4;
+    pub(super) const MAX_ATTEMPTS: u64 = 1 << 5;
+    pub(super) const TIMEOUT: u64 = 1 << 6;
+    pub(super) const TIMEOUT_OFF: u64 = 1 << 7;
+    pub(super) const EXPIRES: u64 = 1 << 8;
+    pub(super) const TAGS: u64 = 1 << 9;
+    pub(super) const METADATA: u64 = 1 << 10;
+    pub(super) const TRACE: u64 = 1 << 11;
+    pub(super) const PARENT: u64 = 1 << 12;
+    pub(super) const ALL: u64 = (1 << 13) - 1;
+}
+
+fn new_job(job: &NewJob, to: &mut Vec<u8>) {
+    to.extend(job.id.to_bytes());
+    text(job.kind.as_str(), to);
+    text(job.queue.as_str(), to);
+    bytes(&job.payload, to);
+    to.extend(job.priority.0.to_le_bytes());
+    let bit = |on: bool, bit: u64| if on { bit } else { 0 };
+    let start = match job.start {
+        Start::Now => 0,
+        Start::After(_) => present::START_AFTER,
+        Start::At(_) => present::START_AT,
+    };
+    let timeout = match job.timeout {
+        None => 0,
+        Some(Timeout::After(_)) => present::TIMEOUT,
+        Some(Timeout::Off) => present::TIMEOUT_OFF,
+    };
+    let fields = start
+        | timeout
+        | bit(job.unique.is_some(), present::UNIQUE)
+        | bit(!job.depends_on.is_empty(), present::DEPENDS_ON)
+        | bit(job.retry.is_some(), present::RETRY)
+        | bit(job.max_attempts.is_some(), present::MAX_ATTEMPTS)
+        | bit(job.expires_after.is_some(), present::EXPIRES)
+        | bit(!job.tags.is_empty(), present::TAGS)
+        | bit(!job.metadata.is_empty(), present::METADATA)
+        | bit(job.trace.is_some(), present::TRACE)
+        | bit(job.parent.is_some(), present::PARENT);
+    varint(fields, to);
+    match job.start {
+        Start::Now => {}
+        Start::After(delay) => duration(delay, to),
+        Start::At(at) => time(at, to),
+    }
+    if let Some(unique) = &job.unique {
+        text(&unique.key, to);
+        to.push(u8::from(unique.scope == UniqueScope::Any));
+        option(unique.window, to, duration);
+    }
+    if !job.depends_on.is_empty() {
+        varint(job.depends_on.len() as u64, to);
+        for dependency in &job.depends_on {
+            to.extend(dependency.on.to_bytes());
+            to.push(match dependency.on_failure {
+                OnFailure::Cascade => 0,
+                OnFailure::Ignore => 1,
+                OnFailure::Wait => 2,
+            });
+        }
+    }
+    if let Some(policy) = &job.retry {
+        retry(policy, to);
+    }
+    if let Some(runs) = job.max_attempts {
+        varint(runs.into(), to);
+    }
+    if let Some(Timeout::After(after)) = job.timeout {
+        duration(after, to);
+    }
+    if let Some(after) = job.expires_after {
+        duration(after, to);
+    }
+    if !job.tags.is_empty() {
+        varint(job.tags.len() as u64, to);
+        job.tags.iter().for_each(|tag| text(tag.as_str(), to));
+    }
+    if !job.metadata.is_empty() {
+        varint(job.metadata.len() as u64, to);
+        for (key, value) in &job.metadata {
+            text(key, to);
+            text(value, to);
+        }
+    }
+    if let Some(trace) = &job.trace {
+        text(trace, to);
+    }
+    if let Some(parent) = job.parent {
+        to.extend(parent.to_bytes());
+    }
+}
+
+fn retry(policy: &Retry, to: &mut Vec<u8>) {
+    match &policy.backoff {
+        Backoff::Constant(delay) => {
+            to.push(0);
+            duration(*delay, to);
+        }
+        Backoff::Linear(step) => {
+            to.push(1);
+            duration(*step, to);
+        }
+        Backoff::Exponential { base, factor_milli } => {
+            to.push(2);
+            duration(*base, to);
+            varint((*factor_milli).into(), to);
+        }
+        Backoff::Custom(delays) => {
+            to.push(3);
+            varint(delays.len() as u64, to);
+            delays.iter().for_each(|delay| duration(*delay, to));
+        }
+    }
+    duration(policy.cap, to);
+    to.push(match policy.jitter {
+        Jitter::None => 0,
+        Jitter::Tenth => 1,
+        Jitter::Equal => 2,
+        Jitter::Full => 3,
+    });
+    option(policy.max_attempts, to, |runs, to| varint(runs.into(), to));
+    option(policy.max_duration, to, duration);
+}
+
+/// `at` is the time of the entry: a state that began then does not repeat it.
+fn condition(condition: &Condition, at: Timestamp, to: &mut Vec<u8>) {
+    let since = |tag: u8, since: Timestamp, to: &mut Vec<u8>| {
+        to.push(tag << 1 | u8::from(since == at));
+        if since != at {
+            time(since, to);
+        }
+    };
+    match &condition.state {
+        State::Blocked { unmet, not_before } => {
+            since(0, *not_before, to);
+            varint((*unmet).into(), to);
+        }
+        State::Scheduled { at } => since(1, *at, to),
+        State::Ready { since: ready } => since(2, *ready, to),
+        State::Running(lease) => {
+            since(3, lease.since, to);
+            varint(lease.token.0, to);
+            text(&lease.worker, to);
+            time(lease.until, to);
+            varint(lease.max_attempts.into(), to);
+            to.push(u8::from(lease.cancel_requested));
+        }
+        State::Completed { at } => since(4, *at, to),
+        State::Dead { at, reason } => {
+            since(5, *at, to);
+            to.push(match reason {
+                DeadReason::AttemptsExhausted => 0,
+                DeadReason::Permanent => 1,
+                DeadReason::DurationExhausted => 2,
+                DeadReason::Crashed => 3,
+                DeadReason::DependencyFailed => 4,
+            });
+        }
+        State::Cancelled { at, reason } => {
+            since(6, *at, to);
+            to.push(match reason {
+                CancelReason::Requested => 0,
+                CancelReason::Handler => 1,
+                CancelReason::Expired => 2,
+                CancelReason::Cleared => 3,
+                CancelReason::DependencyCancelled => 4,
+                CancelReason::Replaced => 5,
+            });
+        }
+    }
+    varint(condition.attempts.into(), to);
+    varint(condition.recoveries.into(), to);
+    varint(condition.generation.into(), to);
+}
+
+fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
+    match note {
+        None => to.push(0),
+        Some(Note::Started { worker }) => match &condition.state {
+            // The lease names the same worker.
+            State::Running(lease) if lease.worker == *worker => to.push(1),
+            _ => {
+                to.push(2);
+                text(worker, to);
+            }
+        },
+        Some(Note::Ended { end, output, error: why }) => {
+            to.push(3);
+            to.push(attempt_end(*end));
+            option(output.as_deref(), to, bytes);
+            option(why.as_ref(), to, error);
+        }
+        Some(Note::Reported(report)) => {
+            to.push(4);
+            option(report.progress.as_ref(), to, progress);
+            lines(report.lines.iter(), to);
+        }
+        Some(Note::Failed(why)) => {
+            to.push(5);
+            error(why, to);
+        }
+        Some(Note::Replayed { met }) => {
+            to.push(6);
+            ids(met, to);
+        }
+        Some(Note::Met { on }) => {
+            to.push(7);
+            to.extend(on.to_bytes());
+        }
+    }
+}
+
+fn attempt_end(end: AttemptEnd) -> u8 {
+    match end {
+        AttemptEnd::Completed => 0,
+        AttemptEnd::Failed => 1,
+        AttemptEnd::Snoozed => 2,
+        AttemptEnd::Released => 3,
+        AttemptEnd::Cancelled => 4,
+        AttemptEnd::Crashed => 5,
+    }
+}
+
+fn progress(progress: &Progress, to: &mut Vec<u8>) {
+    to.push(progress.percent);
+    text(&progress.note, to);
+}
+
+fn lines<'a>(lines: impl ExactSizeIterator<Item = &'a LogLine>, to: &mut Vec<u8>) {
+    varint(lines.len() as u64, to);
+    for line in lines {
+        time(line.at, to);
+        varint(line.attempt.into(), to);
+        text(&line.text, to);
+    }
+}
+
+const SHORT: Wrong = "it ends too early";
+const RANGE: Wrong = "a number in it is out of range";
+
+/// What is left to read of one entry.
+struct Reader<'a> {
+    left: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], Wrong> {
+        let (taken, left) = self.left.split_at_checked(count).ok_or(SHORT)?;
+        self.left = left;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Wrong> {
+        self.take(N)?.try_into().map_err(|_| SHORT)
+    }
+
+    fn byte(&mut self) -> Result<u8, Wrong> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    fn flag(&mut self) -> Result<bool, Wrong> {
+        match self.byte()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err("a flag in it is neither set nor unset"),
+        }
+    }
+
+    fn long(&mut self) -> Result<u64, Wrong> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn varint(&mut self) -> Result<u64, Wrong> {
+        let mut number = 0u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                return Err(RANGE);
+            }
+            number |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(RANGE)
+    }
+
+    fn short(&mut self) -> Result<u32, Wrong> {
+        u32::try_from(self.varint()?).map_err(|_| RANGE)
+    }
+
+    /// A count of things of which each takes at least `size` bytes.
+    fn count(&mut self, size: usize) -> Result<usize, Wrong> {
+        let count = usize::try_from(self.varint()?).map_err(|_| RANGE)?;
+        if count > self.left.len() / size { Err(SHORT) } else { Ok(count) }
+    }
+
+    fn time(&mut self) -> Result<Timestamp, Wrong> {
+        Ok(Timestamp::from_micros(i64::from_le_bytes(self.array()?)))
+    }
+
+    fn duration(&mut self) -> Result<Duration, Wrong> {
+        let (seconds, nanos) = (self.varint()?, self.short()?);
+        if nanos < 1_000_000_000 { Ok(Duration::new(seconds, nanos)) } else { Err(RANGE) }
+    }
+
+    fn bytes(&mut self) -> Result<&'a [u8], Wrong> {
+        let count = self.count(1)?;
+        self.take(count)
+    }
+
+    fn text(&mut self) -> Result<&'a str, Wrong> {
+        core::str::from_utf8(self.bytes()?).map_err(|_| "a text in it is not UTF-8")
+    }
+
+    fn name(&mut self) -> Result<Name, Wrong> {
+        Name::new(self.text()?).map_err(|_| "a name in it is not a name")
+    }
+
+    fn error(&mut self) -> Result<ErrorText, Wrong> {
+        Ok(ErrorText::new(self.text()?))
+    }
+
+    fn id(&mut self) -> Result<JobId, Wrong> {
+        Ok(JobId::from_bytes(self.array()?))
+    }
+
+    fn ids(&mut self) -> Result<Vec<JobId>, Wrong> {
+        (0..self.count(16)?).map(|_| self.id()).collect()
+    }
+
+    fn option<T>(
+        &mut self,
+        get: impl FnOnce(&mut Self) -> Result<T, Wrong>,
+    ) -> Result<Option<T>, Wrong> {
+        if self.flag()? { get(self).map(Some) } else { Ok(None) }
+    }
+
+    fn new_job(&mut self) -> Result<NewJob, Wrong> {
+        let (id, kind, queue) = (self.id()?, self.name()?, self.name()?);
+        let mut job = NewJob::new(id, kind, queue, self.bytes()?);
+        job.priority = Priority(i32::from_le_bytes(self.array()?));
+        let fields = self.varint()?;
+        if fields & !present::ALL != 0 {
+            return Err("it has fields that this version does not know");
+        }
+        let has = |bit| fields & bit != 0;
+        if has(present::START_AFTER) {
+            job.start = Start::After(self.duration()?);
+        } else if has(present::START_AT) {
+            job.start = Start::At(self.time()?);
+        }
+        if has(present::UNIQUE) {
+            job.unique = Some(Unique {
+                key: self.text()?.to_string(),
+                scope: if self.flag()? { UniqueScope::Any } else { UniqueScope::Open },
+                window: self.option(Reader::duration)?,
+            });
+        }
+        if has(present::DEPENDS_ON) {
+            job.depends_on =
+                (0..self.count(17)?).map(|_| self.dependency()).collect::<Result<_, _>>()?;
+        }
+        if has(present::RETRY) {
+            job.retry = Some(self.retry()?);
+        }
+        if has(present::MAX_ATTEMPTS) {
+            job.max_attempts = Some(self.short()?);
+        }
+        if has(present::TIMEOUT) {
+            job.timeout = Some(Timeout::After(self.duration()?));
+        } else if has(present::TIMEOUT_OFF) {
+            job.timeout = Some(Timeout::Off);
+        }
+        if has(present::EXPIRES) {
+            job.expires_after = Some(self.duration()?);
+        }
+        if has(present::TAGS) {
+            job.tags = (0..self.count(2)?).map(|_| self.name()).collect::<Result<_, _>>()?;
+        }
+        if has(present::METADATA) {
+            let entries = (0..self.count(2)?)
+                .map(|_| Ok((self.text()?.to_string(), self.text()?.to_string())));
+            job.metadata = entries.collect::<Result<BTreeMap<_, _>, Wrong>>()?;
+        }
+        if has(present::TRACE) {
+            job.trace = Some(self.text()?.to_string());
+        }
+        if has(present::PARENT) {
+            job.parent = Some(self.id()?);
+        }
+        Ok(job)
+    }
+
+    fn dependency(&mut self) -> Result<Dependency, Wrong> {
+        let on = self.id()?;
+        let on_failure = match self.byte()? {
+            0 => OnFailure::Cascade,
+            1 => OnFailure::Ignore,
+            2 => OnFailure::Wait,
+            _ => return Err(RANGE),
+        };
+        Ok(Dependency { on, on_failure })
+    }
+
+    fn retry(&mut self) -> Result<Retry, Wrong> {
+        let backoff = match self.byte()? {
+            0 => Backoff::Constant(self.duration()?),
+            1 => Backoff::Linear(self.duration()?),
+            2 => Backoff::Exponential { base: self.duration()?, factor_milli: self.short()? },
+            3 => {
+                let delays = (0..self.count(2)?).map(|_| self.duration());
+                Backoff::Custom(delays.collect::<Result<_, _>>()?)
+            }
+            _ => return Err(RANGE),
+        };
+        Ok(Retry {
+            backoff,
+            cap: self.duration()?,
+            jitter: match self.byte()? {
+                0 => Jitter::None,
+                1 => Jitter::Tenth,
+                2 => Jitter::Equal,
+                3 => Jitter::Full,
+                _ => return Err(RANGE),
+            },
+            max_attempts: self.option(Reader::short)?,
+            max_duration: self.option(Reader::duration)?,
+        })
+    }
+
+    fn condition(&mut self, at: Timestamp) -> Result<Condition, Wrong> {
+        let tag = self.byte()?;
+        let since = if tag & 1 == 1 { at } else { self.time()? };
+        let state = match tag >> 1 {
+            0 => State::Blocked { not_before: since, unmet: self.short()? },
+            1 => State::Scheduled { at: since },
+            2 => State::Ready { since },
+            3 => State::Running(Lease {
+                since,
+                token: LeaseToken(self.varint()?),
+                worker: self.text()?.into(),
+                until: self.time()?,
+                max_attempts: self.short()?,
+                cancel_requested: self.flag()?,
+            }),
+            4 => State::Completed { at: since },
+            5 => State::Dead { at: since, reason: self.dead_reason()? },
+            6 => State::Cancelled { at: since, reason: self.cancel_reason()? },
+            _ => return Err(RANGE),
+        };
+        Ok(Condition {
+            state,
+            attempts: self.short()?,
+            recoveries: self.short()?,
+            generation: self.short()?,
+        })
+    }
+
+    fn dead_reason(&mut self) -> Result<DeadReason, Wrong> {
+        Ok(match self.byte()? {
+            0 => DeadReason::AttemptsExhausted,
+            1 => DeadReason::Permanent,
+            2 => DeadReason::DurationExhausted,
+            3 => DeadReason::Crashed,
+            4 => DeadReason::DependencyFailed,
+            _ => return Err(RANGE),
+        })
+    }
+
+    fn cancel_reason(&mut self) -> Result<CancelReason, Wrong> {
+        Ok(match self.byte()? {
+            0 => CancelReason::Requested,
+            1 => CancelReason::Handler,
+            2 => CancelReason::Expired,
+            3 => CancelReason::Cleared,
+            4 => CancelReason::DependencyCancelled,
+            5 => CancelReason::Replaced,
+            _ => return Err(RANGE),
+        })
+    }
+
+    fn attempt_end(&mut self) -> Result<AttemptEnd, Wrong> {
+        Ok(match self.byte()? {
+            0 => AttemptEnd::Completed,
+            1 => AttemptEnd::Failed,
+            2 => AttemptEnd::Snoozed,
+            3 => AttemptEnd::Released,
+            4 => AttemptEnd::Cancelled,
+            5 => AttemptEnd::Crashed,
+            _ => return Err(RANGE),
+        })
+    }
+
+    fn note(&mut self, condition: &Condition) -> Result<Option<Note>, Wrong> {
+        Ok(Some(match self.byte()? {
+            0 => return Ok(None),
+            1 => match &condition.state {
+                State::Running(lease) => Note::Started { worker: lease.worker.clone() },
+                _ => return Err("it tells of a start of a job that does not run"),
+            },
+            2 => Note::Started { worker: self.text()?.into() },
+            3 => Note::Ended {
+                end: self.attempt_end()?,
+                output: self.option(Reader::bytes)?.map(Into::into),
+                error: self.option(Reader::error)?,
+            },
+            4 => Note::Reported(Report {
+                progress: self.option(Reader::progress)?,
+                lines: self.lines()?,
+            }),
+            5 => Note::Failed(self.error()?),
+            6 => Note::Replayed { met: self.ids()? },
+            7 => Note::Met { on: self.id()? },
+            _ => return Err(RANGE),
+        }))
+    }
+
+    fn progress(&mut self) -> Result<Progress, Wrong> {
+        Ok(Progress { percent: self.byte()?, note: self.text()?.to_string() })
+    }
+
+    fn lines(&mut self) -> Result<Vec<LogLine>, Wrong> {
+        let line = |from: &mut Self| {
+            let (at, attempt) = (from.time()?, from.short()?);
+            Ok(LogLine { at, attempt, text: from.text()?.to_string() })
+        };
+        (0..self.count(10)?).map(|_| line(self)).collect()
+    }
+
+    fn attempt(&mut self) -> Result<AttemptRecord, Wrong> {
+        Ok(AttemptRecord {
+            number: self.short()?,
+            worker: self.text()?.into(),
+            started_at: self.time()?,
+            ended: self.option(|from| Ok((from.time()?, from.attempt_end()?)))?,
+            error: self.option(Reader::error)?,
+        })
+    }
+
+    fn whole(&mut self) -> Result<JobRecord, Wrong> {
+        let job = Arc::new(self.new_job()?);
+        let sequence = self.varint()?;
+        let (created_at, updated_at) = (self.time()?, self.time()?);
+        let condition = self.condition(updated_at)?;
+        Ok(JobRecord {
+            job,
+            sequence,
+            condition,
+            created_at,
+            updated_at,
+            first_started_at: self.option(Reader::time)?,
+            output: self.option(Reader::bytes)?.map(Into::into),
+            error: self.option(Reader::error)?,
+            attempts: (0..self.count(12)?)
+                .map(|_| self.attempt())
+                .collect::<Result<VecDeque<_>, _>>()?,
+            attempts_dropped: self.short()?,
+            progress: self.option(Reader::progress)?,
+            log: self.lines()?.into(),
+            log_dropped: self.short()?,
+            met: self.ids()?,
+        })
+    }
+}

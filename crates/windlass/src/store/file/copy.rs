@@ -1,0 +1,122 @@
+//! Copies of a store, and whether one is whole.
+//!
+//! A copy can be taken while the store is open. The journal is only ever appended to, so a copy of
+//! its newest segment, and then of all before it, is the state at one moment: that of the last
+//! whole commit in the copy of the newest. A segment that leaves meanwhile is noticed, because
+//! commits say which segment is the oldest that is needed, and the copy is begun anew.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::OpenError;
+use super::book::{Book, BookOptions, COPY_MARK};
+use super::disk::RealDisk;
+use crate::store::file::Space;
+
+/// What a check found.
+#[derive(Clone, Debug, Default)]
+pub struct Checked {
+    /// Jobs in the store.
+    pub jobs: u64,
+    /// Commits in the journal.
+    pub commits: u64,
+    /// What it takes on the disk.
+    pub space: Space,
+    /// Where an unfinished commit was cut off: harmless, it was never acknowledged.
+    pub torn: Option<String>,
+    /// Everything that is wrong, in words.
+    pub wrong: Vec<String>,
+}
+
+/// Reads every byte of the store at `path` and compares everything with everything. Changes
+/// nothing; refuses a store that someone has open.
+pub fn check(path: &Path) -> Result<Checked, OpenError> {
+    let disk = Arc::new(RealDisk::open_existing(path)?);
+    let (mut book, found) = Book::read(disk, &BookOptions::default(), false)?;
+    Ok(Checked {
+        jobs: book.ledger().glimpses_after(0).count() as u64,
+        commits: found.commits,
+        space: book.space(),
+        torn: found.torn,
+        wrong: book.check(),
+    })
+}
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Jobs in the copy.
+    pub jobs: u64,
+    /// Bytes of it.
+    pub bytes: u64,
+}
+
+/// Copies the store at `from`, which may be open, to the new directory `to`, and reads the copy
+/// back. Everything acknowledged before the call is in it.
+///
+/// Whoever opens the copy goes on with lease tokens far beyond those of the original, so that a
+/// worker of the one can never settle a job of the other.
+pub fn back_up(from: &Path, to: &Path) -> Result<Copied, OpenError> {
+    if !from.join("lock").exists() {
+        return Err(OpenError::NoStore { path: from.display().to_string() });
+    }
+    let failed = |error| OpenError::io(to, "copy the store to", error);
+    if to.exists() {
+        return Err(failed(io::Error::from(io::ErrorKind::AlreadyExists)));
+    }
+    let mut name = to.file_name().unwrap_or_default().to_os_string();
+    name.push(".unfinished");
+    let unfinished = to.with_file_name(name);
+    let mut tries = 0;
+    let (bytes, checked) = loop {
+        tries += 1;
+        let _ = fs::remove_dir_all(&unfinished);
+        drop(RealDisk::open(&unfinished)?);
+        let bytes = copy_segments(from, &unfinished).map_err(failed)?;
+        match check(&unfinished) {
+            Ok(checked) if checked.wrong.is_empty() => break (bytes, checked),
+            // A segment left while it was being copied: what it held stands further on by now.
+            _ if tries < TRIES => {}
+            Ok(checked) => {
+                let why = checked.wrong.join("; ");
+                return Err(OpenError::Damaged { file: "the copy".to_string(), at: 0, why });
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    let mark = File::create(unfinished.join(COPY_MARK)).and_then(|mark| mark.sync_all());
+    mark.and_then(|()| File::open(&unfinished)?.sync_all()).map_err(failed)?;
+    fs::rename(&unfinished, to).map_err(failed)?;
+    let parent = to.canonicalize().ok().and_then(|to| to.parent().map(Path::to_path_buf));
+    parent.map_or(Ok(()), |parent| File::open(parent)?.sync_all()).map_err(failed)?;
+    Ok(Copied { jobs: checked.jobs, bytes })
+}
+
+/// How often a copy is begun anew when segments leave meanwhile.
+const TRIES: usize = 10;
+
+/// Copies the newest segment first: each one then holds everything that came before what is
+/// already in the copy.
+fn copy_segments(from: &Path, to: &Path) -> io::Result<u64> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(from)? {
+        names.extend(entry?.file_name().into_string());
+    }
+    names.retain(|name| name.starts_with("journal-"));
+    names.sort_unstable();
+    let mut bytes = 0;
+    for name in names.iter().rev() {
+        match fs::copy(from.join(name), to.join(name)) {
+            Ok(copied) => {
+                File::open(to.join(name))?.sync_all()?;
+                bytes += copied;
+            }
+            // It left. If it is missed, the check will tell.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(bytes)
+}
