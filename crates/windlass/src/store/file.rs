@@ -15,6 +15,8 @@ mod codec;
 mod copy;
 mod disk;
 mod journal;
+mod layout;
+mod scan;
 
 use std::collections::VecDeque;
 use std::path::Path;

@@ -326,7 +326,7 @@ impl Directory {
         let made = MADE.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         let name = format!("windlass-{}-{made}", std::process::id());
         let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        std::fs::create_dir_all(&path).unwrap();
+        std::fs::create_dir_all(&path).expect("a directory of its own");
         Self(path)
     }
 

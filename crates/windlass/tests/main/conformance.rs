@@ -42,12 +42,12 @@ impl Harness for Files {
     async fn fresh(&self, limits: Limits) -> Arc<dyn Store> {
         let made = self.made.fetch_add(1, Ordering::SeqCst);
         let path = self.directory.path().join(made.to_string());
-        let disk = Arc::new(RealDisk::open(&path).unwrap());
+        let disk = Arc::new(RealDisk::open(&path).expect("opens"));
         let book = BookOptions { limits, segment_bytes: Some(64 << 10), ..Default::default() };
         // What the suite proves is the rules, not the syncs.
         let options = FileOptions { book, durability: Durability::Relaxed(Duration::MAX) };
         let wake = Arc::new(LocalWake::new());
-        Arc::new(FileStore::on_disk(disk, &options, self.clock.clone(), wake).unwrap())
+        Arc::new(FileStore::on_disk(disk, &options, self.clock.clone(), wake).expect("opens"))
     }
 
     async fn advance(&self, by: Duration) {

@@ -27,9 +27,9 @@ use windlass_core::time::{Now, Steady, Timestamp};
 use super::OpenError;
 use super::codec::{self, Entry};
 use super::disk::Disk;
-use super::journal::{
-    Batch, DEPTH_MAX, Found, Fragment, Full, Journal, Place, Retired, SEGMENT_HEADER, Unreadable,
-};
+use super::journal::{Batch, Fragment, Full, Journal, Retired};
+use super::layout::{DEPTH_MAX, Place, SEGMENT_HEADER, Unreadable};
+use super::scan::Found;
 use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
 
 /// Lease tokens are handed out before their claim is on the disk. A reopened store goes on this
@@ -57,7 +57,7 @@ const RECENT_BYTES: usize = 8 << 20;
 const PAGE_READS: usize = 2_000;
 
 /// How a store is opened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct BookOptions {
     /// The bounds in force.
     pub limits: Limits,
@@ -65,12 +65,6 @@ pub struct BookOptions {
     pub recovery: Recovery,
     /// The size of every segment; `None` lets it grow with the store from 4 to 64 MiB.
     pub segment_bytes: Option<u32>,
-}
-
-impl Default for BookOptions {
-    fn default() -> Self {
-        Self { limits: Limits::default(), recovery: Recovery::default(), segment_bytes: None }
-    }
 }
 
 /// What was found and done when a store was opened.

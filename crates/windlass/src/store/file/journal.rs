@@ -17,21 +17,15 @@ use std::io;
 use std::sync::Arc;
 
 use windlass_core::record::Floors;
-use windlass_core::time::Timestamp;
 
 use super::OpenError;
 use super::disk::{Disk, DiskFile};
+use super::layout::{
+    ENTRY_HEADER, HEADER, Header, LAST, Place, SEAL, SEGMENT_HEADER, SPARE, Unreadable, check_body,
+    entries_from, entry_at, length_at, padded, parse_name, segment_header, segment_name, show,
+};
+use super::scan::{Found, Read, Scan};
 
-/// The version of the format this program writes. It reads every version up to it.
-const VERSION: u32 = 1;
-const SEGMENT_MAGIC: [u8; 8] = *b"WINDLASS";
-/// Bytes in front of the first fragment of a segment.
-pub(super) const SEGMENT_HEADER: u32 = 64;
-const MAGIC: u32 = u32::from_le_bytes(*b"wlfr");
-/// Bytes in front of the entries of a fragment.
-const HEADER: usize = 96;
-/// Bytes in front of an entry: its length and its checksum.
-const ENTRY_HEADER: usize = 8;
 /// The largest segment: an offset within it has 26 bits in a [`Place`].
 const SEGMENT_MAX: u32 = 64 << 20;
 /// The smallest segment: what a new store takes.
@@ -40,34 +34,6 @@ const SEGMENT_MIN: u32 = 4 << 20;
 const SEGMENT_LAST_RESORT: u32 = 1 << 20;
 /// How much is read at once from a segment that is no longer written.
 const READ_AHEAD: usize = 64 << 10;
-
-const LAST: u32 = 1;
-const SEAL: u32 = 2;
-
-/// Where an entry stands, and how many updates lie between it and the base of its chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) segment: u32,
-    pub(super) offset: u32,
-    pub(super) depth: u8,
-}
-
-/// The longest chain of updates; beyond it the job is written whole.
-pub(super) const DEPTH_MAX: u8 = 63;
-
-impl Place {
-    pub(super) fn pack(self) -> u64 {
-        u64::from(self.segment) << 32 | u64::from(self.offset) << 6 | u64::from(self.depth)
-    }
-
-    pub(super) fn unpack(packed: u64) -> Self {
-        Self {
-            segment: (packed >> 32) as u32,
-            offset: (packed as u32) >> 6,
-            depth: packed as u8 & DEPTH_MAX,
-        }
-    }
-}
 
 /// The disk has no room for another segment.
 #[derive(Debug)]
@@ -160,26 +126,13 @@ pub(super) struct Journal {
     unused: Vec<String>,
 }
 
-/// What reading a journal found.
-#[derive(Debug, Default)]
-pub(super) struct Found {
-    pub(super) floors: Floors,
-    pub(super) commits: u64,
-    /// Where an unfinished commit was cut off, and what it was.
-    pub(super) torn: Option<String>,
-}
-
-/// Damage found while reading one entry.
-#[derive(Debug)]
-pub(super) struct Unreadable(pub(super) String);
-
 impl Journal {
     /// Reads every commit on the disk, oldest first, and answers with a journal that goes on after
     /// the last whole one. `read` is given each entry of each whole commit and where it stands.
     pub(super) fn open(
         disk: Arc<dyn Disk>,
         fixed_size: Option<u32>,
-        read: &mut dyn FnMut(Place, &[u8]) -> Result<(), String>,
+        read: Read<'_>,
     ) -> Result<(Self, Found), OpenError> {
         let failed = |error| OpenError::disk("list the files", error);
         let mut numbers = Vec::new();
@@ -215,9 +168,28 @@ impl Journal {
             scan.segment(*number, &content, read)?;
             journal.segments.insert(*number, segment);
         }
-        let found = scan.finish(&mut journal)?;
+        let found = scan.finish()?;
+        journal.resume(&found);
         journal.unused.extend(leftovers);
         Ok((journal, found))
+    }
+
+    /// Goes on where the scan found the end. What stands behind it was never acknowledged, and
+    /// what was let go is not needed.
+    fn resume(&mut self, found: &Found) {
+        let Found { active, oldest, .. } = *found;
+        let unused = |number: &u32| *number > active || *number < oldest;
+        self.unused = self.segments.keys().copied().filter(unused).map(segment_name).collect();
+        self.segments.retain(|number, _| !unused(number));
+        for (number, segment) in &mut self.segments {
+            segment.end = found.ends.get(number).map_or(segment.bytes, |end| *end);
+            segment.end = segment.end.min(segment.bytes);
+        }
+        self.active = active;
+        self.oldest = oldest;
+        self.next_commit = found.commit + 1;
+        self.landed = found.commit;
+        self.opening = found.opening;
     }
 
     /// Deletes files that hold nothing that was ever acknowledged, or that are no longer needed,
@@ -610,384 +582,4 @@ impl Retired {
         self.disk.sync_directory()?;
         Ok(Some((self.spare, self.bytes)))
     }
-}
-
-const SPARE: &str = "spare-";
-
-fn segment_name(number: u32) -> String {
-    format!("journal-{number:08x}")
-}
-
-fn parse_name(name: &str) -> Option<u32> {
-    let digits = name.strip_prefix("journal-").filter(|digits| digits.len() == 8)?;
-    u32::from_str_radix(digits, 16).ok().filter(|number| segment_name(*number) == name)
-}
-
-fn padded(offset: u32) -> u32 {
-    offset.next_multiple_of(8)
-}
-
-fn show(place: Place) -> String {
-    format!("{} at byte {}", segment_name(place.segment), place.offset)
-}
-
-fn segment_header(number: u32, bytes: u32) -> Vec<u8> {
-    let mut header = Vec::with_capacity(SEGMENT_HEADER as usize);
-    header.extend(SEGMENT_MAGIC);
-    header.extend(VERSION.to_le_bytes());
-    header.extend(number.to_le_bytes());
-    header.extend(bytes.to_le_bytes());
-    let check = crc32fast::hash(&header);
-    header.extend(check.to_le_bytes());
-    header.resize(SEGMENT_HEADER as usize, 0);
-    header
-}
-
-/// What stands in front of a fragment.
-#[derive(Clone, Copy, Debug)]
-struct Header {
-    segment: u32,
-    offset: u32,
-    length: u32,
-    /// Over the lengths and checksums of the entries.
-    check: u32,
-    commit: u64,
-    synced: u64,
-    index: u32,
-    flags: u32,
-    opening: u32,
-    oldest: u32,
-    floors: Floors,
-}
-
-impl Header {
-    fn encode(&self) -> [u8; HEADER] {
-        let mut to = Vec::with_capacity(HEADER);
-        to.extend(MAGIC.to_le_bytes());
-        to.extend([0; 4]);
-        for number in [self.segment, self.offset, self.length, self.check] {
-            to.extend(number.to_le_bytes());
-        }
-        to.extend(self.commit.to_le_bytes());
-        to.extend(self.synced.to_le_bytes());
-        for number in [self.index, self.flags, self.opening, self.oldest] {
-            to.extend(number.to_le_bytes());
-        }
-        for number in [self.floors.sequence, self.floors.token, self.floors.event] {
-            to.extend(number.to_le_bytes());
-        }
-        to.extend(self.floors.wall.as_micros().to_le_bytes());
-        to.resize(HEADER, 0);
-        let check = crc32fast::hash(&to[8..]);
-        to[4..8].copy_from_slice(&check.to_le_bytes());
-        to.try_into().unwrap_or([0; HEADER])
-    }
-
-    /// The header in these bytes, if it belongs at this place.
-    fn decode(bytes: &[u8], segment: u32, offset: u32) -> Option<Self> {
-        let bytes = bytes.get(..HEADER)?;
-        let short = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or([0; 4]));
-        let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or([0; 8]));
-        let belongs = short(0) == MAGIC && short(8) == segment && short(12) == offset;
-        if !belongs || short(4) != crc32fast::hash(&bytes[8..]) {
-            return None;
-        }
-        Some(Self {
-            segment,
-            offset,
-            length: short(16),
-            check: short(20),
-            commit: long(24),
-            synced: long(32),
-            index: short(40),
-            flags: short(44),
-            opening: short(48),
-            oldest: short(52),
-            floors: Floors {
-                sequence: long(56),
-                token: long(64),
-                event: long(72),
-                wall: Timestamp::from_micros(long(80) as i64),
-            },
-        })
-    }
-}
-
-fn length_at(bytes: &[u8], at: usize) -> Option<usize> {
-    let length: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
-    Some(u32::from_le_bytes(length) as usize)
-}
-
-fn entry_at(bytes: &[u8], at: usize, place: Place) -> Result<Vec<u8>, Unreadable> {
-    let unreadable = |why: &str| Unreadable(format!("{}: {why}", show(place)));
-    let length = length_at(bytes, at).ok_or_else(|| unreadable("it is cut off"))?;
-    let check = length_at(bytes, at + 4).ok_or_else(|| unreadable("it is cut off"))?;
-    let from = at + ENTRY_HEADER;
-    let body = bytes.get(from..from + length).ok_or_else(|| unreadable("it is cut off"))?;
-    if crc32fast::hash(body) as usize != check {
-        return Err(unreadable("its checksum does not match"));
-    }
-    Ok(body.to_vec())
-}
-
-/// The entries of a body that was checked, each with its offset, from `at` on.
-fn entries_from(body: &[u8], mut at: usize) -> impl Iterator<Item = (usize, &[u8])> {
-    std::iter::from_fn(move || {
-        let start = at;
-        let length = length_at(body, start)?;
-        let entry = body.get(start + ENTRY_HEADER..start + ENTRY_HEADER + length)?;
-        at = start + ENTRY_HEADER + length;
-        Some((start, entry))
-    })
-}
-
-fn check_body(header: &Header, body: &[u8]) -> Result<(), &'static str> {
-    let mut check = crc32fast::Hasher::new();
-    let mut at = 0;
-    while at < body.len() {
-        let head = body.get(at..at + ENTRY_HEADER).ok_or("an entry is cut off")?;
-        check.update(head);
-        let length = length_at(head, 0).unwrap_or(0);
-        let from = at + ENTRY_HEADER;
-        let entry = body.get(from..from + length).ok_or("an entry is cut off")?;
-        if length_at(head, 4) != Some(crc32fast::hash(entry) as usize) {
-            return Err("the checksum of an entry does not match");
-        }
-        at = from + length;
-    }
-    if check.finalize() == header.check { Ok(()) } else { Err("its checksum does not match") }
-}
-
-/// Reads segments in order and finds where the journal ends.
-struct Scan {
-    /// Which fragment comes next; commit 0 before the first was read.
-    commit: u64,
-    index: u32,
-    /// Fragments of the commit that is not yet whole.
-    pending: Vec<(Header, Vec<u8>)>,
-    /// Where the next fragment should stand and does not.
-    gap: Option<Gap>,
-    /// Something stands behind the gap that cannot count: the tail is torn.
-    torn: bool,
-    last: Option<Header>,
-    /// Where the last whole commit ends.
-    tail: Option<(u32, u32)>,
-    first_segment: Option<u32>,
-    previous_segment: Option<u32>,
-    /// Where the fragments of each segment end.
-    ends: BTreeMap<u32, u32>,
-    /// Segments whose own header cannot be read.
-    headless: Vec<(u32, &'static str)>,
-    commits: u64,
-}
-
-#[derive(Clone, Copy)]
-struct Gap {
-    segment: u32,
-    offset: u32,
-    why: &'static str,
-}
-
-impl Scan {
-    fn new(first_segment: Option<u32>) -> Self {
-        Self {
-            commit: 0,
-            index: 0,
-            pending: Vec::new(),
-            gap: None,
-            torn: false,
-            last: None,
-            tail: None,
-            first_segment,
-            previous_segment: None,
-            ends: BTreeMap::new(),
-            headless: Vec::new(),
-            commits: 0,
-        }
-    }
-
-    fn segment(
-        &mut self,
-        number: u32,
-        content: &[u8],
-        read: &mut dyn FnMut(Place, &[u8]) -> Result<(), String>,
-    ) -> Result<(), OpenError> {
-        if let Some(previous) = self.previous_segment.replace(number)
-            && previous + 1 != number
-        {
-            let missing = segment_name(previous + 1);
-            return Err(OpenError::damaged(&missing, 0, "the file is missing"));
-        }
-        match check_segment_header(number, content) {
-            Ok(()) => {}
-            Err(SegmentProblem::Newer(version)) => {
-                return Err(OpenError::Newer { version, known: VERSION });
-            }
-            Err(SegmentProblem::Damaged(why)) => self.headless.push((number, why)),
-        }
-        let mut at = SEGMENT_HEADER;
-        while !self.torn {
-            let (header, body) = match self.fragment(number, content, at) {
-                Ok(next) => next,
-                // Unused, torn or damaged: what stands further on will tell.
-                Err(why) => {
-                    self.gap.get_or_insert(Gap { segment: number, offset: at, why });
-                    break;
-                }
-            };
-            self.gap = None;
-            at = padded(at + HEADER as u32 + header.length);
-            self.take(header, body, at, read)?;
-        }
-        self.ends.insert(number, at);
-        self.look_ahead(number, content, at)
-    }
-
-    /// The fragment at `at`, if it is the one that comes next.
-    fn fragment(
-        &self,
-        number: u32,
-        content: &[u8],
-        at: u32,
-    ) -> Result<(Header, Vec<u8>), &'static str> {
-        let bytes = content.get(at as usize..).unwrap_or_default();
-        let header = Header::decode(bytes, number, at).ok_or("no commit can be read here")?;
-        if header.opening < self.newest_opening() {
-            return Err("only an older commit stands here");
-        }
-        // The oldest segment may begin in the middle of a commit.
-        if self.commit != 0 && (header.commit, header.index) != (self.commit, self.index) {
-            return Err("another commit stands here");
-        }
-        if header.flags & SEAL != 0 {
-            return Err("the journal was sealed here");
-        }
-        let from = at as usize + HEADER;
-        let body = content.get(from..from + header.length as usize);
-        let body = body.ok_or("the commit is cut off")?;
-        check_body(&header, body)?;
-        Ok((header, body.to_vec()))
-    }
-
-    fn newest_opening(&self) -> u32 {
-        self.last.as_ref().map_or(0, |last| last.opening)
-    }
-
-    fn take(
-        &mut self,
-        header: Header,
-        body: Vec<u8>,
-        end: u32,
-        read: &mut dyn FnMut(Place, &[u8]) -> Result<(), String>,
-    ) -> Result<(), OpenError> {
-        let last = header.flags & LAST != 0;
-        (self.commit, self.index) =
-            if last { (header.commit + 1, 0) } else { (header.commit, header.index + 1) };
-        let segment = header.segment;
-        self.pending.push((header, body));
-        if !last {
-            return Ok(());
-        }
-        for (header, body) in std::mem::take(&mut self.pending) {
-            let from = header.offset + HEADER as u32;
-            for (within, entry) in entries_from(&body, 0) {
-                let offset = from + within as u32;
-                let place = Place { segment: header.segment, offset, depth: 0 };
-                read(place, entry).map_err(|why| {
-                    OpenError::damaged(&segment_name(header.segment), offset.into(), &why)
-                })?;
-            }
-            self.last = Some(header);
-        }
-        self.tail = Some((segment, end));
-        self.commits += 1;
-        Ok(())
-    }
-
-    /// Looks for fragments that cannot count because one before them is missing. One that knew the
-    /// missing commit to be durable proves damage; any other only shows that the tail is torn.
-    fn look_ahead(&mut self, number: u32, content: &[u8], from: u32) -> Result<(), OpenError> {
-        let Some(gap) = self.gap else { return Ok(()) };
-        let newest = self.newest_opening();
-        for at in (from as usize..content.len().saturating_sub(HEADER - 1)).step_by(8) {
-            if content[at..at + 4] != MAGIC.to_le_bytes() {
-                continue;
-            }
-            let Some(header) = Header::decode(&content[at..], number, at as u32) else { continue };
-            if header.opening < newest {
-                continue;
-            }
-            if header.synced >= self.commit.max(1) {
-                let name = segment_name(gap.segment);
-                return Err(OpenError::damaged(&name, gap.offset.into(), gap.why));
-            }
-            self.torn |= header.flags & SEAL == 0;
-        }
-        Ok(())
-    }
-
-    fn finish(mut self, journal: &mut Journal) -> Result<Found, OpenError> {
-        let Some(first) = self.first_segment else { return Ok(Found::default()) };
-        let oldest = self.last.map_or(first, |last| last.oldest);
-        if oldest < first {
-            return Err(OpenError::damaged(&segment_name(oldest), 0, "the file is missing"));
-        }
-        if self.last.is_none() && first > 1 {
-            let name = segment_name(first);
-            return Err(OpenError::damaged(&name, SEGMENT_HEADER.into(), "no commit can be read"));
-        }
-        let (segment, end) = self.tail.unwrap_or((0, SEGMENT_HEADER));
-        if let Some((number, why)) = self.headless.iter().find(|(number, _)| *number <= segment) {
-            return Err(OpenError::damaged(&segment_name(*number), 0, why));
-        }
-        let torn_at = self.pending.first().map(|(header, _)| (header.segment, header.offset));
-        let torn_at = torn_at.or(self.gap.map(|gap| (gap.segment, gap.offset)));
-        let torn = (self.torn || !self.pending.is_empty()).then_some(torn_at).flatten();
-        // What stands behind the tail was never acknowledged, and what was let go is not needed.
-        let unused = |number: &u32| *number > segment || *number < oldest;
-        journal.unused =
-            journal.segments.keys().copied().filter(unused).map(segment_name).collect();
-        journal.segments.retain(|number, _| !unused(number));
-        self.ends.insert(segment, end);
-        for (number, kept) in &mut journal.segments {
-            kept.end = self.ends.get(number).map_or(kept.bytes, |end| *end).min(kept.bytes);
-        }
-        journal.active = segment;
-        journal.oldest = oldest;
-        journal.next_commit = self.last.map_or(1, |last| last.commit + 1);
-        journal.landed = journal.next_commit - 1;
-        journal.opening = self.last.map_or(0, |last| last.opening);
-        Ok(Found {
-            floors: self.last.map_or_else(Floors::default, |last| last.floors),
-            commits: self.commits,
-            torn: torn
-                .map(|(segment, offset)| format!("{} at byte {offset}", segment_name(segment))),
-        })
-    }
-}
-
-enum SegmentProblem {
-    Newer(u32),
-    Damaged(&'static str),
-}
-
-fn check_segment_header(number: u32, content: &[u8]) -> Result<(), SegmentProblem> {
-    let damaged = |why| Err(SegmentProblem::Damaged(why));
-    let Some(head) = content.get(..SEGMENT_HEADER as usize) else {
-        return damaged("it is shorter than its header");
-    };
-    let short = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or([0; 4]));
-    if head[..8] != SEGMENT_MAGIC || short(20) != crc32fast::hash(&head[..20]) {
-        return damaged("its header is damaged");
-    }
-    if short(8) > VERSION {
-        return Err(SegmentProblem::Newer(short(8)));
-    }
-    if short(12) != number {
-        return damaged("its header belongs to another segment");
-    }
-    if short(16) as usize != content.len() {
-        return damaged("it does not have the size its header says");
-    }
-    Ok(())
 }

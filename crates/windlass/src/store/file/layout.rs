@@ -1,0 +1,218 @@
+//! The bytes of the journal: segments, fragments and entries, as `docs/format.md` draws them.
+
+use windlass_core::record::Floors;
+use windlass_core::time::Timestamp;
+
+/// The version of the format this program writes. It reads every version up to it.
+pub(super) const VERSION: u32 = 1;
+pub(super) const SEGMENT_MAGIC: [u8; 8] = *b"WINDLASS";
+/// Bytes in front of the first fragment of a segment.
+pub(super) const SEGMENT_HEADER: u32 = 64;
+pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"wlfr");
+/// Bytes in front of the entries of a fragment.
+pub(super) const HEADER: usize = 96;
+/// Bytes in front of an entry: its length and its checksum.
+pub(super) const ENTRY_HEADER: usize = 8;
+pub(super) const LAST: u32 = 1;
+pub(super) const SEAL: u32 = 2;
+
+/// Where an entry stands, and how many updates lie between it and the base of its chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) segment: u32,
+    pub(super) offset: u32,
+    pub(super) depth: u8,
+}
+
+/// The longest chain of updates; beyond it the job is written whole.
+pub(super) const DEPTH_MAX: u8 = 63;
+
+impl Place {
+    pub(super) fn pack(self) -> u64 {
+        u64::from(self.segment) << 32 | u64::from(self.offset) << 6 | u64::from(self.depth)
+    }
+
+    pub(super) fn unpack(packed: u64) -> Self {
+        Self {
+            segment: (packed >> 32) as u32,
+            offset: (packed as u32) >> 6,
+            depth: packed as u8 & DEPTH_MAX,
+        }
+    }
+}
+
+pub(super) const SPARE: &str = "spare-";
+
+pub(super) fn segment_name(number: u32) -> String {
+    format!("journal-{number:08x}")
+}
+
+pub(super) fn parse_name(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix("journal-").filter(|digits| digits.len() == 8)?;
+    u32::from_str_radix(digits, 16).ok().filter(|number| segment_name(*number) == name)
+}
+
+pub(super) fn padded(offset: u32) -> u32 {
+    offset.next_multiple_of(8)
+}
+
+pub(super) fn show(place: Place) -> String {
+    format!("{} at byte {}", segment_name(place.segment), place.offset)
+}
+
+pub(super) fn segment_header(number: u32, bytes: u32) -> Vec<u8> {
+    let mut header = Vec::with_capacity(SEGMENT_HEADER as usize);
+    header.extend(SEGMENT_MAGIC);
+    header.extend(VERSION.to_le_bytes());
+    header.extend(number.to_le_bytes());
+    header.extend(bytes.to_le_bytes());
+    let check = crc32fast::hash(&header);
+    header.extend(check.to_le_bytes());
+    header.resize(SEGMENT_HEADER as usize, 0);
+    header
+}
+
+/// What stands in front of a fragment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    pub(super) segment: u32,
+    pub(super) offset: u32,
+    pub(super) length: u32,
+    /// Over the lengths and checksums of the entries.
+    pub(super) check: u32,
+    pub(super) commit: u64,
+    pub(super) synced: u64,
+    pub(super) index: u32,
+    pub(super) flags: u32,
+    pub(super) opening: u32,
+    pub(super) oldest: u32,
+    pub(super) floors: Floors,
+}
+
+impl Header {
+    pub(super) fn encode(&self) -> [u8; HEADER] {
+        let mut to = Vec::with_capacity(HEADER);
+        to.extend(MAGIC.to_le_bytes());
+        to.extend([0; 4]);
+        for number in [self.segment, self.offset, self.length, self.check] {
+            to.extend(number.to_le_bytes());
+        }
+        to.extend(self.commit.to_le_bytes());
+        to.extend(self.synced.to_le_bytes());
+        for number in [self.index, self.flags, self.opening, self.oldest] {
+            to.extend(number.to_le_bytes());
+        }
+        for number in [self.floors.sequence, self.floors.token, self.floors.event] {
+            to.extend(number.to_le_bytes());
+        }
+        to.extend(self.floors.wall.as_micros().to_le_bytes());
+        to.resize(HEADER, 0);
+        let check = crc32fast::hash(&to[8..]);
+        to[4..8].copy_from_slice(&check.to_le_bytes());
+        to.try_into().unwrap_or([0; HEADER])
+    }
+
+    /// The header in these bytes, if it belongs at this place.
+    pub(super) fn decode(bytes: &[u8], segment: u32, offset: u32) -> Option<Self> {
+        let bytes = bytes.get(..HEADER)?;
+        let short = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or([0; 4]));
+        let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or([0; 8]));
+        let belongs = short(0) == MAGIC && short(8) == segment && short(12) == offset;
+        if !belongs || short(4) != crc32fast::hash(&bytes[8..]) {
+            return None;
+        }
+        Some(Self {
+            segment,
+            offset,
+            length: short(16),
+            check: short(20),
+            commit: long(24),
+            synced: long(32),
+            index: short(40),
+            flags: short(44),
+            opening: short(48),
+            oldest: short(52),
+            floors: Floors {
+                sequence: long(56),
+                token: long(64),
+                event: long(72),
+                wall: Timestamp::from_micros(long(80) as i64),
+            },
+        })
+    }
+}
+
+pub(super) fn length_at(bytes: &[u8], at: usize) -> Option<usize> {
+    let length: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
+    Some(u32::from_le_bytes(length) as usize)
+}
+
+pub(super) fn entry_at(bytes: &[u8], at: usize, place: Place) -> Result<Vec<u8>, Unreadable> {
+    let unreadable = |why: &str| Unreadable(format!("{}: {why}", show(place)));
+    let length = length_at(bytes, at).ok_or_else(|| unreadable("it is cut off"))?;
+    let check = length_at(bytes, at + 4).ok_or_else(|| unreadable("it is cut off"))?;
+    let from = at + ENTRY_HEADER;
+    let body = bytes.get(from..from + length).ok_or_else(|| unreadable("it is cut off"))?;
+    if crc32fast::hash(body) as usize != check {
+        return Err(unreadable("its checksum does not match"));
+    }
+    Ok(body.to_vec())
+}
+
+/// Why an entry could not be read back.
+#[derive(Debug)]
+pub(super) struct Unreadable(pub(super) String);
+
+/// The entries of a body that was checked, each with its offset, from `at` on.
+pub(super) fn entries_from(body: &[u8], mut at: usize) -> impl Iterator<Item = (usize, &[u8])> {
+    std::iter::from_fn(move || {
+        let start = at;
+        let length = length_at(body, start)?;
+        let entry = body.get(start + ENTRY_HEADER..start + ENTRY_HEADER + length)?;
+        at = start + ENTRY_HEADER + length;
+        Some((start, entry))
+    })
+}
+
+pub(super) fn check_body(header: &Header, body: &[u8]) -> Result<(), &'static str> {
+    let mut check = crc32fast::Hasher::new();
+    let mut at = 0;
+    while at < body.len() {
+        let head = body.get(at..at + ENTRY_HEADER).ok_or("an entry is cut off")?;
+        check.update(head);
+        let length = length_at(head, 0).unwrap_or(0);
+        let from = at + ENTRY_HEADER;
+        let entry = body.get(from..from + length).ok_or("an entry is cut off")?;
+        if length_at(head, 4) != Some(crc32fast::hash(entry) as usize) {
+            return Err("the checksum of an entry does not match");
+        }
+        at = from + length;
+    }
+    if check.finalize() == header.check { Ok(()) } else { Err("its checksum does not match") }
+}
+
+pub(super) enum SegmentProblem {
+    Newer(u32),
+    Damaged(&'static str),
+}
+
+pub(super) fn check_segment_header(number: u32, content: &[u8]) -> Result<(), SegmentProblem> {
+    let damaged = |why| Err(SegmentProblem::Damaged(why));
+    let Some(head) = content.get(..SEGMENT_HEADER as usize) else {
+        return damaged("it is shorter than its header");
+    };
+    let short = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or([0; 4]));
+    if head[..8] != SEGMENT_MAGIC || short(20) != crc32fast::hash(&head[..20]) {
+        return damaged("its header is damaged");
+    }
+    if short(8) > VERSION {
+        return Err(SegmentProblem::Newer(short(8)));
+    }
+    if short(12) != number {
+        return damaged("its header belongs to another segment");
+    }
+    if short(16) as usize != content.len() {
+        return damaged("it does not have the size its header says");
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! Reading a journal from its beginning, and finding where it ends.
+//!
+//! A fragment that cannot be read is the unused rest of a segment, a torn tail, or damage. What
+//! stands further on tells which: nothing, or only what was written in the same breath, or a
+//! fragment that knew the missing one to be on stable storage.
+
+use std::collections::BTreeMap;
+
+use windlass_core::record::Floors;
+
+use super::OpenError;
+use super::layout::{
+    HEADER, Header, LAST, MAGIC, Place, SEAL, SEGMENT_HEADER, SegmentProblem, VERSION, check_body,
+    check_segment_header, entries_from, padded, segment_name,
+};
+
+/// Is given each entry of each whole commit and where it stands, and says what is wrong with it.
+pub(super) type Read<'a> = &'a mut dyn FnMut(Place, &[u8]) -> Result<(), String>;
+
+/// What reading a journal found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// The numbers of the last commit.
+    pub(super) floors: Floors,
+    /// How many commits were read.
+    pub(super) commits: u64,
+    /// Where an unfinished commit was cut off.
+    pub(super) torn: Option<String>,
+    /// The segment of the last whole commit; 0 if there is none.
+    pub(super) active: u32,
+    /// The oldest segment that is needed.
+    pub(super) oldest: u32,
+    /// Where the fragments of each segment end.
+    pub(super) ends: BTreeMap<u32, u32>,
+    /// The number of the last whole commit.
+    pub(super) commit: u64,
+    /// The number of the opening that wrote it.
+    pub(super) opening: u32,
+}
+
+/// Reads segments in order and finds where the journal ends.
+pub(super) struct Scan {
+    /// Which fragment comes next; commit 0 before the first was read.
+    commit: u64,
+    index: u32,
+    /// Fragments of the commit that is not yet whole.
+    pending: Vec<(Header, Vec<u8>)>,
+    /// Where the next fragment should stand and does not.
+    gap: Option<Gap>,
+    /// Something stands behind the gap that cannot count: the tail is torn.
+    torn: bool,
+    last: Option<Header>,
+    /// Where the last whole commit ends.
+    tail: Option<(u32, u32)>,
+    first_segment: Option<u32>,
+    previous_segment: Option<u32>,
+    /// Where the fragments of each segment end.
+    ends: BTreeMap<u32, u32>,
+    /// Segments whose own header cannot be read.
+    headless: Vec<(u32, &'static str)>,
+    commits: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Gap {
+    segment: u32,
+    offset: u32,
+    why: &'static str,
+}
+
+impl Scan {
+    pub(super) fn new(first_segment: Option<u32>) -> Self {
+        Self {
+            commit: 0,
+            index: 0,
+            pending: Vec::new(),
+            gap: None,
+            torn: false,
+            last: None,
+            tail: None,
+            first_segment,
+            previous_segment: None,
+            ends: BTreeMap::new(),
+            headless: Vec::new(),
+            commits: 0,
+        }
+    }
+
+    pub(super) fn segment(
+        &mut self,
+        number: u32,
+        content: &[u8],
+        read: Read<'_>,
+    ) -> Result<(), OpenError> {
+        if let Some(previous) = self.previous_segment.replace(number)
+            && previous + 1 != number
+        {
+            let missing = segment_name(previous + 1);
+            return Err(OpenError::damaged(&missing, 0, "the file is missing"));
+        }
+        match check_segment_header(number, content) {
+            Ok(()) => {}
+            Err(SegmentProblem::Newer(version)) => {
+                return Err(OpenError::Newer { version, known: VERSION });
+            }
+            Err(SegmentProblem::Damaged(why)) => self.headless.push((number, why)),
+        }
+        let mut at = SEGMENT_HEADER;
+        while !self.torn {
+            let (header, body) = match self.fragment(number, content, at) {
+                Ok(next) => next,
+                // Unused, torn or damaged: what stands further on will tell.
+                Err(why) => {
+                    self.gap.get_or_insert(Gap { segment: number, offset: at, why });
+                    break;
+                }
+            };
+            self.gap = None;
+            at = padded(at + HEADER as u32 + header.length);
+            self.take(header, body, at, read)?;
+        }
+        self.ends.insert(number, at);
+        self.look_ahead(number, content, at)
+    }
+
+    /// The fragment at `at`, if it is the one that comes next.
+    fn fragment(
+        &self,
+        number: u32,
+        content: &[u8],
+        at: u32,
+    ) -> Result<(Header, Vec<u8>), &'static str> {
+        let bytes = content.get(at as usize..).unwrap_or_default();
+        let header = Header::decode(bytes, number, at).ok_or("no commit can be read here")?;
+        if header.opening < self.newest_opening() {
+            return Err("only an older commit stands here");
+        }
+        // The oldest segment may begin in the middle of a commit.
+        if self.commit != 0 && (header.commit, header.index) != (self.commit, self.index) {
+            return Err("another commit stands here");
+        }
+        if header.flags & SEAL != 0 {
+            return Err("the journal was sealed here");
+        }
+        let from = at as usize + HEADER;
+        let body = content.get(from..from + header.length as usize);
+        let body = body.ok_or("the commit is cut off")?;
+        check_body(&header, body)?;
+        Ok((header, body.to_vec()))
+    }
+
+    fn newest_opening(&self) -> u32 {
+        self.last.as_ref().map_or(0, |last| last.opening)
+    }
+
+    fn take(
+        &mut self,
+        header: Header,
+        body: Vec<u8>,
+        end: u32,
+        read: Read<'_>,
+    ) -> Result<(), OpenError> {
+        let last = header.flags & LAST != 0;
+        (self.commit, self.index) =
+            if last { (header.commit + 1, 0) } else { (header.commit, header.index + 1) };
+        let segment = header.segment;
+        self.pending.push((header, body));
+        if !last {
+            return Ok(());
+        }
+        for (header, body) in std::mem::take(&mut self.pending) {
+            let from = header.offset + HEADER as u32;
+            for (within, entry) in entries_from(&body, 0) {
+                let offset = from + within as u32;
+                let place = Place { segment: header.segment, offset, depth: 0 };
+                read(place, entry).map_err(|why| {
+                    OpenError::damaged(&segment_name(header.segment), offset.into(), &why)
+                })?;
+            }
+            self.last = Some(header);
+        }
+        self.tail = Some((segment, end));
+        self.commits += 1;
+        Ok(())
+    }
+
+    /// Looks for fragments that cannot count because one before them is missing. One that knew the
+    /// missing commit to be durable proves damage; any other only shows that the tail is torn.
+    fn look_ahead(&mut self, number: u32, content: &[u8], from: u32) -> Result<(), OpenError> {
+        let Some(gap) = self.gap else { return Ok(()) };
+        let newest = self.newest_opening();
+        for at in (from as usize..content.len().saturating_sub(HEADER - 1)).step_by(8) {
+            if content[at..at + 4] != MAGIC.to_le_bytes() {
+                continue;
+            }
+            let Some(header) = Header::decode(&content[at..], number, at as u32) else { continue };
+            if header.opening < newest {
+                continue;
+            }
+            if header.synced >= self.commit.max(1) {
+                let name = segment_name(gap.segment);
+                return Err(OpenError::damaged(&name, gap.offset.into(), gap.why));
+            }
+            self.torn |= header.flags & SEAL == 0;
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self) -> Result<Found, OpenError> {
+        let Some(first) = self.first_segment else {
+            return Ok(Found { oldest: 1, ..Found::default() });
+        };
+        let Some((last, (active, end))) = self.last.zip(self.tail) else {
+            // Not even the first commit of a new store was finished. Unless it is not new.
+            let why = "no commit can be read";
+            let new = first == 1;
+            let damaged = OpenError::damaged(&segment_name(first), SEGMENT_HEADER.into(), why);
+            return if new { Ok(Found { oldest: 1, ..Found::default() }) } else { Err(damaged) };
+        };
+        if last.oldest < first {
+            return Err(OpenError::damaged(&segment_name(last.oldest), 0, "the file is missing"));
+        }
+        if let Some((number, why)) = self.headless.iter().find(|(number, _)| *number <= active) {
+            return Err(OpenError::damaged(&segment_name(*number), 0, why));
+        }
+        let torn_at = self.pending.first().map(|(header, _)| (header.segment, header.offset));
+        let torn_at = torn_at.or(self.gap.map(|gap| (gap.segment, gap.offset)));
+        let torn = (self.torn || !self.pending.is_empty()).then_some(torn_at).flatten();
+        self.ends.insert(active, end);
+        Ok(Found {
+            floors: last.floors,
+            commits: self.commits,
+            torn: torn
+                .map(|(segment, offset)| format!("{} at byte {offset}", segment_name(segment))),
+            active,
+            oldest: last.oldest,
+            ends: self.ends,
+            commit: last.commit,
+            opening: last.opening,
+        })
+    }
+}
