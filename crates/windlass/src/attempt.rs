@@ -87,7 +87,7 @@ struct Inner {
     report: Mutex<Report>,
     has_reported: AtomicBool,
     reported: Arc<Notify>,
-    next: Mutex<Vec<NewJob>>,
+    next: Mutex<Vec<Arc<NewJob>>>,
     slot: Weak<Slot>,
 }
 
@@ -261,11 +261,11 @@ impl Attempt {
         let mut next = crate::trace::CURRENT.sync_scope(trace, new_job)?;
         next.parent = Some(self.id());
         let id = next.id;
-        self.inner.next.lock().unwrap_or_else(PoisonError::into_inner).push(next);
+        self.inner.next.lock().unwrap_or_else(PoisonError::into_inner).push(next.into());
         Ok(id)
     }
 
-    fn take_next(&self) -> Vec<NewJob> {
+    fn take_next(&self) -> Vec<Arc<NewJob>> {
         std::mem::take(&mut self.inner.next.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -55,6 +55,10 @@ impl Engine {
 
     /// Stores jobs that are already put together; for producers without Rust types.
     pub async fn enqueue_raw(&self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>, Error> {
+        self.enqueue_shared(jobs.into_iter().map(Arc::new).collect()).await
+    }
+
+    async fn enqueue_shared(&self, jobs: Vec<Arc<NewJob>>) -> Result<Vec<Enqueued>, Error> {
         if self.is_closing() {
             return Err(Error::Refused(Refusal::ShuttingDown));
         }
@@ -203,7 +207,7 @@ impl<J: Job> IntoFuture for EnqueueJob<J> {
         let new = new_job(&self.job, self.options);
         let engine = self.engine;
         Box::pin(async move {
-            let enqueued = engine.enqueue_raw(vec![new?]).await?;
+            let enqueued = engine.enqueue_shared(vec![new?.into()]).await?;
             let enqueued = enqueued.into_iter().next().ok_or(Refusal::Unavailable {
                 why: "it accepted a job without naming it".to_string(),
             })?;
@@ -216,7 +220,7 @@ impl<J: Job> IntoFuture for EnqueueJob<J> {
 #[derive(Debug)]
 pub struct Batch {
     engine: Engine,
-    jobs: Vec<NewJob>,
+    jobs: Vec<Arc<NewJob>>,
 }
 
 impl Batch {
@@ -232,13 +236,13 @@ impl Batch {
     pub fn add_with<J: Job>(&mut self, job: J, options: Options) -> Result<JobId, Error> {
         let new = new_job(&job, options)?;
         let id = new.id;
-        self.jobs.push(new);
+        self.jobs.push(new.into());
         Ok(id)
     }
 
     /// Stores them all, or on any error none.
     pub async fn commit(self) -> Result<Vec<Enqueued>, Error> {
-        self.engine.enqueue_raw(self.jobs).await
+        self.engine.enqueue_shared(self.jobs).await
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use windlass_core::job::{JobId, NewJob, State, StateName};
-use windlass_core::ledger::{Claim, KindClaim, Settlement};
+use windlass_core::ledger::{Claim, Enqueued, KindClaim, Settlement};
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
@@ -139,7 +139,11 @@ impl Bench {
     }
 
     async fn accept(&self, jobs: impl IntoIterator<Item = NewJob>) {
-        self.store.enqueue(jobs.into_iter().collect()).await.expect("the jobs are acceptable");
+        self.enqueue(jobs).await.expect("the jobs are acceptable");
+    }
+
+    async fn enqueue(&self, jobs: impl IntoIterator<Item = NewJob>) -> Answer<Vec<Enqueued>> {
+        self.store.enqueue(jobs.into_iter().map(Arc::new).collect()).await
     }
 
     async fn claim(&self, limit: usize) -> Handed {

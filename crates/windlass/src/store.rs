@@ -67,7 +67,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// *After a crash.* Once it has returned, every job is durable. If it never returned, all or
     /// none are; repeating it with the same ids gives each job exactly once.
     /// *Empty.* An empty batch changes nothing and answers with an empty list.
-    async fn enqueue(&self, jobs: Vec<NewJob>) -> Answer<Vec<Enqueued>>;
+    async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>>;
 
     /// Hands up to `claim.limit` ready jobs to one worker, each under a fresh lease.
     ///

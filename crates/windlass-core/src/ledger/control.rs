@@ -108,7 +108,7 @@ impl Command for ReplayEdited {
         if state != StateName::Dead {
             return Err(Refusal::WrongState { job: self.job, state, operation: "edit and replay" });
         }
-        let plan = ledger.plan_after(slot, alloc::vec![self.edited], effects.now.wall)?;
+        let plan = ledger.plan_after(slot, alloc::vec![Arc::new(self.edited)], effects.now.wall)?;
         // Whatever stands for the edited job already is not its successor: the dead one stays.
         match plan.first() {
             Some((_, Acceptance::Accepted)) | None => {}
@@ -481,7 +481,7 @@ impl Ledger {
     pub(super) fn plan_after(
         &mut self,
         slot: u32,
-        jobs: Vec<NewJob>,
+        jobs: Vec<Arc<NewJob>>,
         now: Timestamp,
     ) -> Result<Plan, Refusal> {
         let ours = self.entry(slot).id;

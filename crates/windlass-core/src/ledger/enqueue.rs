@@ -28,7 +28,7 @@ use crate::transition::waiting_until;
 #[derive(Clone, Debug)]
 pub struct Enqueue {
     /// The jobs. They may depend on each other, in any order.
-    pub jobs: Vec<NewJob>,
+    pub jobs: Vec<Arc<NewJob>>,
 }
 
 /// What became of one item of a batch.
@@ -70,9 +70,8 @@ pub(super) struct Plan {
     items: Vec<Planned>,
 }
 
-#[expect(clippy::large_enum_variant, reason = "almost every item of a batch is accepted")]
 enum Planned {
-    Accept { job: NewJob, unmet: u32 },
+    Accept { job: Arc<NewJob>, unmet: u32 },
     Known { id: JobId, queue: Name, acceptance: Acceptance },
 }
 
@@ -88,7 +87,7 @@ impl Plan {
 
 impl Ledger {
     /// Checks a batch without changing anything.
-    pub(super) fn plan(&self, jobs: Vec<NewJob>, now: Timestamp) -> Result<Plan, Refusal> {
+    pub(super) fn plan(&self, jobs: Vec<Arc<NewJob>>, now: Timestamp) -> Result<Plan, Refusal> {
         at_most("jobs in one batch", jobs.len(), limits::BATCH_JOBS, "split the batch")?;
         for job in &jobs {
             self.validate(job, now)?;
@@ -152,7 +151,7 @@ impl Ledger {
     }
 
     /// A name is kept for ever, so it is counted here and noted only when a job is accepted.
-    fn refuse_surplus_names(&self, jobs: &[NewJob]) -> Result<(), Refusal> {
+    fn refuse_surplus_names(&self, jobs: &[Arc<NewJob>]) -> Result<(), Refusal> {
         let queues = jobs.iter().map(|job| &job.queue);
         let fresh = queues.filter(|name| !self.queue_ids.contains_key(*name));
         room_for_names("distinct queues", self.queues.len() + distinct(fresh))?;
@@ -169,7 +168,7 @@ impl Ledger {
     /// Is this job new, a repeated call, or the same as one that holds its key?
     fn plan_identity(
         &self,
-        job: NewJob,
+        job: Arc<NewJob>,
         now: Timestamp,
         batch: &mut Batch,
     ) -> Result<Planned, Refusal> {
@@ -213,7 +212,7 @@ impl Ledger {
     }
 
     /// Resolves a job's dependencies and counts those that are not met.
-    fn plan_dependencies(&self, job: &mut NewJob, batch: &Batch) -> Result<u32, Refusal> {
+    fn plan_dependencies(&self, job: &mut Arc<NewJob>, batch: &Batch) -> Result<u32, Refusal> {
         let mut seen = BTreeSet::new();
         let mut unmet = 0;
         let mut resolved: Vec<Dependency> = Vec::with_capacity(job.depends_on.len());
@@ -228,7 +227,10 @@ impl Ledger {
             resolved.push(Dependency { on, on_failure: dependency.on_failure });
             unmet += u32::from(self.is_unmet(job.id, on, dependency.on_failure, batch)?);
         }
-        job.depends_on = resolved;
+        // Only a dependency that was named twice, or through an alias, costs a copy of the job.
+        if resolved != job.depends_on {
+            Arc::make_mut(job).depends_on = resolved;
+        }
         Ok(unmet)
     }
 
@@ -308,7 +310,7 @@ impl Ledger {
             .collect()
     }
 
-    fn accept(&mut self, job: NewJob, unmet: u32, effects: &mut Effects) {
+    fn accept(&mut self, job: Arc<NewJob>, unmet: u32, effects: &mut Effects) {
         let now = effects.now.wall;
         let not_before = start_time(job.start, now);
         let state = match unmet {
@@ -318,7 +320,7 @@ impl Ledger {
         let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
         let priority = job.priority;
         let met = self.met_by_now(&job.depends_on);
-        let (job, sequence) = (Arc::new(job), self.next_sequence);
+        let sequence = self.next_sequence;
         let accepted = Accepted { job, sequence, at: now, condition, met };
         let slot = self.insert(&accepted);
         self.total(self.entry(slot).line).enqueued += 1;
@@ -339,19 +341,17 @@ impl Ledger {
     }
 
     fn tell_full_queues(&mut self, placed: &[(JobId, Name, Acceptance)], effects: &mut Effects) {
-        let queues: BTreeSet<&Name> = placed
+        let full: BTreeMap<&Name, u64> = placed
             .iter()
             .filter(|(_, _, acceptance)| *acceptance == Acceptance::Accepted)
-            .map(|(_, queue, _)| queue)
+            .filter_map(|(_, queue, _)| {
+                let book = &self.queues[self.queue_ids[queue] as usize];
+                let limit = book.settings.max_depth.filter(|limit| *limit == book.waiting)?;
+                Some((queue, limit))
+            })
             .collect();
-        for queue in queues {
-            let book = &self.queues[self.queue_ids[queue] as usize];
-            if let Some(limit) = book.settings.max_depth
-                && book.waiting == limit
-            {
-                let subject = Subject::Queue(queue.clone());
-                self.tell_of(subject, What::QueueFull { limit }, effects);
-            }
+        for (queue, limit) in full {
+            self.tell_of(Subject::Queue(queue.clone()), What::QueueFull { limit }, effects);
         }
     }
 }
@@ -368,6 +368,13 @@ struct Batch {
 
 /// Only jobs of one batch can form a cycle, because ids outside it exist already.
 fn refuse_cycles(items: &[Planned]) -> Result<(), Refusal> {
+    let waits = |item: &Planned| match item {
+        Planned::Accept { job, .. } => !job.depends_on.is_empty(),
+        Planned::Known { .. } => false,
+    };
+    if !items.iter().any(waits) {
+        return Ok(());
+    }
     let mut waits_for: BTreeMap<JobId, usize> = BTreeMap::new();
     let mut dependents: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
     let mut dependencies: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();

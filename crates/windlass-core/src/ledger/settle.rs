@@ -36,7 +36,7 @@ pub struct Settlement {
     /// What the handler said last, in the same commit.
     pub report: Report,
     /// Jobs to accept in the same commit if the verdict is [`Verdict::Complete`].
-    pub next: Vec<NewJob>,
+    pub next: Vec<Arc<NewJob>>,
 }
 
 impl Settlement {

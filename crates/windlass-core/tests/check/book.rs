@@ -62,7 +62,7 @@ impl Book {
     }
 
     pub(crate) fn enqueue(&mut self, job: NewJob) -> Result<Enqueued, Refusal> {
-        self.apply(Enqueue { jobs: vec![job] }).map(|mut enqueued| enqueued.remove(0))
+        self.apply(Enqueue { jobs: vec![job.into()] }).map(|mut enqueued| enqueued.remove(0))
     }
 
     /// A worker takes everything that is ready.

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -114,6 +115,7 @@ impl<'a> Pair<'a> {
             Step::Enqueue(drafts) => {
                 let jobs = self.jobs(&drafts);
                 let expected = self.model.enqueue(jobs.clone());
+                let jobs = jobs.into_iter().map(Arc::new).collect();
                 self.compare_tidied(Enqueue { jobs }, expected, agree_on_cycle)
             }
             Step::Claim(request) => {
@@ -286,7 +288,7 @@ impl<'a> Pair<'a> {
         let mut settlement = Settlement::new(job, token, ending.verdict);
         settlement.output = Some(vec![7; ending.output_bytes].into());
         settlement.report = ending.said.report(self.now());
-        settlement.next = self.jobs(&ending.next);
+        settlement.next = self.jobs(&ending.next).into_iter().map(Arc::new).collect();
         Some(settlement)
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::{
-    CancelReason, Condition, DeadReason, JobId, Lease, LeaseToken, State, StateName, UniqueScope,
+    CancelReason, Condition, DeadReason, JobId, Lease, LeaseToken, NewJob, State, StateName,
+    UniqueScope,
 };
 use windlass_core::ledger::{
     Claim, Claimed, Claims, KindClaim, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob,
@@ -155,6 +156,7 @@ impl Naive {
             // It is released when the job completes, which is this commit.
             let unique = self.jobs[&id].new.unique.as_ref();
             let giving = unique.filter(|unique| unique.scope == UniqueScope::Open).map(|_| id);
+            let next = next.iter().map(|job| NewJob::clone(job)).collect();
             let plan = self.plan(next, giving)?;
             self.carry_out(plan);
         }

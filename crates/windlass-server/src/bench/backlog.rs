@@ -91,7 +91,7 @@ impl Backlog {
     }
 
     async fn enqueue(&self, jobs: usize) -> anyhow::Result<()> {
-        let jobs = (0..jobs).map(|_| NewJob { id: new_id(), ..self.job.clone() });
+        let jobs = (0..jobs).map(|_| NewJob { id: new_id(), ..self.job.clone() }.into());
         self.store.enqueue(jobs.collect()).await?;
         Ok(())
     }

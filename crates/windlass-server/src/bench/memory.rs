@@ -40,7 +40,8 @@ fn measure(
     let job = NewJob::new(new_id(), Name::new(Nothing::KIND)?, Name::new(DEFAULT_QUEUE)?, []);
     let mut accept = |jobs: std::ops::Range<u64>| -> anyhow::Result<()> {
         let now = reading(jobs.start);
-        let jobs = jobs.map(|each| NewJob { id: new_id(), start: start(each), ..job.clone() });
+        let jobs =
+            jobs.map(|each| NewJob { id: new_id(), start: start(each), ..job.clone() }.into());
         ledger.apply(Enqueue { jobs: jobs.collect() }, now).reply?;
         Ok(())
     };

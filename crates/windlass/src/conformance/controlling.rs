@@ -181,7 +181,7 @@ async fn a_replay_does_not_steal_a_unique_key(bench: Bench) {
     assert_eq!(refusal, Refusal::KeyTaken { job: id(1), holder: id(2) });
     complete(&bench).await;
     alter(&bench, id(1), Alteration::Replay).await.expect("the key is free");
-    let answer = bench.store.enqueue(vec![unique(3)]).await.expect("it is answered");
+    let answer = bench.enqueue(vec![unique(3)]).await.expect("it is answered");
     assert_eq!(answer[0].id, id(1), "a replayed job holds its key again");
 }
 

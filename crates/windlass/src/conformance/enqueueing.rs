@@ -73,14 +73,14 @@ async fn everything_the_producer_said_is_kept(bench: Bench) {
 }
 
 async fn an_empty_batch_changes_nothing(bench: Bench) {
-    assert_eq!(bench.store.enqueue(vec![]).await.expect("it is answered"), vec![]);
+    assert_eq!(bench.enqueue(vec![]).await.expect("it is answered"), vec![]);
     assert!(bench.topics().await.is_empty());
 }
 
 async fn a_batch_with_one_bad_item_leaves_nothing_behind(bench: Bench) {
     let mut jobs: Vec<NewJob> = (1..100).map(job).collect();
     jobs.push(after(100, 4_711, OnFailure::Cascade));
-    refused(bench.store.enqueue(jobs).await);
+    refused(bench.enqueue(jobs).await);
     for number in 1..=100 {
         bench.assert_unknown(id(number)).await;
     }
@@ -89,7 +89,7 @@ async fn a_batch_with_one_bad_item_leaves_nothing_behind(bench: Bench) {
 
 async fn a_repeated_call_with_the_same_ids_gives_each_job_once(bench: Bench) {
     bench.accept([job(1), job(2)]).await;
-    let again = bench.store.enqueue(vec![job(1), job(2)]).await.expect("it is answered");
+    let again = bench.enqueue(vec![job(1), job(2)]).await.expect("it is answered");
     assert!(again.iter().all(|item| item.acceptance == Acceptance::AlreadyAccepted));
     assert_eq!(bench.claim(10).await.jobs.len(), 2);
 }
@@ -97,12 +97,12 @@ async fn a_repeated_call_with_the_same_ids_gives_each_job_once(bench: Bench) {
 async fn a_reused_id_with_another_payload_is_refused(bench: Bench) {
     bench.accept([job(1)]).await;
     let other = NewJob { payload: b"other".to_vec().into(), ..job(1) };
-    let refusal = refused(bench.store.enqueue(vec![other]).await);
+    let refusal = refused(bench.enqueue(vec![other]).await);
     assert_eq!(refusal, Refusal::IdReused { job: id(1) });
 }
 
 async fn an_id_that_stands_twice_in_a_batch_is_refused(bench: Bench) {
-    let refusal = refused(bench.store.enqueue(vec![job(1), job(1)]).await);
+    let refusal = refused(bench.enqueue(vec![job(1), job(1)]).await);
     assert_eq!(refusal, Refusal::IdTwiceInBatch { job: id(1) });
     bench.assert_unknown(id(1)).await;
 }
@@ -110,11 +110,11 @@ async fn an_id_that_stands_twice_in_a_batch_is_refused(bench: Bench) {
 async fn a_unique_key_is_held_while_the_job_is_open_and_released_at_its_end(bench: Bench) {
     bench.accept([unique(1, "k", UniqueScope::Open, None)]).await;
     let same = NewJob { payload: job(1).payload, ..unique(2, "k", UniqueScope::Open, None) };
-    let answer = bench.store.enqueue(vec![same]).await.expect("it is answered");
+    let answer = bench.enqueue(vec![same]).await.expect("it is answered");
     assert_eq!(answer[0].id, id(1));
     assert_eq!(answer[0].acceptance, Acceptance::Deduplicated { payload_differs: false });
     let other = unique(3, "k", UniqueScope::Open, None);
-    let answer = bench.store.enqueue(vec![other]).await.expect("it is answered");
+    let answer = bench.enqueue(vec![other]).await.expect("it is answered");
     assert_eq!(answer[0].acceptance, Acceptance::Deduplicated { payload_differs: true });
     bench.assert_unknown(id(2)).await;
     let handed = bench.take().await;
@@ -130,7 +130,7 @@ async fn a_unique_key_counts_within_one_batch(bench: Bench) {
         // Depends on the duplicate, which stands for the first.
         after(3, 2, OnFailure::Cascade),
     ];
-    let answer = bench.store.enqueue(batch).await.expect("it is answered");
+    let answer = bench.enqueue(batch).await.expect("it is answered");
     assert_eq!((answer[0].id, answer[1].id), (id(1), id(1)));
     let handed = bench.take().await;
     bench.settle(&handed, Verdict::Complete).await;
@@ -153,10 +153,10 @@ async fn a_key_of_scope_any_is_held_after_the_end_until_its_window_closes(bench:
     let handed = bench.take().await;
     bench.settle(&handed, Verdict::Complete).await;
     let second = unique(2, "k", UniqueScope::Any, Some(HOUR));
-    let answer = bench.store.enqueue(vec![second.clone()]).await.expect("it is answered");
+    let answer = bench.enqueue(vec![second.clone()]).await.expect("it is answered");
     assert_eq!(answer[0].id, id(1));
     bench.advance(HOUR).await;
-    let answer = bench.store.enqueue(vec![second]).await.expect("it is answered");
+    let answer = bench.enqueue(vec![second]).await.expect("it is answered");
     assert_eq!(answer[0].acceptance, Acceptance::Accepted);
 }
 
@@ -171,7 +171,7 @@ async fn a_key_whose_window_closed_may_be_taken_while_the_job_is_open(bench: Ben
     assert_eq!(handed.job.id, id(1));
     bench.settle(&handed, Verdict::Complete).await;
     let third = unique(3, "k", UniqueScope::Open, Some(HOUR));
-    let answer = bench.store.enqueue(vec![third]).await.expect("it is answered");
+    let answer = bench.enqueue(vec![third]).await.expect("it is answered");
     assert_eq!(answer[0].id, id(2));
 }
 
@@ -214,7 +214,7 @@ async fn unknown_dead_self_and_cyclic_dependencies_are_refused_whole(bench: Benc
     bench.accept([job(1)]).await;
     let handed = bench.take().await;
     bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
-    let enqueue = |jobs| bench.store.enqueue(jobs);
+    let enqueue = |jobs: Vec<NewJob>| bench.enqueue(jobs);
     let unknown = refused(enqueue(vec![after(2, 9, OnFailure::Cascade)]).await);
     assert_eq!(unknown, Refusal::UnknownDependency { job: id(2), dependency: id(9) });
     let dead = refused(enqueue(vec![after(2, 1, OnFailure::Cascade)]).await);
@@ -254,12 +254,12 @@ async fn the_depth_limit_is_exact_and_counts_the_whole_batch(bench: Bench) {
     let limit = QueueChange::MaxDepth(Some(3));
     bench.store.configure(name("default"), limit).await.expect("it is answered");
     bench.accept([job(1), job(2)]).await;
-    let refusal = refused(bench.store.enqueue(vec![job(3), job(4)]).await);
+    let refusal = refused(bench.enqueue(vec![job(3), job(4)]).await);
     let full = |depth| Refusal::QueueFull { queue: name("default"), depth, limit: 3 };
     assert_eq!(refusal, full(2));
     bench.assert_unknown(id(3)).await;
     bench.accept([job(3)]).await;
-    assert_eq!(refused(bench.store.enqueue(vec![job(4)]).await), full(3));
+    assert_eq!(refused(bench.enqueue(vec![job(4)]).await), full(3));
     bench.take().await;
     bench.accept([job(4)]).await;
 }
@@ -312,7 +312,7 @@ async fn oversized_input_is_refused_with_the_limit_and_nothing_stored(bench: Ben
         NewJob { metadata: [("k".into(), "v".repeat(limits::METADATA_BYTES))].into(), ..job(1) },
     ];
     for new in bad {
-        let refusal = refused(bench.store.enqueue(vec![new]).await);
+        let refusal = refused(bench.enqueue(vec![new]).await);
         assert!(matches!(refusal, Refusal::OutOfBounds { .. }), "{refusal:?}");
         bench.assert_unknown(id(1)).await;
     }

@@ -121,7 +121,7 @@ async fn a_stale_settlement_is_refused_and_changes_nothing(bench: Bench) {
         Verdict::Bury(DeadReason::Permanent),
         Verdict::Cancel(CancelReason::Handler),
     ] {
-        let late = Settlement { next: vec![job(50)], ..settlement(&first, verdict) };
+        let late = Settlement { next: vec![job(50).into()], ..settlement(&first, verdict) };
         let answer = bench.store.settle(vec![late]).await.expect("it is answered").remove(0);
         assert_eq!(answer, Err(Refusal::LeaseLost { job: id(1) }));
         assert_eq!(bench.record(id(1)).await, before);
@@ -159,7 +159,8 @@ async fn a_completion_and_its_next_job_are_one_commit(bench: Bench) {
         depends_on: vec![Dependency { on: id(1), on_failure }],
         ..job(2)
     };
-    let with_next = Settlement { next: vec![child], ..settlement(&handed, Verdict::Complete) };
+    let with_next =
+        Settlement { next: vec![child.into()], ..settlement(&handed, Verdict::Complete) };
     bench.store.settle(vec![with_next]).await.expect("it is answered").remove(0).expect("applied");
     assert_eq!(bench.state_name(id(1)).await, StateName::Completed);
     assert_eq!(bench.state_name(id(2)).await, StateName::Ready);
@@ -172,7 +173,7 @@ async fn a_refused_next_job_leaves_the_completion_undone(bench: Bench) {
     let limit = QueueChange::MaxDepth(Some(0));
     bench.store.configure(name("full"), limit).await.expect("it is answered");
     let child = NewJob { queue: name("full"), ..job(3) };
-    let next = vec![job(2), child];
+    let next = vec![job(2).into(), child.into()];
     let with_next = Settlement { next, ..settlement(&handed, Verdict::Complete) };
     let answer = bench.store.settle(vec![with_next]).await.expect("it is answered").remove(0);
     assert!(matches!(answer, Err(Refusal::QueueFull { .. })), "{answer:?}");
@@ -183,7 +184,8 @@ async fn a_refused_next_job_leaves_the_completion_undone(bench: Bench) {
 async fn next_jobs_of_a_failure_are_not_accepted(bench: Bench) {
     bench.accept([job(1)]).await;
     let handed = bench.take().await;
-    let failed = Settlement { next: vec![job(2)], ..settlement(&handed, Verdict::Retry(SECOND)) };
+    let failed =
+        Settlement { next: vec![job(2).into()], ..settlement(&handed, Verdict::Retry(SECOND)) };
     bench.store.settle(vec![failed]).await.expect("it is answered").remove(0).expect("applied");
     bench.assert_unknown(id(2)).await;
 }

@@ -634,8 +634,8 @@ fn size_of(job: &NewJob) -> u64 {
 
 #[async_trait]
 impl Store for FileStore {
-    async fn enqueue(&self, jobs: Vec<NewJob>) -> Answer<Vec<Enqueued>> {
-        let need = Need::Growth(jobs.iter().map(size_of).sum());
+    async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>> {
+        let need = Need::Growth(jobs.iter().map(|job| size_of(job)).sum());
         self.commit("enqueue", need, Enqueue { jobs }, |_, reply| Ok(reply)).await
     }
 

@@ -174,7 +174,7 @@ impl Book {
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn enqueue(&self, jobs: Vec<NewJob>) -> Answer<Vec<Enqueued>> {
+    async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>> {
         self.commit(Enqueue { jobs }, |_, reply| reply).await
     }
 

@@ -244,7 +244,7 @@ impl Tampered {
 
 #[async_trait]
 impl Store for Tampered {
-    async fn enqueue(&self, jobs: Vec<NewJob>) -> Answer<Vec<Enqueued>> {
+    async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>> {
         self.call("enqueue", self.inner.enqueue(jobs)).await
     }
 
