@@ -661,7 +661,7 @@ impl Store for FileStore {
     async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>> {
         let size = |settlement: &Settlement| {
             let output = settlement.output.as_ref().map_or(0, |output| output.len());
-            let next: u64 = settlement.next.iter().map(size_of).sum();
+            let next: u64 = settlement.next.iter().map(|job| size_of(job)).sum();
             output as u64 + next + 1_024
         };
         let need = Need::Progress(settlements.iter().map(size).sum());
