@@ -488,10 +488,19 @@ impl Journal {
             read.map_err(|e| unreadable(e.to_string()))?;
         }
         let entry = entry_at(&bytes, 0, place);
-        if number != self.active {
+        if self.is_complete(number) {
             self.window = Some((number, offset, bytes));
         }
         entry
+    }
+
+    /// Whether everything that will ever stand in this segment has been written: only then may
+    /// what was read from it be used again.
+    fn is_complete(&self, number: u32) -> bool {
+        let flying = self.flying.iter().flat_map(|batch| &batch.writes);
+        number != self.active
+            && !self.staged.iter().any(|fragment| fragment.segment == number)
+            && !flying.into_iter().any(|write| write.segment == number)
     }
 
     /// The oldest segment, if it is no longer written.
