@@ -24,6 +24,7 @@ mod check;
 mod claim;
 mod control;
 mod enqueue;
+mod find;
 mod glimpse;
 mod graph;
 mod index;
@@ -56,6 +57,7 @@ pub use view::{Counts, LineCount, QueueCount, WorkerView};
 pub use crate::record::Totals;
 
 use self::book::{Edge, Entry, Held, Hold, Key, KindBook, Line, Phase, QueueBook, Slab};
+use self::find::{Ids, Sequences};
 use crate::event::{Event, RemoveReason, Subject, What};
 use crate::job::{Condition, DeadReason, JobId, LeaseToken, State};
 use crate::limits::{self, Limits};
@@ -113,7 +115,8 @@ pub struct Ledger {
     limits: Limits,
     time: Timeline,
     entries: Slab,
-    ids: BTreeMap<JobId, u32>,
+    ids: Ids,
+    sequences: Sequences,
     queues: Vec<QueueBook>,
     queue_ids: BTreeMap<Name, u32>,
     kinds: Vec<KindBook>,
@@ -156,7 +159,8 @@ impl Ledger {
             limits,
             time: Timeline::default(),
             entries: Slab::default(),
-            ids: BTreeMap::new(),
+            ids: Ids::default(),
+            sequences: Sequences::default(),
             queues: Vec::new(),
             queue_ids: BTreeMap::new(),
             kinds: Vec::new(),
@@ -237,6 +241,10 @@ impl Ledger {
     /// The number of the last event told, 0 before the first.
     pub fn last_event(&self) -> u64 {
         self.next_event - 1
+    }
+
+    fn find(&self, job: JobId) -> Option<u32> {
+        self.ids.get(job, &self.entries)
     }
 
     fn entry(&self, slot: u32) -> &Entry {
@@ -348,7 +356,7 @@ impl Ledger {
         self.forget(slot);
         effects.changes.push(Change::Remove { job: id });
         for dependent in waiting {
-            let Some(&slot) = self.ids.get(&dependent) else { continue };
+            let Some(slot) = self.find(dependent) else { continue };
             let error = ErrorText::new(format!("depends on job {id}, which was removed"));
             let note = Some(Note::Failed(error.clone()));
             let input = Input::DependencyFailed { cancelled: false };

@@ -94,6 +94,10 @@ pub(super) struct UniqueHold {
     pub(super) until: Option<Timestamp>,
 }
 
+/// Half of what a waiting job costs.
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Option<Entry>>() == 88);
+
 impl Entry {
     /// The entry of a job that was accepted at `at` and now is in `condition`.
     pub(super) fn new(
@@ -203,6 +207,14 @@ impl Slab {
         self.blocks[slot as usize / BLOCK][slot as usize % BLOCK]
             .as_mut()
             .expect("an index points only at kept jobs")
+    }
+
+    /// All entries, in no order that means anything.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Entry)> {
+        let blocks = (0..).step_by(BLOCK).zip(&self.blocks);
+        blocks.flat_map(|(first, block)| {
+            (first..).zip(block).filter_map(|(slot, entry)| Some((slot, entry.as_ref()?)))
+        })
     }
 
     pub(super) fn remove(&mut self, slot: u32) {

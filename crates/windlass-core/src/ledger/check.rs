@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use super::Ledger;
 use super::book::Phase;
+use super::index::Place;
 use crate::job::{JobId, StateName};
 
 impl Ledger {
@@ -17,12 +18,15 @@ impl Ledger {
     pub fn check(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut states: BTreeMap<u32, [u64; 7]> = BTreeMap::new();
-        let mut indexed = 0;
-        for (id, slot) in &self.ids {
+        let (mut indexed, mut kept_bytes) = (0, 0);
+        let slots = self.slots_by_id();
+        for slot in &slots {
             let entry = self.entry(*slot);
-            if entry.id != *id {
-                wrong.push(format!("id {id} points at the entry of {}", entry.id));
+            let id = entry.id;
+            if self.find(id) != Some(*slot) || self.sequences.get(entry.sequence) != Some(*slot) {
+                wrong.push(format!("job {id} is not found by its id and sequence"));
             }
+            kept_bytes += u64::from(entry.weight);
             states.entry(entry.line).or_default()[entry.phase.name() as usize] += 1;
             indexed += usize::from(!matches!(entry.phase, Phase::Blocked { .. }));
             if let Err(problem) = self.check_place(*slot) {
@@ -30,6 +34,14 @@ impl Ledger {
             }
             self.check_edges(*slot, &mut wrong);
             self.check_key(*slot, &mut wrong);
+        }
+        if self.ids.len() != slots.len() || self.sequences.len() != slots.len() {
+            let (ids, sequences, jobs) = (self.ids.len(), self.sequences.len(), slots.len());
+            wrong.push(format!("{ids} ids and {sequences} sequences for {jobs} jobs"));
+        }
+        if self.kept_bytes != kept_bytes {
+            let counted = self.kept_bytes;
+            wrong.push(format!("records take {counted} bytes, a scan finds {kept_bytes}"));
         }
         self.check_counters(&states, &mut wrong);
         let ready: usize = self.lines.iter().map(|line| line.ready.len()).sum();
@@ -46,16 +58,16 @@ impl Ledger {
             wrong.push(format!("indexes hold {found} entries for {indexed} jobs"));
         }
         for ((on, dependent), edge) in &self.edges {
-            let open = |slot: &u32| !self.entry(*slot).phase.name().is_terminal();
-            if !self.ids.get(dependent).is_some_and(open) {
+            let open = |slot: u32| !self.entry(slot).phase.name().is_terminal();
+            if !self.find(*dependent).is_some_and(open) {
                 wrong.push(format!("edge from {dependent} to {on}, but it is no longer open"));
             }
-            if !edge.met && !self.ids.contains_key(on) {
+            if !edge.met && self.find(*on).is_none() {
                 wrong.push(format!("job {dependent} waits for {on}, which is gone"));
             }
         }
         for (key, hold) in &self.keys {
-            if !self.ids.contains_key(&hold.job) {
+            if self.find(hold.job).is_none() {
                 wrong.push(format!("key {:?} is held by {}, which is gone", key.key, hold.job));
             }
         }
@@ -64,10 +76,9 @@ impl Ledger {
 
     /// Finished jobs kept out of the purge index because an open job depends on them.
     fn count_held_back(&self) -> usize {
-        let finished = self.ids.iter().filter(|(id, slot)| {
-            let name = self.entry(**slot).phase.name();
-            matches!(name, StateName::Completed | StateName::Cancelled)
-                && self.edges_from(**id).next().is_some()
+        let finished = self.entries.iter().filter(|(_, entry)| {
+            matches!(entry.phase.name(), StateName::Completed | StateName::Cancelled)
+                && self.edges_from(entry.id).next().is_some()
         });
         finished.count()
     }
@@ -76,18 +87,14 @@ impl Ledger {
         let entry = self.entry(slot);
         let line = &self.lines[entry.line as usize];
         let sequence = entry.sequence;
-        let there = match entry.phase {
-            Phase::Blocked { .. } => true,
-            Phase::Scheduled { at } => self.timers.get(&(at, sequence)) == Some(&slot),
-            Phase::Ready { since } => line.ready.get(&self.ready_key(slot, since)) == Some(&slot),
-            Phase::Running { token } => self.leases.get(&token).is_some_and(|h| h.slot == slot),
-            Phase::Completed { at } | Phase::Cancelled { at, .. } => {
-                let withheld = self.key_until(slot).map(|until| (until, slot));
-                self.finished.contains(&(at, sequence, slot))
-                    || withheld.is_some_and(|key| self.withheld.contains(&key))
-                    || self.edges_from(entry.id).next().is_some()
-            }
-            Phase::Dead { at, .. } => {
+        let there = match self.place_of(slot) {
+            Place::None => true,
+            Place::Timers(at) => self.timers.get(&(at, sequence)) == Some(&slot),
+            Place::Ready(key) => line.ready.get(&key) == Some(&slot),
+            Place::Leases(token) => self.leases.get(&token).is_some_and(|h| h.slot == slot),
+            Place::Finished(at) => self.finished.contains(&(at, sequence, slot)),
+            Place::Withheld(until) => self.withheld.contains(&(until, slot)),
+            Place::Dead(at) => {
                 self.queues[line.queue as usize].dead.contains(&(at, sequence, slot))
             }
         };

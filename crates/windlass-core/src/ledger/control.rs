@@ -81,7 +81,7 @@ impl Command for Replay {
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
         let mut jobs = self.jobs;
-        let place = |job: &JobId| ledger.ids.get(job).map(|slot| ledger.entry(*slot).sequence);
+        let place = |job: &JobId| ledger.find(*job).map(|slot| ledger.entry(slot).sequence);
         jobs.sort_by_key(|job| (place(job), *job));
         jobs.dedup();
         let jobs = ledger.dependencies_first(jobs);
@@ -342,7 +342,7 @@ impl Command for Announce {
 
 impl Ledger {
     pub(super) fn slot(&self, job: JobId) -> Result<u32, Refusal> {
-        self.ids.get(&job).copied().ok_or(Refusal::UnknownJob { job })
+        self.find(job).ok_or(Refusal::UnknownJob { job })
     }
 
     fn cancel(
@@ -435,7 +435,7 @@ impl Ledger {
                 Next::Place(job) => placed.push(job),
                 Next::Visit(job) if visited.insert(job) => {
                     ahead.push(Next::Place(job));
-                    let entry = self.ids.get(&job).map(|slot| self.entry(*slot));
+                    let entry = self.find(job).map(|slot| self.entry(slot));
                     let before = entry.into_iter().flat_map(|entry| entry.dependencies());
                     let before: Vec<JobId> = before.map(|dependency| dependency.on).collect();
                     let before = before.into_iter().rev().filter(|on| wanted.contains(on));
@@ -454,7 +454,7 @@ impl Ledger {
         let entry = self.entry(slot);
         let (mut unmet, mut met) = (0, Vec::new());
         for dependency in entry.dependencies() {
-            let state = self.ids.get(&dependency.on).map(|on| self.entry(*on).phase.name());
+            let state = self.find(dependency.on).map(|on| self.entry(on).phase.name());
             match state {
                 Some(state) if !is_met(state, dependency.on_failure) => {
                     if dependency.on_failure == OnFailure::Cascade && state.is_terminal() {
@@ -497,12 +497,10 @@ impl Ledger {
     /// The waiting jobs of a queue in the order of acceptance, found by a scan: clearing a queue
     /// costs what it clears anyway.
     fn waiting_in(&self, queue: u32) -> Vec<JobId> {
-        let waiting = self.ids.values().map(|slot| self.entry(*slot)).filter(|entry| {
+        let waiting = self.sequences.starting_at(0).map(|slot| self.entry(slot)).filter(|entry| {
             self.lines[entry.line as usize].queue == queue && entry.phase.name().is_waiting()
         });
-        let found: BTreeSet<(u64, JobId)> =
-            waiting.map(|entry| (entry.sequence, entry.id)).collect();
-        found.into_iter().map(|(_, job)| job).collect()
+        waiting.map(|entry| entry.id).collect()
     }
 
     /// Takes over a queue's settings and sorts its lines anew if the order has changed.

@@ -177,7 +177,7 @@ impl Ledger {
         }
         let stand = |id, acceptance| Planned::Known { id, queue: job.queue.clone(), acceptance };
         let fingerprint = job.fingerprint();
-        if let Some(&slot) = self.ids.get(&job.id) {
+        if let Some(slot) = self.find(job.id) {
             if self.entry(slot).fingerprint != fingerprint {
                 return Err(Refusal::IdReused { job: job.id });
             }
@@ -244,7 +244,7 @@ impl Ledger {
         if batch.accepted.contains(&on) {
             return Ok(true);
         }
-        let Some(&slot) = self.ids.get(&on) else {
+        let Some(slot) = self.find(on) else {
             return Err(Refusal::UnknownDependency { job, dependency: on });
         };
         let state = self.entry(slot).phase.name();
@@ -294,7 +294,7 @@ impl Ledger {
                 }
                 Planned::Known { id, queue, acceptance } => {
                     if let Acceptance::Deduplicated { payload_differs } = acceptance
-                        && let Some(&slot) = self.ids.get(&id)
+                        && let Some(slot) = self.find(id)
                     {
                         self.tell(slot, What::JobDeduplicated { payload_differs }, effects);
                     }

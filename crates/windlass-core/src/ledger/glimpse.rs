@@ -2,8 +2,6 @@
 //!
 //! A store that keeps records elsewhere finds out here which of them it needs to read.
 
-use alloc::collections::BTreeMap;
-
 use super::Ledger;
 use super::book::Phase;
 use crate::job::{Condition, JobId, StateName};
@@ -28,38 +26,33 @@ pub struct Glimpse<'a> {
 impl Ledger {
     /// What is known of a job; `None` if the book does not hold it.
     pub fn glimpse(&self, job: JobId) -> Option<Glimpse<'_>> {
-        self.ids.get(&job).map(|slot| self.glimpse_at(*slot))
+        self.find(job).map(|slot| self.glimpse_at(slot))
     }
 
     /// All jobs accepted before the given sequence, the last accepted first.
     pub fn glimpses_before(&self, sequence: u64) -> impl Iterator<Item = Glimpse<'_>> {
-        let slots: BTreeMap<u64, u32> =
-            self.ids.values().map(|slot| (self.entry(*slot).sequence, *slot)).collect();
-        let before = slots.into_iter().filter(move |(each, _)| *each < sequence).rev();
-        before.map(|(_, slot)| self.glimpse_at(slot))
+        self.sequences.before(sequence).map(|slot| self.glimpse_at(slot))
     }
 
     /// All jobs accepted after the given sequence, the first accepted first; 0 for all.
     pub fn glimpses_after(&self, sequence: u64) -> impl Iterator<Item = Glimpse<'_>> {
-        let slots: BTreeMap<u64, u32> =
-            self.ids.values().map(|slot| (self.entry(*slot).sequence, *slot)).collect();
-        let after = slots.into_iter().filter(move |(each, _)| *each > sequence);
-        after.map(|(_, slot)| self.glimpse_at(slot))
+        let first = sequence.saturating_add(1);
+        self.sequences.starting_at(first).map(|slot| self.glimpse_at(slot))
     }
 
     /// The condition of a job; `None` if the book does not hold it.
     pub fn condition_of(&self, job: JobId) -> Option<Condition> {
-        self.ids.get(&job).map(|slot| self.condition(*slot))
+        self.find(job).map(|slot| self.condition(slot))
     }
 
     /// Where the store keeps the job's record, as it last said.
     pub fn kept(&self, job: JobId) -> Option<Kept> {
-        self.ids.get(&job).map(|slot| self.entry(*slot).kept())
+        self.find(job).map(|slot| self.entry(slot).kept())
     }
 
     /// Notes where the store keeps the job's record now; an unknown job is passed over.
     pub fn keep(&mut self, job: JobId, kept: Kept) {
-        if let Some(&slot) = self.ids.get(&job) {
+        if let Some(slot) = self.find(job) {
             let before = self.entries.get_mut(slot).keep(kept);
             self.kept_bytes += u64::from(kept.weight);
             self.kept_bytes -= u64::from(before);

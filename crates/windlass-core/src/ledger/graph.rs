@@ -1,5 +1,6 @@
 //! Who waits for whom: edges between jobs, and what spreads along them when one ends.
 
+use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::vec::Vec;
 
@@ -22,7 +23,7 @@ impl Ledger {
     /// yet comes later in the same batch.
     pub(super) fn met_by_now(&self, dependencies: &[Dependency]) -> Vec<JobId> {
         let met = dependencies.iter().filter(|dependency| {
-            let state = self.ids.get(&dependency.on).map(|slot| self.entry(*slot).phase.name());
+            let state = self.find(dependency.on).map(|slot| self.entry(slot).phase.name());
             state.is_some_and(|state| is_met(state, dependency.on_failure))
         });
         met.map(|dependency| dependency.on).collect()
@@ -33,15 +34,23 @@ impl Ledger {
     /// There is an edge per dependency for as long as the job is open, even if the dependency is
     /// removed meanwhile: so the edges follow from the job alone.
     pub(super) fn link_all(&mut self, slot: u32, met: &[JobId]) {
-        let entry = self.entry(slot);
-        let id = entry.id;
-        let dependencies: Vec<Dependency> = entry.dependencies().copied().collect();
-        for Dependency { on, on_failure } in dependencies {
-            self.edges.insert((on, id), Edge { on_failure, met: met.contains(&on) });
-            if let Some(&slot) = self.ids.get(&on) {
+        for ((on, dependent), edge) in self.edges_of(slot, met) {
+            self.edges.insert((on, dependent), edge);
+            if let Some(slot) = self.find(on) {
                 self.keep_from_purge(slot);
             }
         }
+    }
+
+    /// The edges of an open job to those it depends on, of which `met` need not be waited for.
+    pub(super) fn edges_of(&self, slot: u32, met: &[JobId]) -> Vec<((JobId, JobId), Edge)> {
+        let entry = self.entry(slot);
+        let met: BTreeSet<JobId> = met.iter().copied().collect();
+        let edge = |dependency: &Dependency| {
+            let Dependency { on, on_failure } = *dependency;
+            ((on, entry.id), Edge { on_failure, met: met.contains(&on) })
+        };
+        entry.dependencies().map(edge).collect()
     }
 
     /// A finished job is needed for its output, so it must not be purged.
@@ -64,7 +73,7 @@ impl Ledger {
             entry.dependencies().map(|dependency| dependency.on).collect();
         for on in dependencies {
             self.edges.remove(&(on, id));
-            if let Some(&slot) = self.ids.get(&on) {
+            if let Some(slot) = self.find(on) {
                 self.offer_for_purge(slot);
             }
         }
@@ -122,7 +131,7 @@ impl Ledger {
         error: Option<&ErrorText>,
         effects: &mut Effects,
     ) -> Option<u32> {
-        let slot = *self.ids.get(&dependent)?;
+        let slot = self.find(dependent)?;
         let cause = error.map_or(state.as_str(), ErrorText::as_str);
         let text = if dependency == root {
             format!("depends on job {dependency}, which is {state}: {cause}")
@@ -145,7 +154,7 @@ impl Ledger {
         if let Some(edge) = self.edges.get_mut(&(dependency, dependent)) {
             edge.met = true;
         }
-        let Some(&slot) = self.ids.get(&dependent) else { return };
+        let Some(slot) = self.find(dependent) else { return };
         let note = Some(Note::Met { on: dependency });
         let Ok(condition) = self.transition(slot, &Input::Unblock, note, effects) else { return };
         match condition.state {

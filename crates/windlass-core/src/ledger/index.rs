@@ -2,9 +2,21 @@
 
 use super::Ledger;
 use super::book::{Entry, Held, Hold, Key, Phase, ReadyKey};
-use crate::job::{Condition, JobId, State, StateName, UniqueScope};
+use crate::job::{Condition, LeaseToken, State, StateName, UniqueScope};
 use crate::record::Accepted;
 use crate::time::{Steady, Timestamp};
+
+/// Where a job is found, besides by its id and its sequence.
+pub(super) enum Place {
+    /// In no index: it waits for others, or others need it.
+    None,
+    Timers(Timestamp),
+    Ready(ReadyKey),
+    Leases(LeaseToken),
+    Finished(Timestamp),
+    Withheld(Timestamp),
+    Dead(Timestamp),
+}
 
 impl Ledger {
     /// Puts a job into a condition: the one place where indexes and counters change.
@@ -54,28 +66,61 @@ impl Ledger {
         }
     }
 
-    pub(super) fn index(&mut self, slot: u32) {
+    /// The index in which the job belongs, as it and its dependents stand now.
+    pub(super) fn place_of(&self, slot: u32) -> Place {
+        let entry = self.entry(slot);
+        match entry.phase {
+            Phase::Blocked { .. } => Place::None,
+            Phase::Scheduled { at } => Place::Timers(at),
+            Phase::Ready { since } => Place::Ready(self.ready_key(slot, since)),
+            Phase::Running { token } => Place::Leases(token),
+            Phase::Completed { at } | Phase::Cancelled { at, .. } => {
+                // Needed for its output by an open job.
+                if self.edges_from(entry.id).next().is_some() {
+                    return Place::None;
+                }
+                match self.key_until(slot) {
+                    Some(until) if until > self.time.latest().wall => Place::Withheld(until),
+                    Some(_) | None => Place::Finished(at),
+                }
+            }
+            Phase::Dead { at, .. } => Place::Dead(at),
+        }
+    }
+
+    /// When the job is called off because it has not started.
+    pub(super) fn expiry_of(&self, slot: u32) -> Option<Timestamp> {
+        let entry = self.entry(slot);
+        let first = entry.attempts == 0 && entry.generation == 0;
+        let at = entry.extras.as_ref()?.expires_at?;
+        (entry.phase.name().is_waiting() && first).then_some(at)
+    }
+
+    fn index(&mut self, slot: u32) {
         let entry = self.entries.get(slot);
-        let (id, sequence, line, phase) = (entry.id, entry.sequence, entry.line, entry.phase);
-        let (attempts, generation) = (entry.attempts, entry.generation);
-        let (queue, kind) = (self.lines[line as usize].queue, self.lines[line as usize].kind);
-        match phase {
-            Phase::Blocked { .. } => {}
-            Phase::Scheduled { at } => {
+        let (sequence, line) = (entry.sequence, entry.line as usize);
+        let (queue, kind) = (self.lines[line].queue, self.lines[line].kind);
+        match self.place_of(slot) {
+            Place::None => {}
+            Place::Timers(at) => {
                 self.timers.insert((at, sequence), slot);
             }
-            Phase::Ready { since } => {
-                let key = self.ready_key(slot, since);
-                self.lines[line as usize].ready.insert(key, slot);
+            Place::Ready(key) => {
+                self.lines[line].ready.insert(key, slot);
             }
-            Phase::Running { token } => {
+            Place::Leases(token) => {
                 self.kinds[kind as usize].running += 1;
                 let held = &self.leases[&token];
                 let ends = if held.told { &mut self.told_ends } else { &mut self.lease_ends };
                 ends.insert((held.ends, token));
             }
-            Phase::Completed { .. } | Phase::Cancelled { .. } => self.offer_for_purge(slot),
-            Phase::Dead { at, .. } => {
+            Place::Finished(at) => {
+                self.finished.insert((at, sequence, slot));
+            }
+            Place::Withheld(until) => {
+                self.withheld.insert((until, slot));
+            }
+            Place::Dead(at) => {
                 let dead = &mut self.queues[queue as usize].dead;
                 dead.insert((at, sequence, slot));
                 if dead.len() > self.limits.dead_letters {
@@ -83,17 +128,10 @@ impl Ledger {
                 }
             }
         }
-        let waiting = phase.name().is_waiting();
-        if let Some(extras) = &self.entries.get(slot).extras {
-            if let Some(at) = extras.expires_at
-                && waiting
-                && attempts == 0
-                && generation == 0
-            {
-                self.expiries.insert((at, sequence, slot));
-            }
-            self.release_key(slot, id);
+        if let Some(at) = self.expiry_of(slot) {
+            self.expiries.insert((at, sequence, slot));
         }
+        self.release_key(slot);
     }
 
     pub(super) fn unindex(&mut self, slot: u32) {
@@ -133,26 +171,19 @@ impl Ledger {
 
     /// A finished job may be purged unless an open job depends on it or its key is still held.
     pub(super) fn offer_for_purge(&mut self, slot: u32) {
-        let entry = self.entries.get(slot);
-        let at = match entry.phase {
-            Phase::Completed { at } | Phase::Cancelled { at, .. } => at,
-            Phase::Blocked { .. }
-            | Phase::Scheduled { .. }
-            | Phase::Ready { .. }
-            | Phase::Running { .. }
-            | Phase::Dead { .. } => return,
-        };
-        let (id, sequence) = (entry.id, entry.sequence);
-        if self.edges_from(id).next().is_some() {
-            return;
-        }
-        match self.key_until(slot) {
-            Some(until) if until > self.time.latest().wall => {
-                self.withheld.insert((until, slot));
-            }
-            _ => {
+        let sequence = self.entry(slot).sequence;
+        match self.place_of(slot) {
+            Place::Finished(at) => {
                 self.finished.insert((at, sequence, slot));
             }
+            Place::Withheld(until) => {
+                self.withheld.insert((until, slot));
+            }
+            Place::None
+            | Place::Timers(_)
+            | Place::Ready(_)
+            | Place::Leases(_)
+            | Place::Dead(_) => {}
         }
     }
 
@@ -166,10 +197,12 @@ impl Ledger {
         self.entry(slot).extras.as_ref()?.unique.as_ref().map(|unique| unique.scope)
     }
 
-    fn release_key(&mut self, slot: u32, id: JobId) {
-        if !self.entry(slot).may_hold_key()
+    fn release_key(&mut self, slot: u32) {
+        let entry = self.entry(slot);
+        if entry.extras.is_some()
+            && !entry.may_hold_key()
             && let Some(key) = self.key_of(slot)
-            && self.keys.get(&key).is_some_and(|hold| hold.job == id)
+            && self.keys.get(&key).is_some_and(|hold| hold.job == entry.id)
         {
             self.keys.remove(&key);
         }
@@ -178,12 +211,17 @@ impl Ledger {
     /// A job that was just accepted or replayed takes its key. Whoever stands there holds it no
     /// longer, which was checked: the window ended, or the key was passed on.
     pub(super) fn take_over_key(&mut self, slot: u32) {
-        let entry = self.entries.get(slot);
-        let Some(key) = self.key_of(slot) else { return };
-        let unique = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref());
-        let until = unique.and_then(|unique| unique.until);
-        let hold = Hold { job: entry.id, until, fingerprint: entry.fingerprint };
-        self.keys.insert(key, hold);
+        if let Some((key, hold)) = self.hold_of(slot) {
+            self.keys.insert(key, hold);
+        }
+    }
+
+    /// The job's unique key, and its claim to it.
+    pub(super) fn hold_of(&self, slot: u32) -> Option<(Key, Hold)> {
+        let key = self.key_of(slot)?;
+        let entry = self.entry(slot);
+        let until = entry.extras.as_ref()?.unique.as_ref()?.until;
+        Some((key, Hold { job: entry.id, until, fingerprint: entry.fingerprint }))
     }
 
     pub(super) fn ready_key(&self, slot: u32, since: Timestamp) -> ReadyKey {
@@ -201,7 +239,8 @@ impl Ledger {
         let (sequence, at) = (accepted.sequence, accepted.at);
         let entry = Entry::new(job, sequence, at, &accepted.condition, line);
         let slot = self.entries.insert(entry);
-        self.ids.insert(job.id, slot);
+        self.ids.insert(job.id, slot, &self.entries);
+        self.sequences.insert(sequence, slot);
         self.next_sequence = self.next_sequence.max(accepted.sequence + 1);
         self.link_all(slot, &accepted.met);
         self.count(line, None, Some(accepted.condition.state.name()));
@@ -215,7 +254,7 @@ impl Ledger {
         self.unindex(slot);
         let entry = self.entries.get(slot);
         let (id, line, name) = (entry.id, entry.line, entry.phase.name());
-        let weight = entry.weight;
+        let (sequence, weight) = (entry.sequence, entry.weight);
         if let Some(unique) = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref()) {
             let line = &self.lines[line as usize];
             let key = Key { queue: line.queue, kind: line.kind, key: unique.key.clone() };
@@ -225,7 +264,8 @@ impl Ledger {
         }
         self.count(line, Some(name), None);
         self.kept_bytes -= u64::from(weight);
-        self.ids.remove(&id);
+        self.ids.remove(id, &self.entries);
+        self.sequences.remove(sequence);
         self.entries.remove(slot);
     }
 }

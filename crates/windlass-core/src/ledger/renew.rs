@@ -55,7 +55,7 @@ impl Command for Renew {
 impl Ledger {
     fn renew(&mut self, renewal: Renewal, effects: &mut Effects) -> Result<Renewed, Refusal> {
         let Renewal { job, token, lease, report } = renewal;
-        let slot = *self.ids.get(&job).ok_or(Refusal::LeaseLost { job })?;
+        let slot = self.find(job).ok_or(Refusal::LeaseLost { job })?;
         let now = effects.now;
         let length = lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX);
         let until = now.wall + length;

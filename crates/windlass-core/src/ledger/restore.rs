@@ -8,10 +8,13 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 
 use super::Ledger;
-use super::book::{Entry, Held, Phase};
-use crate::job::{Condition, JobId, NewJob, State};
+use super::book::{Entry, Held, Hold, Key, Phase, ReadyKey};
+use super::find::Sequences;
+use super::index::Place;
+use crate::job::{Condition, JobId, LeaseToken, NewJob, State};
 use crate::limits::Limits;
 use crate::record::{Change, Floors, JobRecord, Kept, Note, Update};
 use crate::time::Timestamp;
@@ -42,15 +45,17 @@ impl Restore {
     pub fn absorb(&mut self, change: &Change) {
         match change {
             Change::Insert(accepted) => {
-                let known = self.ledger.ids.get(&accepted.job.id);
-                let known = known.map(|slot| self.ledger.entry(*slot).sequence);
-                if known.is_none_or(|sequence| sequence < accepted.sequence) {
-                    self.remove(accepted.job.id);
-                    let (sequence, at) = (accepted.sequence, accepted.at);
-                    let slot = self.write(&accepted.job, sequence, at, &accepted.condition);
-                    self.set_met(slot, &accepted.met);
-                }
                 self.ledger.time.resume_at(accepted.at);
+                let job = &accepted.job;
+                let known = self.ledger.find(job.id);
+                let known = known.map(|slot| self.ledger.entry(slot).sequence);
+                if known.is_some_and(|sequence| sequence < accepted.sequence) {
+                    self.remove(job.id);
+                } else if known.is_some() {
+                    return;
+                }
+                let slot = self.write(job, accepted.sequence, accepted.at, &accepted.condition);
+                self.set_met(slot, &accepted.met);
             }
             Change::Update(update) => self.update(update),
             Change::Remove { job } => self.remove(*job),
@@ -109,27 +114,29 @@ impl Restore {
     ///
     /// No lease has an end that is known, so each ends at once unless it is renewed. Nothing is
     /// let go that is beyond a bound: the first command that ends a job does that.
-    pub fn finish(mut self) -> Ledger {
-        let slots: BTreeMap<u64, u32> = self
-            .ledger
-            .ids
-            .values()
-            .map(|slot| (self.ledger.entry(*slot).sequence, *slot))
-            .collect();
-        for slot in slots.values() {
-            if !self.ledger.entry(*slot).phase.name().is_terminal() {
-                let met = self.met.remove(slot).unwrap_or_default();
-                self.ledger.link_all(*slot, &met);
-            }
+    pub fn finish(self) -> Ledger {
+        let Self { mut ledger, mut met } = self;
+        let jobs = ledger.entries.iter().map(|(slot, entry)| (entry.sequence, slot));
+        let mut slots: Vec<(u64, u32)> = jobs.collect();
+        slots.sort_unstable();
+        ledger.sequences = Sequences::from_sorted(&slots);
+        let open = |slot: u32| !ledger.entry(slot).phase.name().is_terminal();
+        let edges = slots.iter().map(|(_, slot)| *slot).filter(|slot| open(*slot));
+        let edges = edges.flat_map(|slot| {
+            let met = met.remove(&slot).unwrap_or_default();
+            ledger.edges_of(slot, &met)
+        });
+        let edges = edges.collect();
+        ledger.edges = edges;
+        ledger.keys = ledger.restored_keys(&slots);
+        let mut places = Places::new(&ledger);
+        for (sequence, slot) in slots {
+            let (line, state) = (ledger.entry(slot).line, ledger.entry(slot).phase.name());
+            ledger.count(line, None, Some(state));
+            places.add(&ledger, slot, sequence);
         }
-        for slot in slots.values() {
-            self.ledger.restore_key(*slot);
-            let entry = self.ledger.entry(*slot);
-            let (line, name) = (entry.line, entry.phase.name());
-            self.ledger.count(line, None, Some(name));
-            self.ledger.index(*slot);
-        }
-        self.ledger
+        places.write_into(&mut ledger);
+        ledger
     }
 
     /// Writes a job as it is, over what was known of it.
@@ -139,8 +146,8 @@ impl Restore {
         let line = ledger.line_id(kind, queue);
         let mut entry = Entry::new(job, sequence, at, condition, line);
         ledger.next_sequence = ledger.next_sequence.max(sequence + 1);
-        let slot = match ledger.ids.get(&job.id) {
-            Some(&slot) => {
+        let slot = match ledger.find(job.id) {
+            Some(slot) => {
                 self.forget_lease(slot);
                 let known = self.ledger.entries.get_mut(slot);
                 entry.keep(known.kept());
@@ -149,7 +156,7 @@ impl Restore {
             }
             None => {
                 let slot = ledger.entries.insert(entry);
-                ledger.ids.insert(job.id, slot);
+                ledger.ids.insert(job.id, slot, &ledger.entries);
                 slot
             }
         };
@@ -159,16 +166,16 @@ impl Restore {
 
     fn update(&mut self, update: &Update) {
         self.ledger.time.resume_at(update.at);
-        let Some(&slot) = self.ledger.ids.get(&update.job) else { return };
+        if let State::Running(lease) = &update.condition.state {
+            self.ledger.next_token = self.ledger.next_token.max(lease.token.0 + 1);
+        }
+        let Some(slot) = self.ledger.find(update.job) else { return };
         self.forget_lease(slot);
         self.ledger.entries.get_mut(slot).set(&update.condition);
         self.take_lease(slot, &update.condition);
         match update.note.as_deref() {
             Some(Note::Met { on }) => {
-                let met = self.met.entry(slot).or_default();
-                if !met.contains(on) {
-                    met.push(*on);
-                }
+                self.met.entry(slot).or_default().push(*on);
             }
             Some(Note::Replayed { met }) => self.set_met(slot, met),
             Some(
@@ -179,11 +186,11 @@ impl Restore {
     }
 
     fn remove(&mut self, job: JobId) {
-        let Some(&slot) = self.ledger.ids.get(&job) else { return };
+        let Some(slot) = self.ledger.find(job) else { return };
         self.keep(job, Kept::default());
         self.forget_lease(slot);
         self.met.remove(&slot);
-        self.ledger.ids.remove(&job);
+        self.ledger.ids.remove(job, &self.ledger.entries);
         self.ledger.entries.remove(slot);
     }
 
@@ -213,18 +220,85 @@ impl Restore {
 }
 
 impl Ledger {
-    /// Gives a job its key, if it holds one as things stand and no other has a better claim: the
-    /// hold that ends last, and among those the job accepted last.
-    fn restore_key(&mut self, slot: u32) {
-        let entry = self.entry(slot);
-        let Some(key) = self.key_of(slot).filter(|_| entry.may_hold_key()) else { return };
-        let unique = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref());
-        let until = unique.and_then(|unique| unique.until);
-        let end = |until: Option<Timestamp>| until.unwrap_or(Timestamp::from_micros(i64::MAX));
-        let ended = until.is_some_and(|until| until <= self.time.latest().wall);
-        let beaten = self.keys.get(&key).is_some_and(|hold| end(hold.until) > end(until));
-        if !ended && !beaten {
-            self.take_over_key(slot);
+    /// Who holds which key, as the jobs stand. There is one claim to a key that has not ended; were
+    /// there more, the one that ends last would count, and among those the job accepted last.
+    fn restored_keys(&self, slots: &[(u64, u32)]) -> BTreeMap<Key, Hold> {
+        let now = self.time.latest().wall;
+        let may_hold = slots.iter().filter(|(_, slot)| self.entry(*slot).may_hold_key());
+        let claims = may_hold.filter_map(|(sequence, slot)| {
+            let (key, hold) = self.hold_of(*slot)?;
+            let end = hold.until.unwrap_or(Timestamp::from_micros(i64::MAX));
+            (end > now).then_some((key, Reverse((end, *sequence)), hold))
+        });
+        let mut claims: Vec<(Key, Reverse<(Timestamp, u64)>, Hold)> = claims.collect();
+        claims.sort_unstable_by(|one, other| (&one.0, one.1).cmp(&(&other.0, other.1)));
+        claims.dedup_by(|next, first| next.0 == first.0);
+        claims.into_iter().map(|(key, _, hold)| (key, hold)).collect()
+    }
+}
+
+/// The indexes as lists, to be sorted and built at one go: that is fast, and leaves no gaps.
+struct Places {
+    timers: Vec<((Timestamp, u64), u32)>,
+    /// Per line.
+    ready: Vec<Vec<(ReadyKey, u32)>>,
+    leases: Vec<(LeaseToken, u32)>,
+    finished: Vec<(Timestamp, u64, u32)>,
+    withheld: Vec<(Timestamp, u32)>,
+    /// Per queue.
+    dead: Vec<Vec<(Timestamp, u64, u32)>>,
+    expiries: Vec<(Timestamp, u64, u32)>,
+}
+
+impl Places {
+    fn new(ledger: &Ledger) -> Self {
+        Self {
+            timers: Vec::new(),
+            ready: ledger.lines.iter().map(|_| Vec::new()).collect(),
+            leases: Vec::new(),
+            finished: Vec::new(),
+            withheld: Vec::new(),
+            dead: ledger.queues.iter().map(|_| Vec::new()).collect(),
+            expiries: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, ledger: &Ledger, slot: u32, sequence: u64) {
+        let line = ledger.entry(slot).line as usize;
+        let queue = ledger.lines[line].queue as usize;
+        match ledger.place_of(slot) {
+            Place::None => {}
+            Place::Timers(at) => self.timers.push(((at, sequence), slot)),
+            Place::Ready(key) => self.ready[line].push((key, slot)),
+            Place::Leases(token) => self.leases.push((token, slot)),
+            Place::Finished(at) => self.finished.push((at, sequence, slot)),
+            Place::Withheld(until) => self.withheld.push((until, slot)),
+            Place::Dead(at) => self.dead[queue].push((at, sequence, slot)),
+        }
+        if let Some(at) = ledger.expiry_of(slot) {
+            self.expiries.push((at, sequence, slot));
+        }
+    }
+
+    fn write_into(self, ledger: &mut Ledger) {
+        ledger.timers = self.timers.into_iter().collect();
+        ledger.finished = self.finished.into_iter().collect();
+        ledger.withheld = self.withheld.into_iter().collect();
+        ledger.expiries = self.expiries.into_iter().collect();
+        for (line, ready) in ledger.lines.iter_mut().zip(self.ready) {
+            line.ready = ready.into_iter().collect();
+        }
+        for (number, dead) in (0..).zip(self.dead) {
+            if dead.len() > ledger.limits.dead_letters {
+                ledger.overfull.push(number);
+            }
+            ledger.queues[number as usize].dead = dead.into_iter().collect();
+        }
+        let ends = self.leases.iter().map(|(token, _)| (ledger.leases[token].ends, *token));
+        ledger.lease_ends = ends.collect();
+        for (_, slot) in self.leases {
+            let kind = ledger.lines[ledger.entry(slot).line as usize].kind;
+            ledger.kinds[kind as usize].running += 1;
         }
     }
 }

@@ -176,7 +176,7 @@ impl Ledger {
 
     /// Whether the book holds the job.
     pub fn knows(&self, job: JobId) -> bool {
-        self.ids.contains_key(&job)
+        self.find(job).is_some()
     }
 
     /// Why a job is not running, at the time `reading`.
@@ -218,8 +218,7 @@ impl Ledger {
         let unmet = entry.dependencies().filter(|dependency| {
             self.edges.get(&(dependency.on, entry.id)).is_some_and(|edge| !edge.met)
         });
-        let blockers: Vec<u32> =
-            unmet.filter_map(|dependency| self.ids.get(&dependency.on).copied()).collect();
+        let blockers: Vec<u32> = unmet.filter_map(|dependency| self.find(dependency.on)).collect();
         let shown = if depth == 0 { 0 } else { SHOWN.min(blockers.len()) };
         let mut reasons: Vec<Reason> = blockers[..shown]
             .iter()
@@ -295,16 +294,23 @@ impl Ledger {
         reasons
     }
 
+    /// All kept jobs, in an order that does not depend on how they came to be in the book.
+    pub(super) fn slots_by_id(&self) -> Vec<u32> {
+        let mut slots: Vec<u32> = self.entries.iter().map(|(slot, _)| slot).collect();
+        slots.sort_unstable_by_key(|slot| self.entry(*slot).id);
+        slots
+    }
+
     /// Everything in the book as text, in a fixed order: equal books give equal text.
     pub fn dump(&self) -> alloc::string::String {
         use core::fmt::Write;
         let mut text = alloc::string::String::new();
-        for (id, slot) in &self.ids {
-            let entry = self.entry(*slot);
+        for slot in self.slots_by_id() {
+            let entry = self.entry(slot);
             let line = &self.lines[entry.line as usize];
             let queue = &self.queues[line.queue as usize].name;
             let kind = &self.kinds[line.kind as usize].name;
-            let condition = self.condition(*slot);
+            let (id, condition) = (entry.id, self.condition(slot));
             let _ = writeln!(text, "{id} #{} {queue}/{kind} {condition:?}", entry.sequence);
         }
         for ((on, dependent), edge) in &self.edges {

@@ -1,0 +1,141 @@
+//! Finding a job: by its id, and by its place in the order of acceptance.
+//!
+//! Every kept job is in both, so what they cost per job is counted in bytes: each holds nothing but
+//! the number of the job's slot, and the id or sequence is read where it stands, in the entry.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use hashbrown::HashTable;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::book::Slab;
+use crate::job::JobId;
+
+/// Tables the ids are spread over, so that growing one never takes long.
+const SHARDS: usize = 256;
+
+/// Slots by job id. It has no order that could show, so it cannot be iterated.
+#[derive(Debug)]
+pub(super) struct Ids {
+    shards: Vec<HashTable<u32>>,
+}
+
+impl Default for Ids {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| HashTable::new()).collect() }
+    }
+}
+
+impl Ids {
+    pub(super) fn get(&self, job: JobId, entries: &Slab) -> Option<u32> {
+        let hash = hash_of(job);
+        self.shards[shard_of(hash)].find(hash, |slot| entries.get(*slot).id == job).copied()
+    }
+
+    /// Adds a job that is in its slot and not known yet.
+    pub(super) fn insert(&mut self, job: JobId, slot: u32, entries: &Slab) {
+        let hash = hash_of(job);
+        let hash_again = |slot: &u32| hash_of(entries.get(*slot).id);
+        self.shards[shard_of(hash)].insert_unique(hash, slot, hash_again);
+    }
+
+    /// Removes a job that is still in its slot.
+    pub(super) fn remove(&mut self, job: JobId, entries: &Slab) {
+        let hash = hash_of(job);
+        let found =
+            self.shards[shard_of(hash)].find_entry(hash, |slot| entries.get(*slot).id == job);
+        if let Ok(found) = found {
+            found.remove();
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(HashTable::len).sum()
+    }
+}
+
+fn hash_of(job: JobId) -> u64 {
+    xxh3_64(&job.to_bytes())
+}
+
+/// By bits that a table of any size that fits in memory does not look at itself.
+fn shard_of(hash: u64) -> usize {
+    (hash >> 40) as usize % SHARDS
+}
+
+/// Slots by sequence, in blocks: sequences are dense where jobs are young, and a block whose last
+/// job is gone goes with it.
+#[derive(Debug, Default)]
+pub(super) struct Sequences {
+    blocks: BTreeMap<u64, Box<[u32; BLOCK]>>,
+}
+
+/// Sequences in one block.
+const BLOCK: usize = 64;
+
+/// A sequence whose job is gone.
+const VACANT: u32 = u32::MAX;
+
+impl Sequences {
+    /// From all jobs, in the order of acceptance.
+    pub(super) fn from_sorted(slots: &[(u64, u32)]) -> Self {
+        let blocks = slots.chunk_by(|one, next| number_of(one.0) == number_of(next.0));
+        let blocks = blocks.map(|jobs| {
+            let mut block = Box::new([VACANT; BLOCK]);
+            jobs.iter().for_each(|(sequence, slot)| block[place_of(*sequence)] = *slot);
+            (number_of(jobs[0].0), block)
+        });
+        Self { blocks: blocks.collect() }
+    }
+
+    pub(super) fn insert(&mut self, sequence: u64, slot: u32) {
+        let block = self.blocks.entry(number_of(sequence));
+        block.or_insert_with(|| Box::new([VACANT; BLOCK]))[place_of(sequence)] = slot;
+    }
+
+    pub(super) fn remove(&mut self, sequence: u64) {
+        let Some(block) = self.blocks.get_mut(&number_of(sequence)) else { return };
+        block[place_of(sequence)] = VACANT;
+        if block.iter().all(|slot| *slot == VACANT) {
+            self.blocks.remove(&number_of(sequence));
+        }
+    }
+
+    pub(super) fn get(&self, sequence: u64) -> Option<u32> {
+        let slot = self.blocks.get(&number_of(sequence))?[place_of(sequence)];
+        (slot != VACANT).then_some(slot)
+    }
+
+    /// The slots of all sequences below this one, the last accepted first.
+    pub(super) fn before(&self, sequence: u64) -> impl Iterator<Item = u32> + '_ {
+        let blocks = self.blocks.range(..=number_of(sequence)).rev();
+        blocks.flat_map(move |(number, block)| {
+            let below = if *number == number_of(sequence) { place_of(sequence) } else { BLOCK };
+            block[..below].iter().rev().copied().filter(|slot| *slot != VACANT)
+        })
+    }
+
+    /// The slots of this sequence and all above it, the first accepted first.
+    pub(super) fn starting_at(&self, sequence: u64) -> impl Iterator<Item = u32> + '_ {
+        let blocks = self.blocks.range(number_of(sequence)..);
+        blocks.flat_map(move |(number, block)| {
+            let from = if *number == number_of(sequence) { place_of(sequence) } else { 0 };
+            block[from..].iter().copied().filter(|slot| *slot != VACANT)
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        let occupied = |block: &[u32; BLOCK]| block.iter().filter(|slot| **slot != VACANT).count();
+        self.blocks.values().map(|block| occupied(block)).sum()
+    }
+}
+
+fn number_of(sequence: u64) -> u64 {
+    sequence / BLOCK as u64
+}
+
+fn place_of(sequence: u64) -> usize {
+    (sequence % BLOCK as u64) as usize
+}
