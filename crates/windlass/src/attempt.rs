@@ -1,16 +1,20 @@
 //! One run of a job: what the handler receives, and how the run is watched over.
 //!
-//! [`conduct`] reads as the life of an attempt: run the handler, watch for its end, a time-out or a
-//! reason to stop, judge, settle, and give the slot back when the task has really ended.
+//! [`conduct`] reads as the life of an attempt: run the handler, judge how it ended, hand the
+//! outcome to the settle loop, and give the slot back when the task has really ended. It runs on
+//! one task. An attempt that was told to stop and does not is ended by the watch loop; whoever
+//! ends an attempt first settles it.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
-use tokio::sync::{Notify, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 use tracing::Instrument;
 use windlass_core::job::{Bytes, CancelReason, JobId, LeaseToken, NewJob, Priority, Timeout};
 use windlass_core::ledger::Settlement;
@@ -28,9 +32,9 @@ use crate::failure::Failure;
 use crate::handler::{Job, Registered, Returned, State, States};
 use crate::middleware::Next;
 use crate::options::Options;
-use crate::panics::{self, CatchPanic};
+use crate::panics;
 use crate::store::HandedJob;
-use crate::worker::{self, Shared, Slot};
+use crate::worker::{self, Settling, Shared, Slot};
 
 /// Why an attempt should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +50,16 @@ pub enum StopReason {
 }
 
 /// Tells a handler that it should stop, and why.
-#[derive(Clone, Debug)]
-pub struct Cancellation(watch::Receiver<Option<StopReason>>);
+#[derive(Clone)]
+pub struct Cancellation {
+    /// All of the attempt: one allocation, which every attempt needs, is enough for both.
+    inner: Arc<Inner>,
+}
 
 impl Cancellation {
     /// Why to stop, if there is a reason.
     pub fn reason(&self) -> Option<StopReason> {
-        *self.0.borrow()
+        self.inner.stop.get().copied()
     }
 
     /// Whether to stop. For handlers that loop without waiting.
@@ -62,59 +69,84 @@ impl Cancellation {
 
     /// Waits until there is a reason to stop.
     pub async fn cancelled(&self) -> StopReason {
-        let mut receiver = self.0.clone();
-        match receiver.wait_for(Option::is_some).await {
-            Ok(reason) => reason.unwrap_or(StopReason::Shutdown),
-            // The worker is gone; nobody is left to say why.
-            Err(_) => StopReason::Shutdown,
+        loop {
+            // Made before looking: what changes in between is heard.
+            let changed = self.inner.stopped.notified();
+            if let Some(reason) = self.reason() {
+                return reason;
+            }
+            if self.inner.over.load(Ordering::SeqCst) {
+                // The worker is done with it; nobody is left to say why.
+                return StopReason::Shutdown;
+            }
+            changed.await;
         }
+    }
+}
+
+impl fmt::Debug for Cancellation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cancellation({:?})", self.reason())
     }
 }
 
 /// One run of a job, as its handler sees it. Cloning is cheap.
 #[derive(Clone)]
 pub struct Attempt {
-    inner: Arc<Inner>,
+    cancellation: Cancellation,
 }
 
 struct Inner {
     handed: HandedJob,
-    engine: Engine,
-    states: Arc<States>,
-    cancellation: Cancellation,
+    shared: Arc<Shared>,
+    handler: Arc<Registered>,
     timeout: Option<Duration>,
     claimed: Steady,
+    /// Why to stop. The first reason counts.
+    stop: OnceLock<StopReason>,
+    /// There is a reason to stop, or there will never be one.
+    stopped: Notify,
+    /// Somebody took it on themselves to settle it.
+    ended: AtomicBool,
+    /// It has been settled, or given up.
+    over: AtomicBool,
+    task: OnceLock<AbortHandle>,
+    /// Its task is to end, even if it is not known yet.
+    aborted: AtomicBool,
     report: Mutex<Report>,
     has_reported: AtomicBool,
-    reported: Arc<Notify>,
     next: Mutex<Vec<Arc<NewJob>>>,
     slot: Weak<Slot>,
 }
 
 impl Attempt {
+    fn inner(&self) -> &Inner {
+        &self.cancellation.inner
+    }
+
     /// The job's id.
     pub fn id(&self) -> JobId {
-        self.inner.handed.job.id
+        self.inner().handed.job.id
     }
 
     /// The job's kind.
     pub fn kind(&self) -> &Name {
-        &self.inner.handed.job.kind
+        &self.inner().handed.job.kind
     }
 
     /// The job's queue.
     pub fn queue(&self) -> &Name {
-        &self.inner.handed.job.queue
+        &self.inner().handed.job.queue
     }
 
     /// Which run this is, 1 for the first.
     pub fn number(&self) -> u32 {
-        self.inner.handed.attempt
+        self.inner().handed.attempt
     }
 
     /// Total runs the job may have.
     pub fn max_attempts(&self) -> u32 {
-        self.inner.handed.lease.max_attempts
+        self.inner().handed.lease.max_attempts
     }
 
     /// Whether the job has run before.
@@ -125,52 +157,52 @@ impl Attempt {
     /// How often a worker was lost while running this job: not 0 means that an earlier attempt
     /// may have done part of the work.
     pub fn recoveries(&self) -> u32 {
-        self.inner.handed.recoveries
+        self.inner().handed.recoveries
     }
 
     /// The job's priority.
     pub fn priority(&self) -> Priority {
-        self.inner.handed.job.priority
+        self.inner().handed.job.priority
     }
 
     /// When the store accepted the job.
     pub fn enqueued_at(&self) -> Timestamp {
-        self.inner.handed.created_at
+        self.inner().handed.created_at
     }
 
     /// When this attempt began.
     pub fn started_at(&self) -> Timestamp {
-        self.inner.handed.lease.since
+        self.inner().handed.lease.since
     }
 
     /// How long this attempt may run in all; `None` if there is no limit.
     pub fn timeout(&self) -> Option<Duration> {
-        self.inner.timeout
+        self.inner().timeout
     }
 
     /// The worker that runs it.
     pub fn worker(&self) -> &str {
-        &self.inner.handed.lease.worker
+        &self.inner().handed.lease.worker
     }
 
     /// The job's label of this name.
     pub fn metadata(&self, key: &str) -> Option<&str> {
-        self.inner.handed.job.metadata.get(key).map(String::as_str)
+        self.inner().handed.job.metadata.get(key).map(String::as_str)
     }
 
     /// The job's tags.
     pub fn tags(&self) -> &[Name] {
-        &self.inner.handed.job.tags
+        &self.inner().handed.job.tags
     }
 
     /// The producer's W3C `traceparent`.
     pub fn trace(&self) -> &str {
-        self.inner.handed.job.trace.as_deref().unwrap_or_default()
+        self.inner().handed.job.trace.as_deref().unwrap_or_default()
     }
 
     /// The job's payload as it was stored.
     pub fn payload(&self) -> &[u8] {
-        &self.inner.handed.job.payload
+        &self.inner().handed.job.payload
     }
 
     /// A text that is different for every run of every job, and the same for nobody else: an
@@ -180,32 +212,32 @@ impl Attempt {
     }
 
     pub(crate) fn token(&self) -> LeaseToken {
-        self.inner.handed.lease.token
+        self.inner().handed.lease.token
     }
 
     /// The engine that runs this attempt, to enqueue more work with.
     pub fn engine(&self) -> &Engine {
-        &self.inner.engine
+        self.inner().shared.engine()
     }
 
     /// Keeps the slot in use for as long as the returned value lives, for work that goes on after
     /// its task was aborted.
     pub(crate) fn hold_slot(&self) -> Option<Arc<Slot>> {
-        self.inner.slot.upgrade()
+        self.inner().slot.upgrade()
     }
 
     pub(crate) fn states(&self) -> &States {
-        &self.inner.states
+        self.inner().shared.states()
     }
 
     /// The worker's shared state of this type, if it was given one.
     pub fn state<S: Send + Sync + 'static>(&self) -> Option<State<S>> {
-        self.inner.states.get().map(State)
+        self.states().get().map(State)
     }
 
     /// Tells whether and why to stop.
     pub fn cancellation(&self) -> &Cancellation {
-        &self.inner.cancellation
+        &self.cancellation
     }
 
     /// Says how far the work is: 0 to 100 percent, and in words. Shown with the job; the last one
@@ -217,7 +249,7 @@ impl Attempt {
 
     /// Adds a line to the job's log, of which the last hundred are kept.
     pub fn log(&self, text: impl Into<String>) {
-        let at = self.inner.engine.clock().now().wall;
+        let at = self.engine().clock().now().wall;
         let line = LogLine { at, attempt: self.number(), text: text.into() };
         self.report(|report| {
             report.lines.push(line);
@@ -226,20 +258,20 @@ impl Attempt {
     }
 
     fn report(&self, add: impl FnOnce(&mut Report)) {
-        add(&mut self.inner.report.lock().unwrap_or_else(PoisonError::into_inner));
-        self.inner.has_reported.store(true, Ordering::SeqCst);
-        self.inner.reported.notify_one();
+        add(&mut self.inner().report.lock().unwrap_or_else(PoisonError::into_inner));
+        self.inner().has_reported.store(true, Ordering::SeqCst);
+        self.inner().shared.reported().notify_one();
     }
 
     /// What the handler has said since this was last asked.
     pub(crate) fn take_report(&self) -> Report {
-        std::mem::take(&mut self.inner.report.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.inner().report.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Takes back what could not be written, to be written with what has been said since. Nobody
     /// is notified: whoever could not write it tries again by itself.
     pub(crate) fn return_report(&self, unwritten: Report) {
-        let mut report = self.inner.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut report = self.inner().report.lock().unwrap_or_else(PoisonError::into_inner);
         let since = std::mem::replace(&mut *report, unwritten);
         report.lines.extend(since.lines);
         keep_last(&mut report.lines);
@@ -256,28 +288,27 @@ impl Attempt {
 
     /// Like [`Attempt::continue_with`], with options of its own.
     pub fn continue_with_options<J: Job>(&self, job: J, options: Options) -> Result<JobId, Error> {
-        let trace = self.trace().to_string();
         let new_job = || crate::client::new_job(&job, options);
-        let mut next = crate::trace::CURRENT.sync_scope(trace, new_job)?;
+        let mut next = crate::trace::CURRENT.sync_scope(self.clone(), new_job)?;
         next.parent = Some(self.id());
         let id = next.id;
-        self.inner.next.lock().unwrap_or_else(PoisonError::into_inner).push(next.into());
+        self.inner().next.lock().unwrap_or_else(PoisonError::into_inner).push(next.into());
         Ok(id)
     }
 
     fn take_next(&self) -> Vec<Arc<NewJob>> {
-        std::mem::take(&mut self.inner.next.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.inner().next.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The jobs this one waited for, in the order in which they were named.
     pub fn dependencies(&self) -> impl Iterator<Item = JobId> + '_ {
-        self.inner.handed.job.depends_on.iter().map(|dependency| dependency.on)
+        self.inner().handed.job.depends_on.iter().map(|dependency| dependency.on)
     }
 
     /// What a job this one waited for returned; `None` if it did not complete (an edge that
     /// ignores failure) or is no longer kept.
     pub async fn output_of<T: DeserializeOwned>(&self, job: JobId) -> Result<Option<T>, Error> {
-        let output = self.inner.engine.find(job).await?.and_then(|record| record.output);
+        let output = self.engine().find(job).await?.and_then(|record| record.output);
         let decode = |source| Error::Decode { job, source };
         output.map(|bytes| serde_json::from_slice(&bytes).map_err(decode)).transpose()
     }
@@ -295,71 +326,122 @@ impl fmt::Debug for Attempt {
     }
 }
 
-/// An attempt that the worker has taken on.
-pub(crate) struct Begun {
-    shared: Arc<Shared>,
-    slot: Arc<Slot>,
-    registered: worker::Registered,
-    handler: Arc<Registered>,
-    attempt: Attempt,
-    stop: watch::Sender<Option<StopReason>>,
+impl Attempt {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.inner().shared
+    }
+
+    /// How long its lease lasts without a renewal.
+    pub(crate) fn lease(&self) -> Duration {
+        self.inner().handler.options.lease
+    }
+
+    /// Tells the handler to stop, and whether that is news to it. The first reason counts.
+    pub(crate) fn tell(&self, reason: StopReason) -> bool {
+        let first = self.inner().stop.set(reason).is_ok();
+        if first {
+            self.inner().stopped.notify_waiters();
+            self.shared().told().notify_one();
+        }
+        first
+    }
+
+    /// Takes the right and the duty to settle it, which exist once.
+    pub(crate) fn end(&self) -> Option<worker::Registered> {
+        let first = !self.inner().ended.swap(true, Ordering::SeqCst);
+        first.then(|| worker::Registered(self.clone()))
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.inner().ended.load(Ordering::SeqCst)
+    }
+
+    /// Nobody will tell it to stop any more.
+    pub(crate) fn let_go(&self) {
+        self.inner().over.store(true, Ordering::SeqCst);
+        self.inner().stopped.notify_waiters();
+    }
+
+    /// Ends its task at the next await.
+    fn abort(&self) {
+        self.inner().aborted.store(true, Ordering::SeqCst);
+        if let Some(task) = self.inner().task.get() {
+            task.abort();
+        }
+    }
 }
 
-/// Takes a claimed job on. `None` if the worker has stopped; nothing has happened then.
-pub(crate) fn begin(
-    shared: &Arc<Shared>,
+/// A claimed job, and the slot to run it in.
+pub(crate) struct Begun {
+    pub(crate) attempt: Attempt,
     slot: Arc<Slot>,
-    handed: HandedJob,
-    claimed: Steady,
-) -> Option<Begun> {
+}
+
+/// Puts the attempt of a claimed job together. `None` if the worker has no handler for it.
+pub(crate) fn prepare(shared: &Arc<Shared>, handed: HandedJob, claimed: Steady) -> Option<Begun> {
+    let slot = Arc::new(Slot(shared.clone()));
     let handler = shared.handler(&handed.job.kind)?;
     let timeout = match handed.job.timeout.unwrap_or(handler.options.timeout) {
         Timeout::After(timeout) => Some(timeout),
         Timeout::Off => None,
     };
-    let (stop, stopped) = watch::channel(None);
     let inner = Inner {
         handed,
-        engine: shared.engine().clone(),
-        states: shared.states().clone(),
-        cancellation: Cancellation(stopped),
+        shared: shared.clone(),
+        handler,
         timeout,
         claimed,
+        stop: OnceLock::new(),
+        stopped: Notify::new(),
+        ended: AtomicBool::new(false),
+        over: AtomicBool::new(false),
+        task: OnceLock::new(),
+        aborted: AtomicBool::new(false),
         report: Mutex::default(),
         has_reported: AtomicBool::new(false),
-        reported: shared.reported().clone(),
         next: Mutex::default(),
         slot: Arc::downgrade(&slot),
     };
-    let attempt = Attempt { inner: Arc::new(inner) };
-    let lease = handler.options.lease;
-    let registered = shared.register(&attempt, stop.clone(), lease, claimed)?;
-    Some(Begun { shared: shared.clone(), slot, registered, handler, attempt, stop })
+    let attempt = Attempt { cancellation: Cancellation { inner: Arc::new(inner) } };
+    Some(Begun { attempt, slot })
 }
 
-/// Runs an attempt from its start to its settlement, and gives its slot back.
-pub(crate) async fn conduct(begun: Begun) {
-    let Begun { shared, slot, registered, handler, attempt, stop } = begun;
-    let mut task = run_handler(&shared, &handler, &attempt);
-    let (reason, returned) = watch_over(&shared, &attempt, &mut task, &stop).await;
-    let still_running = returned.is_none();
-    match judge(&handler, &attempt, reason, returned) {
-        Some(ended) => settle(&shared, &handler, &attempt, ended).await,
-        None => shared.tally(|tally| tally.lost += 1),
+/// Starts an attempt that the worker has taken on, on a task of its own.
+pub(crate) fn start(begun: Begun) {
+    let attempt = begun.attempt.clone();
+    let task = tokio::spawn(conduct(begun));
+    let _ = attempt.inner().task.set(task.abort_handle());
+    if attempt.inner().aborted.load(Ordering::SeqCst) {
+        task.abort();
     }
-    drop(registered);
-    if still_running {
-        // Aborting ends a task at its next await. Until it really ended it holds its slot, so that
-        // a worker never runs more than it has slots for.
-        let _ = task.await;
-    }
-    drop(slot);
 }
 
-type HandlerTask = JoinHandle<Result<Returned, String>>;
+/// Ends an attempt that nobody has ended, however its task ends: even if that is by a panic of our
+/// own, its lease is not renewed for ever.
+struct Unended(Attempt);
 
-fn run_handler(shared: &Shared, handler: &Arc<Registered>, attempt: &Attempt) -> HandlerTask {
-    let trace = attempt.trace().to_string();
+impl Drop for Unended {
+    fn drop(&mut self) {
+        drop(self.0.end());
+    }
+}
+
+/// Runs an attempt until its outcome is in the hands of the settle loop.
+async fn conduct(Begun { attempt, slot }: Begun) {
+    // Aborting ends the task at its next await. Until it really ended it holds its slot, so that a
+    // worker never runs more than it has slots for.
+    let Unended(attempt) = &Unended(attempt);
+    let ended = run_handler(attempt).await;
+    let Some(registered) = attempt.end() else { return };
+    // A handler that was told to stop may have obeyed.
+    conclude(registered, attempt.cancellation().reason(), Some(ended), Some(slot)).await;
+}
+
+/// What the handler ended with; a panic is text.
+type Ended = Result<Returned, String>;
+
+async fn run_handler(attempt: &Attempt) -> Ended {
+    let trace = attempt.trace();
     let span = tracing::info_span!(
         "job",
         job = %attempt.id(),
@@ -367,59 +449,45 @@ fn run_handler(shared: &Shared, handler: &Arc<Registered>, attempt: &Attempt) ->
         queue = %attempt.queue(),
         attempt = attempt.number(),
         worker = attempt.worker(),
-        trace_id = crate::trace::trace_id(&trace),
+        trace_id = crate::trace::trace_id(trace),
         traceparent = %trace,
     );
-    let next = Next::new(attempt.clone(), handler.clone(), shared.layers());
-    // Made inside the task, so that a middleware that panics before its first await is caught too.
-    let run = crate::trace::CURRENT.scope(trace, async move { next.run().await });
-    tokio::spawn(CatchPanic(Box::pin(run)).instrument(span))
+    let (handler, layers) = (attempt.inner().handler.clone(), attempt.shared().layers());
+    let next = Next::new(attempt.clone(), handler, layers);
+    // Made inside the future, so that a middleware that panics before its first await is caught.
+    let run = crate::trace::CURRENT.scope(attempt.clone(), async move { next.run().await });
+    let mut run = pin!(run);
+    poll_fn(|context| panics::poll(run.as_mut(), context)).instrument(span).await
 }
 
-/// What the handler's task ended with; a panic is text.
-type Ended = Result<Returned, String>;
+/// Ends an attempt that was told to stop and has not, although it was waited for.
+pub(crate) fn give_up(attempt: &Attempt) {
+    let Some(registered) = attempt.end() else { return };
+    attempt.abort();
+    let reason = attempt.cancellation().reason();
+    tokio::spawn(conclude(registered, reason, None, None));
+}
 
-/// Waits for the handler to end, or for a reason to stop it and then, for a while, for it to obey.
-async fn watch_over(
-    shared: &Shared,
-    attempt: &Attempt,
-    task: &mut HandlerTask,
-    stop: &watch::Sender<Option<StopReason>>,
-) -> (Option<StopReason>, Option<Ended>) {
-    let clock = shared.engine().clock().clone();
-    let time_is_up = async {
-        match attempt.timeout() {
-            Some(timeout) => clock.sleep(timeout).await,
-            None => std::future::pending().await,
-        }
+/// Judges how an attempt ended and hands that to the settle loop.
+async fn conclude(
+    registered: worker::Registered,
+    reason: Option<StopReason>,
+    ended: Option<Ended>,
+    slot: Option<Arc<Slot>>,
+) {
+    let worker::Registered(attempt) = &registered;
+    let shared = attempt.shared().clone();
+    let Some(judged) = judge(&attempt.inner().handler, attempt, reason, ended) else {
+        shared.tally(|tally| tally.lost += 1);
+        return;
     };
-    let reason = tokio::select! {
-        biased;
-        // A handler that was told to stop may have obeyed before we look.
-        ended = &mut *task => return (attempt.cancellation().reason(), Some(flatten(ended))),
-        reason = attempt.cancellation().cancelled() => reason,
-        () = time_is_up => {
-            stop.send_if_modified(|reason| reason.replace(StopReason::Timeout).is_none());
-            StopReason::Timeout
-        }
-    };
-    let patience = clock.sleep(shared.cancel_grace());
-    tokio::select! {
-        biased;
-        ended = &mut *task => (Some(reason), Some(flatten(ended))),
-        () = patience => {
-            task.abort();
-            (Some(reason), None)
-        }
-        () = shared.forced() => {
-            task.abort();
-            (Some(reason), None)
-        }
+    let next = attempt.take_next();
+    if attempt.inner().has_reported.load(Ordering::SeqCst) {
+        shared.reports_written().await;
     }
-}
-
-fn flatten(ended: Result<Ended, tokio::task::JoinError>) -> Ended {
-    ended.unwrap_or_else(|error| Err(format!("its task was aborted: {error}")))
+    let report = attempt.take_report();
+    let settlement = Settlement { next, report, ..settlement(attempt, judged) };
+    shared.settle(Settling::new(settlement, registered, slot));
 }
 
 /// How an attempt ended, and what there is to keep of it.
@@ -486,52 +554,39 @@ fn failed(handler: &Registered, failure: Failure) -> Judged {
     Judged { outcome, output: None, error: Some(text) }
 }
 
-/// Settles an attempt. If the store refuses what it returned, settles it as failed for that reason.
-async fn settle(shared: &Shared, handler: &Registered, attempt: &Attempt, judged: Judged) {
-    let next = attempt.take_next();
-    if attempt.inner.has_reported.load(Ordering::SeqCst) {
-        shared.reports_written().await;
-    }
-    let report = attempt.take_report();
-    let settlement = settlement(shared, handler, attempt, judged);
-    let settlement = Settlement { next, report: report.clone(), ..settlement };
-    let verdict = settlement.verdict;
-    match shared.settle(settlement).await {
-        Ok(()) => shared.count(verdict),
-        Err(Refusal::LeaseLost { .. }) => shared.tally(|tally| tally.lost += 1),
-        Err(refusal) => {
-            tracing::warn!(job = %attempt.id(), %refusal, "the store refused the outcome");
-            let judged = Judged {
-                outcome: Outcome::Failed(Default::default()),
-                output: None,
-                error: Some(ErrorText::new(format!("the outcome was refused: {refusal}"))),
-            };
-            let settlement = self::settlement(shared, handler, attempt, judged);
-            let settlement = Settlement { report, ..settlement };
-            let verdict = settlement.verdict;
-            match shared.settle(settlement).await {
-                Ok(()) => shared.count(verdict),
-                Err(_) => shared.tally(|tally| tally.lost += 1),
-            }
-        }
-    }
+/// What an attempt is settled with when the store refuses what it returned: it failed for that
+/// reason.
+pub(crate) fn refused(attempt: &Attempt, report: Report, refusal: &Refusal) -> Settlement {
+    tracing::warn!(job = %attempt.id(), %refusal, "the store refused the outcome");
+    let judged = Judged {
+        outcome: Outcome::Failed(Default::default()),
+        output: None,
+        error: Some(ErrorText::new(format!("the outcome was refused: {refusal}"))),
+    };
+    Settlement { report, ..settlement(attempt, judged) }
 }
 
-fn settlement(
-    shared: &Shared,
-    handler: &Registered,
-    attempt: &Attempt,
-    judged: Judged,
-) -> Settlement {
-    let handed = &attempt.inner.handed;
-    let retry: &Retry = handed.job.retry.as_ref().unwrap_or(&handler.options.retry);
-    // The store's times up to the claim, and the steady clock since: no step of a clock counts.
-    let before = handed.lease.since.since(handed.first_started_at);
-    let ran = shared.engine().clock().now().steady.since(attempt.inner.claimed);
+fn settlement(attempt: &Attempt, judged: Judged) -> Settlement {
+    let inner = attempt.inner();
+    let handed = &inner.handed;
+    let retry: &Retry = handed.job.retry.as_ref().unwrap_or(&inner.handler.options.retry);
     let standing = Standing {
         attempt: attempt.number(),
         max_attempts: attempt.max_attempts(),
-        since_first_start: before.saturating_add(ran),
+        since_first_start: match judged.outcome {
+            // The store's times up to the claim, and the steady clock since: no step of a clock
+            // counts.
+            Outcome::Failed(_) => {
+                let before = handed.lease.since.since(handed.first_started_at);
+                let ran = inner.shared.engine().clock().now().steady.since(inner.claimed);
+                before.saturating_add(ran)
+            }
+            // Only a failure is limited in time, and most attempts do not fail.
+            Outcome::Completed
+            | Outcome::Snoozed(_)
+            | Outcome::Cancelled(_)
+            | Outcome::Interrupted => Duration::ZERO,
+        },
         retry,
     };
     let seed = jitter_seed(attempt.id(), attempt.number());

@@ -335,8 +335,7 @@ impl Registered {
                     if attempt.cancellation().is_cancelled() {
                         return Err(Failure::retry("stopped before it began"));
                     }
-                    let trace = attempt.trace().to_string();
-                    crate::trace::CURRENT.sync_scope(trace, || {
+                    crate::trace::CURRENT.sync_scope(attempt.clone(), || {
                         let job = decode::<J>(&attempt)?;
                         encode(&handler(job, attempt).map_err(Into::into)?)
                     })

@@ -50,6 +50,18 @@ fn describe(panic: &(dyn Any + Send)) -> String {
     }
 }
 
+/// Polls a future; a panic ends it and becomes its description.
+pub(crate) fn poll<F: Future + ?Sized>(
+    future: Pin<&mut F>,
+    context: &mut Context<'_>,
+) -> Poll<Result<F::Output, String>> {
+    match catch(|| future.poll(context)) {
+        Ok(Poll::Pending) => Poll::Pending,
+        Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
+        Err(panic) => Poll::Ready(Err(panic)),
+    }
+}
+
 /// A future whose panics become values.
 pub(crate) struct CatchPanic<T>(pub(crate) BoxFuture<'static, T>);
 
@@ -57,10 +69,6 @@ impl<T> Future for CatchPanic<T> {
     type Output = Result<T, String>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match catch(|| self.0.as_mut().poll(context)) {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
-            Err(panic) => Poll::Ready(Err(panic)),
-        }
+        poll(self.0.as_mut(), context)
     }
 }

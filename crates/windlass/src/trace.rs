@@ -6,9 +6,11 @@
 use uuid::Uuid;
 use windlass_core::job::JobId;
 
+use crate::attempt::Attempt;
+
 tokio::task_local! {
-    /// The trace of the attempt that runs on this task.
-    pub(crate) static CURRENT: String;
+    /// The attempt that runs on this task, whose trace new jobs continue.
+    pub(crate) static CURRENT: Attempt;
 }
 
 /// The trace of a new job: that of the attempt that runs here, or one of its own.
@@ -16,10 +18,14 @@ tokio::task_local! {
 /// Ids of spans, and of traces that begin here, are taken from the job's id: they are as random as
 /// it is, and whoever sees one in a log has found the job.
 pub(crate) fn of_new_job(id: JobId) -> String {
-    let id = Uuid::from_bytes(id.to_bytes()).simple().to_string();
-    let current = CURRENT.try_with(|trace| trace_id(trace).to_string()).ok();
-    let trace_id = current.filter(|current| !current.is_empty()).unwrap_or_else(|| id.clone());
-    format!("00-{trace_id}-{}-01", &id[16..])
+    let mut buffer = Uuid::encode_buffer();
+    let id = &*Uuid::from_bytes(id.to_bytes()).simple().encode_lower(&mut buffer);
+    let traceparent = |trace_id: &str| ["00-", trace_id, "-", &id[16..], "-01"].concat();
+    let current = CURRENT.try_with(|attempt| match trace_id(attempt.trace()) {
+        "" => traceparent(id),
+        current => traceparent(current),
+    });
+    current.unwrap_or_else(|_| traceparent(id))
 }
 
 /// The trace id within a `traceparent`.

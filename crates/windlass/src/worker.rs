@@ -1,15 +1,17 @@
-//! The worker: fill, settle, renew, stop.
+//! The worker: fill, watch, settle, renew, stop.
 //!
-//! Three loops share one state. `fill` claims jobs for free slots and sleeps until the next due
-//! time or a ring; `settle` writes what ended, in batches; `renew` keeps leases alive, in batches,
-//! and learns of cancellations. Each is supervised. Rescue is the housekeeper's, so that it does
-//! not depend on any worker.
+//! Four loops share one state. `fill` claims jobs for free slots and sleeps until the next due
+//! time or a ring; `watch` tells attempts whose time is up, and ends those that were told to stop
+//! and do not; `settle` writes what ended, in batches; `renew` keeps leases alive, in batches, and
+//! learns of cancellations. Each is supervised. Rescue is the housekeeper's, so that it does not
+//! depend on any worker.
 
 mod fill;
 mod renew;
 mod settle;
 mod shared;
 mod stop;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,14 +20,14 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-pub(crate) use shared::{Registered, Shared, Slot, Stage};
-use tokio::sync::{Notify, mpsc, watch};
+pub(crate) use shared::{Registered, Settling, Shared, Slot, Stage};
+use tokio::sync::{Notify, mpsc};
 use windlass_core::ledger::WorkerNews;
 use windlass_core::name::Name;
 use windlass_core::refusal::Refusal;
 use windlass_core::worker::Slots;
 
-use self::shared::{SETTLE_LOOP, SlotBook};
+use self::shared::{SETTLE_LOOP, SettleLine, SlotBook};
 use crate::attempt::Attempt;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -178,7 +180,7 @@ impl WorkerBuilder {
         let name = Name::new(name.as_deref().unwrap_or("worker"))?;
         let suffix = uuid::Uuid::new_v4().simple().to_string();
         let id = format!("{name}-{}", &suffix[..12]);
-        let (settle, settling) = mpsc::unbounded_channel();
+        let (settle, waiting) = mpsc::unbounded_channel();
         let shared = Arc::new(Shared {
             id: id.into(),
             queues: (!queues.is_empty()).then_some(queues),
@@ -194,10 +196,11 @@ impl WorkerBuilder {
             cancel_heard: AtomicU64::new(0),
             freed: Notify::new(),
             began: Notify::new(),
-            reported: Arc::new(Notify::new()),
-            stage: watch::Sender::new(Stage::Working),
+            told: Notify::new(),
+            reported: Notify::new(),
+            stage: tokio::sync::watch::Sender::new(Stage::Working),
             settle,
-            settling: tokio::sync::Mutex::new(settling),
+            settling: tokio::sync::Mutex::new(SettleLine { waiting, batch: Vec::new() }),
             tally: Mutex::default(),
             engine,
         });
@@ -205,6 +208,7 @@ impl WorkerBuilder {
         shared.engine.store().announce(shared.id.clone(), started).await?;
         shared.engine.adopt(&shared);
         shared.spawn("fill loop", fill::fill);
+        shared.spawn("watch loop", watch::watch_loop);
         shared.spawn(SETTLE_LOOP, settle::settle_loop);
         shared.spawn("renew loop", renew::renew_loop);
         let worker = Worker { shared };

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use windlass_core::ledger::{Claim, Settlement};
 use windlass_core::outcome::Verdict;
+use windlass_core::time::Steady;
 use windlass_core::worker::{sleep_for, store_backoff};
 
-use super::shared::{Shared, Slot, Stage, warn_again};
-use crate::attempt::{begin, conduct};
+use super::shared::{Shared, Stage, warn_again};
+use crate::attempt::{Begun, prepare, start};
+use crate::store::HandedJob;
 use crate::wake::{Interest, Listener};
 
 /// Claims jobs for free slots, and sleeps when there are none to claim.
@@ -28,6 +30,8 @@ pub(super) async fn fill(shared: Arc<Shared>) {
                 () = shared.reached(Stage::Stopping) => {}
                 () = shared.freed.notified() => {}
             }
+            // What else is ready to run goes first, and may free more slots to fill at once.
+            tokio::task::yield_now().await;
             continue;
         }
         let filling = shared.filling.lock().await;
@@ -63,14 +67,7 @@ pub(super) async fn fill(shared: Arc<Shared>) {
             slots.busy += taken;
             slots.open = slots.bounds.wanted(slots.busy, handed.ready);
         }
-        let mut too_late = Vec::new();
-        for job in handed.jobs {
-            let release = Settlement::new(job.job.id, job.lease.token, Verdict::Release);
-            match begin(&shared, Arc::new(Slot(shared.clone())), job, asked) {
-                Some(begun) => drop(tokio::spawn(conduct(begun))),
-                None => too_late.push(release),
-            }
-        }
+        let too_late = begin(&shared, handed.jobs, asked);
         drop(filling);
         if !too_late.is_empty() {
             // Forced to stop while the claim was on its way. If this fails, they are rescued.
@@ -79,8 +76,32 @@ pub(super) async fn fill(shared: Arc<Shared>) {
         if taken < free && handed.ready == 0 {
             let sleep = sleep_for(handed.wake_in, shared.timing.poll_interval);
             pause(&shared, &mut *listener, sleep).await;
+            // What else is ready to run goes first, and may bring more jobs to claim at once.
+            tokio::task::yield_now().await;
         }
     }
+}
+
+/// Starts claimed jobs. Returns how to give back those that the worker takes on no more.
+fn begin(shared: &Arc<Shared>, jobs: Vec<HandedJob>, claimed: Steady) -> Vec<Settlement> {
+    let mut too_late = Vec::new();
+    let mut all = Vec::with_capacity(jobs.len());
+    for handed in jobs {
+        let (job, token) = (handed.job.id, handed.lease.token);
+        match prepare(shared, handed, claimed) {
+            Some(begun) => all.push(begun),
+            None => too_late.push(Settlement::new(job, token, Verdict::Release)),
+        }
+    }
+    if shared.register(&all, claimed) {
+        all.into_iter().for_each(start);
+    } else {
+        let release = |Begun { attempt, .. }: &Begun| {
+            Settlement::new(attempt.id(), attempt.token(), Verdict::Release)
+        };
+        too_late.extend(all.iter().map(release));
+    }
+    too_late
 }
 
 /// Sleeps until a ring, the end of the pause, or the end of the worker.

@@ -1,11 +1,13 @@
 //! Renewing: keep the leases of everything that runs, in one batch, with what handlers report.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use windlass_core::job::LeaseToken;
 use windlass_core::ledger::Renewal;
+use windlass_core::time::Steady;
 use windlass_core::worker::{renew_every, store_backoff};
 
 use super::shared::{Running, Shared, Stage, warn_again};
@@ -60,14 +62,25 @@ fn claimed_before_cancel(shared: &Shared) -> bool {
 /// How long until the next lease is due for renewal; `None` if nothing runs. After a failure, soon
 /// and for everything.
 fn next_renewal(shared: &Shared, failures: u32) -> (Option<Duration>, bool) {
-    let running = &shared.running().attempts;
+    let now = shared.steady();
+    let mut book = shared.running();
+    let (wait, everything) = until_renewal(&book.attempts, now, failures);
+    book.renewal_at = wait.map(|wait| now + wait);
+    (wait, everything)
+}
+
+fn until_renewal(
+    running: &BTreeMap<LeaseToken, Running>,
+    now: Steady,
+    failures: u32,
+) -> (Option<Duration>, bool) {
     if running.is_empty() {
         return (None, false);
     }
-    let now = shared.steady();
     if failures > 0 {
         // Not beyond the end of a lease: an attempt that has lost it must hear at once.
-        let untold = running.values().filter(|running| running.stop.borrow().is_none());
+        let untold =
+            running.values().filter(|running| !running.attempt.cancellation().is_cancelled());
         let ends = untold.map(|running| running.lease.saturating_sub(now.since(running.renewed)));
         let wait = ends.chain([store_backoff(failures)]).min();
         return (wait, true);
@@ -110,10 +123,10 @@ async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
             Ok(renewed) => {
                 running.renewed = now;
                 if renewed.cancel_requested {
-                    running.tell(StopReason::Cancelled);
+                    running.attempt.tell(StopReason::Cancelled);
                 }
             }
-            Err(_) => running.tell(StopReason::LeaseLost),
+            Err(_) => drop(running.attempt.tell(StopReason::LeaseLost)),
         }
     }
     Ok(())
@@ -134,18 +147,7 @@ fn give_up_lost(shared: &Shared) {
     let now = shared.steady();
     for running in shared.running().attempts.values() {
         if now.since(running.renewed) >= running.lease {
-            running.tell(StopReason::LeaseLost);
+            running.attempt.tell(StopReason::LeaseLost);
         }
-    }
-}
-
-impl Running {
-    /// The first reason counts.
-    pub(super) fn tell(&self, reason: StopReason) {
-        self.stop.send_if_modified(|current| {
-            let first = current.is_none();
-            current.get_or_insert(reason);
-            first
-        });
     }
 }

@@ -2,22 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use windlass_core::job::LeaseToken;
 use windlass_core::ledger::{KindClaim, Settlement, WorkerCard, WorkerKind, WorkerNews};
 use windlass_core::name::Name;
 use windlass_core::outcome::{ErrorText, Verdict};
-use windlass_core::refusal::Refusal;
 use windlass_core::time::Steady;
-use windlass_core::worker::Slots;
+use windlass_core::worker::{Slots, renew_every};
 
 use super::stop::bring_to_end;
 use super::{StopReport, Timing};
-use crate::attempt::{Attempt, StopReason};
+use crate::attempt::{Attempt, Begun};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::handler::{self, States};
@@ -64,13 +63,15 @@ pub(crate) struct Shared {
     pub(super) cancel_heard: AtomicU64,
     /// A slot became free, or the bounds changed, or no job runs any more.
     pub(super) freed: Notify,
-    /// A job began.
+    /// A job began that the renew loop must look at sooner than it would.
     pub(super) began: Notify,
+    /// A job began that the watch loop must look at sooner than it would, or was told to stop.
+    pub(super) told: Notify,
     /// A handler has something to report.
-    pub(super) reported: Arc<Notify>,
+    pub(super) reported: Notify,
     pub(super) stage: watch::Sender<Stage>,
     pub(super) settle: mpsc::UnboundedSender<Settling>,
-    pub(super) settling: tokio::sync::Mutex<mpsc::UnboundedReceiver<Settling>>,
+    pub(super) settling: tokio::sync::Mutex<SettleLine>,
     pub(super) tally: Mutex<Tally>,
 }
 
@@ -86,19 +87,26 @@ pub(super) struct SlotBook {
 pub(super) struct RunningBook {
     pub(super) attempts: BTreeMap<LeaseToken, Running>,
     pub(super) closed: bool,
+    /// When the renew loop looks next by itself; `None` if it does not.
+    pub(super) renewal_at: Option<Steady>,
+    /// When the watch loop looks next by itself; `None` if it does not.
+    pub(super) watch_at: Option<Steady>,
 }
 
 /// An attempt that holds a lease.
 pub(super) struct Running {
     pub(super) attempt: Attempt,
-    pub(super) stop: watch::Sender<Option<StopReason>>,
     pub(super) lease: Duration,
     pub(super) renewed: Steady,
+    /// When its time is up.
+    pub(super) deadline: Option<Steady>,
+    /// When it has had enough time to obey, once it was told to stop.
+    pub(super) patience: Option<Steady>,
 }
 
 /// One of a worker's slots, in use until this is dropped: however an attempt ends, even by a
 /// panic of our own, its slot is given back.
-pub(crate) struct Slot(pub(super) Arc<Shared>);
+pub(crate) struct Slot(pub(crate) Arc<Shared>);
 
 impl Drop for Slot {
     fn drop(&mut self) {
@@ -109,21 +117,44 @@ impl Drop for Slot {
 
 /// An attempt that the worker knows of until this is dropped: however it ends, its lease is not
 /// renewed for ever.
-pub(crate) struct Registered {
-    pub(super) shared: Arc<Shared>,
-    pub(super) token: LeaseToken,
-}
+pub(crate) struct Registered(pub(crate) Attempt);
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.shared.running().attempts.remove(&self.token);
-        self.shared.freed.notify_one();
+        let Self(attempt) = self;
+        let removed = attempt.shared().running().attempts.remove(&attempt.token());
+        drop(removed);
+        attempt.let_go();
+        attempt.shared().freed.notify_one();
     }
 }
 
-pub(super) struct Settling {
+/// An attempt on its way to the store.
+pub(crate) struct Settling {
     pub(super) settlement: Settlement,
-    pub(super) answer: oneshot::Sender<Result<(), Refusal>>,
+    pub(super) registered: Registered,
+    /// Given back when it is settled; `None` if its task has not ended and holds it.
+    pub(super) slot: Option<Arc<Slot>>,
+    /// The store refused its outcome; this is what is settled instead.
+    pub(super) refused: bool,
+}
+
+impl Settling {
+    pub(crate) fn new(
+        settlement: Settlement,
+        registered: Registered,
+        slot: Option<Arc<Slot>>,
+    ) -> Self {
+        Self { settlement, registered, slot, refused: false }
+    }
+}
+
+/// What waits to be settled.
+pub(super) struct SettleLine {
+    pub(super) waiting: mpsc::UnboundedReceiver<Settling>,
+    /// In the hands of the settle loop: if it crashes, the next one goes on with these. That is
+    /// safe: what was applied is refused as lost.
+    pub(super) batch: Vec<Settling>,
 }
 
 #[derive(Debug, Default)]
@@ -139,6 +170,16 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    pub(super) fn count(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Complete => self.completed += 1,
+            Verdict::Retry(_) | Verdict::Bury(_) => self.failed += 1,
+            Verdict::Snooze(_) => self.snoozed += 1,
+            Verdict::Release => self.interrupted += 1,
+            Verdict::Cancel(_) => self.cancelled += 1,
+        }
+    }
+
     pub(super) fn report(&self) -> StopReport {
         StopReport {
             completed: self.completed,
@@ -165,12 +206,12 @@ impl Shared {
         self.layers.clone()
     }
 
-    pub(crate) fn reported(&self) -> &Arc<Notify> {
+    pub(crate) fn reported(&self) -> &Notify {
         &self.reported
     }
 
-    pub(crate) fn cancel_grace(&self) -> Duration {
-        self.timing.cancel_grace
+    pub(crate) fn told(&self) -> &Notify {
+        &self.told
     }
 
     pub(crate) fn handler(&self, kind: &Name) -> Option<Arc<handler::Registered>> {
@@ -179,16 +220,6 @@ impl Shared {
 
     pub(crate) fn tally(&self, count: impl FnOnce(&mut Tally)) {
         count(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner));
-    }
-
-    pub(crate) fn count(&self, verdict: Verdict) {
-        self.tally(|tally| match verdict {
-            Verdict::Complete => tally.completed += 1,
-            Verdict::Retry(_) | Verdict::Bury(_) => tally.failed += 1,
-            Verdict::Snooze(_) => tally.snoozed += 1,
-            Verdict::Release => tally.interrupted += 1,
-            Verdict::Cancel(_) => tally.cancelled += 1,
-        });
     }
 
     pub(super) fn failure(&self) -> Option<Error> {
@@ -208,23 +239,38 @@ impl Shared {
         self.engine.clock().now().steady
     }
 
-    /// Takes an attempt on, unless the worker has stopped. Its lease is as old as the claim.
-    pub(crate) fn register(
-        self: &Arc<Self>,
-        attempt: &Attempt,
-        stop: watch::Sender<Option<StopReason>>,
-        lease: Duration,
-        claimed: Steady,
-    ) -> Option<Registered> {
-        let running = Running { attempt: attempt.clone(), stop, lease, renewed: claimed };
+    /// Takes attempts on, all of them, unless the worker has stopped: then none. Their leases are
+    /// as old as the claim.
+    pub(super) fn register(&self, begun: &[Begun], claimed: Steady) -> bool {
+        let now = self.steady();
+        let sooner = |at: Steady, planned: Option<Steady>| planned.is_none_or(|then| at < then);
+        let (mut renew, mut watch) = (false, false);
         let mut book = self.running();
         if book.closed {
-            return None;
+            return false;
         }
-        book.attempts.insert(attempt.token(), running);
+        let cancel_heard = self.cancel_heard.load(Ordering::SeqCst);
+        for Begun { attempt, .. } in begun {
+            let lease = attempt.lease();
+            let deadline = attempt.timeout().map(|timeout| now + timeout);
+            // The loops are woken only if they would look too late: mostly they need not know.
+            renew |= sooner(claimed + renew_every(lease), book.renewal_at);
+            // A job that was claimed before the last request to cancel may be the one it is for.
+            renew |= claimed.as_micros() < cancel_heard;
+            watch |= deadline.is_some_and(|deadline| sooner(deadline, book.watch_at));
+            let attempt = attempt.clone();
+            let token = attempt.token();
+            let running = Running { attempt, lease, renewed: claimed, deadline, patience: None };
+            book.attempts.insert(token, running);
+        }
         drop(book);
-        self.began.notify_one();
-        Some(Registered { shared: self.clone(), token: attempt.token() })
+        if renew {
+            self.began.notify_one();
+        }
+        if watch {
+            self.told.notify_one();
+        }
+        true
     }
 
     /// Waits for reports that are on their way.
@@ -309,19 +355,11 @@ impl Shared {
         }
     }
 
-    /// Hands a settlement to the settle loop and waits for the store's answer.
-    pub(crate) async fn settle(&self, settlement: Settlement) -> Result<(), Refusal> {
-        loop {
-            let (answer, answered) = oneshot::channel();
-            let job = settlement.job;
-            if self.settle.send(Settling { settlement: settlement.clone(), answer }).is_err() {
-                return Err(Refusal::LeaseLost { job });
-            }
-            // Without an answer the loop crashed with the settlement in its hands. It is safe to
-            // repeat: if it was applied, it is refused as lost.
-            if let Ok(answer) = answered.await {
-                return answer;
-            }
+    /// Hands an attempt to the settle loop.
+    pub(crate) fn settle(&self, settling: Settling) {
+        if self.settle.send(settling).is_err() {
+            // Nobody settles any more: the worker has stopped, and the job will be rescued.
+            self.tally(|tally| tally.lost += 1);
         }
     }
 
@@ -350,11 +388,15 @@ impl Shared {
         });
     }
 
-    /// Nobody settles any more: attempts that wait for an answer are told that they lost.
+    /// Nobody settles any more: attempts that wait for it have lost.
     async fn abandon_settlements(&self) {
         let mut settling = self.settling.lock().await;
-        settling.close();
-        while settling.try_recv().is_ok() {}
+        settling.waiting.close();
+        let mut abandoned = std::mem::take(&mut settling.batch);
+        while let Ok(another) = settling.waiting.try_recv() {
+            abandoned.push(another);
+        }
+        self.tally(|tally| tally.lost += abandoned.len() as u64);
     }
 }
 

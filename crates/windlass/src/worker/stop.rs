@@ -57,7 +57,9 @@ async fn idle(shared: &Shared) {
 async fn settled(shared: &Shared) {
     let done = || {
         let mut running = shared.running();
-        running.attempts.values().for_each(|running| running.tell(StopReason::Shutdown));
+        for running in running.attempts.values() {
+            running.attempt.tell(StopReason::Shutdown);
+        }
         running.closed = running.attempts.is_empty();
         running.closed
     };
