@@ -173,6 +173,7 @@ impl Book {
         for retired in book.landed(&flight) {
             let _ = retired.let_go().map(|spare| book.add_spare(spare));
         }
+        book.journal.mark_used().map_err(|error| OpenError::disk("mark the store", error))?;
         if copied {
             let gone = disk.remove(COPY_MARK).and_then(|()| disk.sync_directory());
             gone.map_err(|error| OpenError::disk("note that the copy was opened", error))?;

@@ -21,8 +21,9 @@ use windlass_core::record::Floors;
 use super::OpenError;
 use super::disk::{Disk, DiskFile};
 use super::layout::{
-    ENTRY_HEADER, HEADER, Header, LAST, Place, SEAL, SEGMENT_HEADER, SPARE, Unreadable, check_body,
-    entries_from, entry_at, length_at, padded, parse_name, segment_header, segment_name, show,
+    ENTRY_HEADER, FORMAT, HEADER, Header, LAST, Place, SEAL, SEGMENT_HEADER, SPARE, Unreadable,
+    VERSION, check_body, entries_from, entry_at, length_at, padded, parse_name, segment_header,
+    segment_name, show,
 };
 use super::scan::{Found, Read, Scan};
 
@@ -124,6 +125,7 @@ pub(super) struct Journal {
     window: Option<(u32, u32, Vec<u8>)>,
     /// Files that are not part of the journal any more, found when it was opened.
     unused: Vec<String>,
+    used_before: bool,
 }
 
 impl Journal {
@@ -137,11 +139,12 @@ impl Journal {
         let failed = |error| OpenError::disk("list the files", error);
         let mut numbers = Vec::new();
         let mut leftovers = Vec::new();
+        let mut used_before = false;
         for name in disk.list().map_err(failed)? {
             match parse_name(&name) {
                 Some(number) => numbers.push(number),
                 None if name.starts_with(SPARE) => leftovers.push(name),
-                None => {}
+                None => used_before |= name == FORMAT,
             }
         }
         numbers.sort_unstable();
@@ -161,6 +164,7 @@ impl Journal {
             oldest: numbers.first().copied().unwrap_or(1),
             window: None,
             unused: Vec::new(),
+            used_before,
         };
         let mut scan = Scan::new(numbers.first().copied());
         for number in &numbers {
@@ -168,7 +172,7 @@ impl Journal {
             scan.segment(*number, &content, read)?;
             journal.segments.insert(*number, segment);
         }
-        let found = scan.finish()?;
+        let found = scan.finish(used_before)?;
         journal.resume(&found);
         journal.unused.extend(leftovers);
         Ok((journal, found))
@@ -200,6 +204,18 @@ impl Journal {
         }
         self.opening += 1;
         self.disk.sync_directory()
+    }
+
+    /// Notes, once, that a commit has landed here: from now on an empty journal is damage.
+    pub(super) fn mark_used(&mut self) -> io::Result<()> {
+        if !std::mem::replace(&mut self.used_before, true) {
+            let text = format!("Windlass store, format {VERSION}\n");
+            let file = self.disk.create(FORMAT, text.len() as u64)?;
+            file.write_at(text.as_bytes(), 0)?;
+            file.sync()?;
+            self.disk.sync_directory()?;
+        }
+        Ok(())
     }
 
     fn open_segment(&self, number: u32) -> Result<(Segment, Vec<u8>), OpenError> {
