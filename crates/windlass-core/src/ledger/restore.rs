@@ -130,13 +130,11 @@ impl Restore {
         slots.sort_unstable();
         ledger.sequences = Sequences::from_sorted(&slots);
         let open = |slot: u32| !ledger.entry(slot).phase.name().is_terminal();
-        let edges = slots.iter().map(|(_, slot)| *slot).filter(|slot| open(*slot));
-        let edges = edges.flat_map(|slot| {
-            let met = met.remove(&slot).unwrap_or_default();
-            ledger.edges_of(slot, &met)
+        let edges = slots.iter().filter(|(_, slot)| open(*slot)).flat_map(|(_, slot)| {
+            let met = met.remove(slot).unwrap_or_default();
+            ledger.edges_of(*slot, &met)
         });
-        let edges = edges.collect();
-        ledger.edges = edges;
+        ledger.edges = edges.collect();
         ledger.keys = ledger.restored_keys(&slots);
         let mut places = Places::new(&ledger);
         for (sequence, slot) in slots {
@@ -196,9 +194,7 @@ impl Restore {
         self.ledger.entries.get_mut(slot).set(&update.condition);
         self.take_lease(slot, &update.condition);
         match update.note.as_deref() {
-            Some(Note::Met { on }) => {
-                self.met.entry(slot).or_default().push(*on);
-            }
+            Some(Note::Met { on }) => self.met.entry(slot).or_default().push(*on),
             Some(Note::Replayed { met }) => self.set_met(slot, met),
             Some(
                 Note::Started { .. } | Note::Ended { .. } | Note::Reported(_) | Note::Failed(_),
