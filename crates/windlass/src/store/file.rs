@@ -24,7 +24,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 pub use book::{Book, BookOptions, Flight, Opened, Space};
@@ -46,7 +46,7 @@ use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
-use windlass_core::time::Now;
+use windlass_core::time::{Now, Steady};
 
 use self::book::Need;
 use super::{
@@ -236,7 +236,9 @@ impl FileStore {
         runtime: Option<Handle>,
     ) -> Result<Self, OpenError> {
         let called = format!("{disk:?}");
-        let (mut book, opened) = Book::open(disk.clone(), &options.book, clock.now())?;
+        let began = clock.now().steady;
+        let (mut book, mut opened) = Book::open(disk.clone(), &options.book, clock.now())?;
+        opened.took = clock.now().steady.since(began);
         let told = Told { events: Mutex::default(), committed: watch::Sender::new(0) };
         let events = book.opening_events();
         let _ = told.committed.send_replace(book.last_event());
@@ -488,8 +490,12 @@ impl Writer {
         let _ = self.spare.take().map(JoinHandle::join);
     }
 
+    fn now(&self) -> Steady {
+        self.shared.clock.now().steady
+    }
+
     fn write_until_closed(&mut self) -> std::io::Result<()> {
-        let mut synced_at = Instant::now();
+        let mut synced_at = self.now();
         while let Some((flight, waiting)) = self.next(&mut synced_at) {
             let bytes = flight.as_ref().map_or(0, Flight::bytes);
             self.land(flight, waiting, &mut synced_at)?;
@@ -499,13 +505,13 @@ impl Writer {
     }
 
     /// Waits for a commit to write, or for the time to sync what was written.
-    fn next(&mut self, synced_at: &mut Instant) -> Option<(Option<Flight>, Waiting)> {
+    fn next(&mut self, synced_at: &mut Steady) -> Option<(Option<Flight>, Waiting)> {
         let shared = self.shared.clone();
         let mut state = shared.lock().ok()?;
         loop {
             let due = match shared.durability {
                 Durability::Relaxed(every) if !self.unsynced.is_empty() => {
-                    Some(every.saturating_sub(synced_at.elapsed()))
+                    Some(every.saturating_sub(self.now().since(*synced_at)))
                 }
                 _ => None,
             };
@@ -539,10 +545,10 @@ impl Writer {
         &mut self,
         flight: Option<Flight>,
         waiting: Waiting,
-        synced_at: &mut Instant,
+        synced_at: &mut Steady,
     ) -> std::io::Result<()> {
         let relaxed = match self.shared.durability {
-            Durability::Relaxed(every) => flight.is_some() && synced_at.elapsed() < every,
+            Durability::Relaxed(every) => flight.is_some() && self.now().since(*synced_at) < every,
             Durability::Sync | Durability::None => false,
         };
         let mut told = None;
@@ -561,7 +567,7 @@ impl Writer {
                 refuse(waiting, &error);
                 return Err(error);
             }
-            *synced_at = Instant::now();
+            *synced_at = self.now();
         }
         let (trailing, retired) = self.settle(relaxed);
         if let Some((events, rings)) = told {

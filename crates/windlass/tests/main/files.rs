@@ -612,7 +612,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     })
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_backup_of_a_store_in_use_opens_as_of_one_moment_with_fresh_tokens() {
     let directory = Directory::new();
     let (from, to) = (directory.path().join("jobs"), directory.path().join("copy"));
@@ -659,7 +659,7 @@ async fn a_backup_of_a_store_in_use_opens_as_of_one_moment_with_fresh_tokens() {
     engine.close().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_engine_on_a_directory_survives_closing_with_work_left() {
     let directory = Directory::new();
     let path = directory.path().join("jobs").to_str().expect("a path").to_string();
@@ -684,7 +684,7 @@ async fn an_engine_on_a_directory_survives_closing_with_work_left() {
     engine.close().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_relaxed_store_says_so_and_loses_nothing_to_a_clean_end() {
     let directory = Directory::new();
     let path = directory.path().join("jobs").to_str().expect("a path").to_string();
@@ -699,7 +699,7 @@ async fn a_relaxed_store_says_so_and_loses_nothing_to_a_clean_end() {
     engine.close().await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_address_that_is_no_directory_is_refused_in_words() {
     let directory = Directory::new();
     let file = directory.path().join("a-file");

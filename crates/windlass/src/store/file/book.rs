@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
 
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::explain::Explanation;
@@ -154,7 +153,6 @@ impl Book {
         options: &BookOptions,
         now: Now,
     ) -> Result<(Self, Opened), OpenError> {
-        let began = Instant::now();
         let copied = disk.list().is_ok_and(|names| names.iter().any(|name| name == COPY_MARK));
         let (mut book, found) = Self::read(disk.clone(), options, copied)?;
         let mut opened = Opened {
@@ -179,7 +177,6 @@ impl Book {
             gone.map_err(|error| OpenError::disk("note that the copy was opened", error))?;
         }
         book.events = flight.events;
-        opened.took = began.elapsed();
         Ok((book, opened))
     }
 
