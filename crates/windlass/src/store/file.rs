@@ -186,6 +186,8 @@ struct Gathering {
     trailing: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
     /// The last commit of which callers were told: it has landed, or need not have.
     answered: u64,
+    /// How many calls there have been.
+    calls: u64,
     writer_sleeps: bool,
     closing: bool,
 }
@@ -245,6 +247,7 @@ impl FileStore {
         told.keep(events);
         let gathering = Gathering {
             answered: book.landed_commit(),
+            calls: 0,
             book: Some(book),
             waiting: Vec::new(),
             trailing: Vec::new(),
@@ -300,6 +303,7 @@ impl FileStore {
     ) -> Answer<T> {
         let (answer, landing, landed_here) = {
             let mut state = self.shared.lock()?;
+            state.calls += 1;
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
             let answer = turn(book, now);
@@ -381,6 +385,24 @@ impl Shared {
             state.writer_sleeps = false;
             self.work.notify_one();
         }
+    }
+
+    /// Waits for as long as calls keep coming in: a sync costs more than a moment's patience, and
+    /// whoever comes too late for it waits for the next. Costs a lone caller nothing.
+    fn gather<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, Gathering>,
+    ) -> Option<MutexGuard<'a, Gathering>> {
+        for _ in 0..GATHER_ROUNDS {
+            let calls = state.calls;
+            drop(state);
+            std::thread::yield_now();
+            state = self.lock().ok()?;
+            if state.calls == calls {
+                break;
+            }
+        }
+        Some(state)
     }
 
     /// Writes what was gathered, on the caller's own time.
@@ -465,6 +487,9 @@ impl Told {
     }
 }
 
+/// How often the writer looks whether more calls have come in before it syncs.
+const GATHER_ROUNDS: usize = 32;
+
 /// Bytes of the oldest segment that are cleared per commit at least.
 const COMPACT_STEP: u64 = 256 << 10;
 
@@ -516,9 +541,9 @@ impl Writer {
                 _ => None,
             };
             let closing = state.closing;
-            let book = state.book.as_mut()?;
-            if book.has_work() {
-                let flight = book.take();
+            if state.book.as_ref()?.has_work() {
+                state = shared.gather(state)?;
+                let flight = state.book.as_mut()?.take();
                 let waiting = std::mem::take(&mut state.waiting);
                 return Some((Some(flight), waiting));
             }
@@ -526,7 +551,7 @@ impl Writer {
                 return Some((None, Vec::new()));
             }
             // Nothing to write: what has landed is marked as such.
-            let _ = book.seal();
+            let _ = state.book.as_ref()?.seal();
             if closing {
                 state.book = None;
                 return None;
@@ -604,6 +629,7 @@ impl Writer {
             if !relaxed {
                 for flight in self.unsynced.drain(..) {
                     retired.extend(book.landed(&flight));
+                    book.reuse(flight);
                 }
             }
         }

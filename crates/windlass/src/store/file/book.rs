@@ -387,6 +387,11 @@ impl Book {
         self.journal.landed(&flight.batch)
     }
 
+    /// Takes back the memory of a commit that has landed.
+    pub fn reuse(&mut self, flight: Flight) {
+        self.journal.reuse(flight.batch);
+    }
+
     /// A file that can be used for the next segment.
     pub fn add_spare(&mut self, spare: Option<(String, u32)>) {
         if let Some((name, bytes)) = spare {

@@ -33,6 +33,9 @@ const SEGMENT_MAX: u32 = 64 << 20;
 const SEGMENT_MIN: u32 = 4 << 20;
 /// The smallest segment that is tried when the disk is almost full.
 const SEGMENT_LAST_RESORT: u32 = 1 << 20;
+/// Buffers that are kept for the next commits, and how large each may be.
+const BUFFERS: usize = 4;
+const BUFFER_MAX: usize = 4 << 20;
 /// How much is read at once from a segment that is no longer written.
 const READ_AHEAD: usize = 64 << 10;
 
@@ -115,6 +118,8 @@ pub(super) struct Journal {
     spares: Vec<(String, u32)>,
     spare_number: u64,
     staged: Vec<Staged>,
+    /// Buffers of commits that have landed, to be filled again.
+    buffers: Vec<Vec<u8>>,
     /// Headers of segments that were started since the last commit was taken.
     started: Vec<Write>,
     flying: Vec<Arc<Batch>>,
@@ -156,6 +161,7 @@ impl Journal {
             spares: Vec::new(),
             spare_number: 0,
             staged: Vec::new(),
+            buffers: Vec::new(),
             started: Vec::new(),
             flying: Vec::new(),
             next_commit: 1,
@@ -276,7 +282,8 @@ impl Journal {
             return;
         }
         let (segment, at) = (self.active, segment.end);
-        let bytes = vec![0; HEADER];
+        let mut bytes = self.buffers.pop().unwrap_or_default();
+        bytes.resize(HEADER, 0);
         self.staged.push(Staged { segment, at, bytes, check: crc32fast::Hasher::new() });
     }
 
@@ -431,6 +438,17 @@ impl Journal {
     /// A commit was handed to the system, so it can be read back from the files.
     pub(super) fn written(&mut self, number: u64) {
         self.flying.retain(|batch| batch.number > number);
+    }
+
+    /// Takes back the memory of a commit that nobody reads any more.
+    pub(super) fn reuse(&mut self, batch: Arc<Batch>) {
+        let Some(batch) = Arc::into_inner(batch) else { return };
+        for mut write in batch.writes {
+            if self.buffers.len() < BUFFERS && write.bytes.capacity() <= BUFFER_MAX {
+                write.bytes.clear();
+                self.buffers.push(write.bytes);
+            }
+        }
     }
 
     /// A mark behind the last commit that says that it is on stable storage: from now on damage to
