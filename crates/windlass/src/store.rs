@@ -208,6 +208,11 @@ pub trait Store: Send + Sync + fmt::Debug {
         None
     }
 
+    /// What the store takes on its disk; `None` for a store without one.
+    fn space(&self) -> Option<file::Space> {
+        None
+    }
+
     /// Makes everything durable and lets go of what is held; later calls are refused. A store that
     /// is dropped without it loses nothing that was acknowledged.
     async fn close(&self) {}
