@@ -827,6 +827,10 @@ impl Store for FileStore {
         Some(&self.opened)
     }
 
+    fn space(&self) -> Option<Space> {
+        Some(FileStore::space(self))
+    }
+
     async fn close(&self) {
         self.shut();
     }

@@ -668,6 +668,7 @@ impl Book {
             used: self.journal.used(),
             live: self.ledger.kept_bytes(),
             segments: self.journal.segment_count(),
+            written: self.journal.bytes_written(),
         }
     }
 
@@ -698,6 +699,8 @@ pub struct Space {
     pub live: u64,
     /// Files.
     pub segments: usize,
+    /// Bytes written to the journal since it was opened; what compaction copies is among them.
+    pub written: u64,
 }
 
 /// Why a commit could not be put together.

@@ -125,6 +125,8 @@ pub(super) struct Journal {
     flying: Vec<Arc<Batch>>,
     next_commit: u64,
     landed: u64,
+    /// Bytes of all commits that were taken since it was opened.
+    written: u64,
     opening: u32,
     oldest: u32,
     window: Option<(u32, u32, Vec<u8>)>,
@@ -166,6 +168,7 @@ impl Journal {
             flying: Vec::new(),
             next_commit: 1,
             landed: 0,
+            written: 0,
             opening: 0,
             oldest: numbers.first().copied().unwrap_or(1),
             window: None,
@@ -416,6 +419,7 @@ impl Journal {
         let token = floors.token;
         let batch =
             Arc::new(Batch { number, token, oldest, writes, names, disk: self.disk.clone() });
+        self.written += batch.bytes();
         self.flying.push(batch.clone());
         batch
     }
@@ -574,6 +578,10 @@ impl Journal {
             u64::from(if *number == self.active { segment.end } else { segment.bytes })
         });
         used.sum()
+    }
+
+    pub(super) fn bytes_written(&self) -> u64 {
+        self.written
     }
 
     pub(super) fn segment_count(&self) -> usize {
