@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub use book::{Book, BookOptions, Flight, Opened, Space};
+pub use book::{Book, BookOptions, Flight, Need, Opened, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use journal::Retired;
@@ -48,7 +48,6 @@ use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady};
 
-use self::book::Need;
 use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, Page, Selection, Store,
     StoreError,

@@ -41,7 +41,8 @@ const TOKENS_OF_A_COPY: u64 = 1 << 40;
 /// The name of the file that says that a store is a restored copy.
 pub(super) const COPY_MARK: &str = "restored-copy";
 
-/// Room that is kept back when the disk is full, so that running work can be settled.
+/// Room that is kept back when the disk is full, so that running work can be settled. A store with
+/// segments of a fixed size keeps no more than a sixteenth of one.
 const RESERVE: u64 = 256 << 10;
 
 /// How long to wait before a full disk is asked for space again, in microseconds.
@@ -85,7 +86,7 @@ pub struct Opened {
 
 /// How much a command may write.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Need {
+pub enum Need {
     /// It adds jobs of about so many bytes: refused when only the reserve is left.
     Growth(u64),
     /// It moves on what is there, writing about so many bytes.
@@ -135,6 +136,7 @@ pub struct Book {
     sweep: Option<Sweep>,
     landed_token: u64,
     broken: Option<String>,
+    reserve: u64,
     ask_again_at: Steady,
 }
 
@@ -205,6 +207,7 @@ impl Book {
             sweep: None,
             landed_token,
             broken: None,
+            reserve: size.map_or(RESERVE, |bytes| RESERVE.min(u64::from(bytes) / 16)),
             ask_again_at: Steady::default(),
         };
         Ok((book, found))
@@ -271,9 +274,9 @@ impl Book {
     }
 
     /// Makes sure that there is room for what a command writes, before it is decided.
-    pub(super) fn admit(&mut self, need: Need, now: Now) -> Result<(), Refusal> {
+    pub fn admit(&mut self, need: Need, now: Now) -> Result<(), Refusal> {
         let bytes = match need {
-            Need::Growth(bytes) => bytes + RESERVE,
+            Need::Growth(bytes) => bytes + self.reserve,
             Need::Progress(bytes) => bytes + 4_096,
         };
         while self.journal.room() < bytes {
@@ -653,7 +656,7 @@ impl Book {
     }
 
     /// What was told while the store was opened.
-    pub(super) fn opening_events(&mut self) -> Vec<Event> {
+    pub fn opening_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
@@ -673,7 +676,7 @@ impl Book {
     }
 
     /// Everything that is wrong with the store, in words; every record is read and compared.
-    pub(super) fn check(&mut self) -> Vec<String> {
+    pub fn check(&mut self) -> Vec<String> {
         let mut wrong = self.ledger.check();
         let jobs: Vec<JobId> = self.ledger.glimpses_after(0).map(|glimpse| glimpse.id).collect();
         for job in jobs {
