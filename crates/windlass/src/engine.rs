@@ -241,7 +241,7 @@ impl EngineBuilder {
             book: BookOptions {
                 limits: self.limits.clone(),
                 recovery: self.recovery,
-                segment_bytes: None,
+                ..BookOptions::default()
             },
             durability: self.durability.unwrap_or(Durability::Sync),
         };

@@ -425,8 +425,12 @@ impl Shared {
                     let _ = retired.let_go().map(|spare| book.add_spare(spare));
                 }
             }
+            let step = flight.bytes().saturating_mul(4).max(COMPACT_STEP);
             if book.wants_compaction() {
-                book.compact(flight.bytes().saturating_mul(4).max(COMPACT_STEP))?;
+                book.compact(step)?;
+            }
+            if book.wants_checkpoint() {
+                book.checkpoint(step)?;
             }
             rings.extend(flight.rings);
             self.told.keep(flight.events);
@@ -646,6 +650,12 @@ impl Writer {
             && book.compact(step).is_ok()
             && !book.has_work()
         {}
+        if let Ok(mut state) = self.shared.lock()
+            && let Some(book) = state.book.as_mut()
+            && book.wants_checkpoint()
+        {
+            let _ = book.checkpoint(step);
+        }
         if self.spare.as_ref().is_some_and(|making| !making.is_finished()) {
             return;
         }

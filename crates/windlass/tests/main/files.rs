@@ -367,6 +367,40 @@ async fn space_is_given_back_while_jobs_flow_and_history_keeps_its_bound() {
     assert_eq!(totals, store.count().await.expect("counted").totals());
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_opening_from_a_checkpoint_finds_what_reading_everything_finds() {
+    let mut bench = Bench::new();
+    bench.options.book.checkpoint_bytes = Some(20_000);
+    bench.options.book.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
+    let store = bench.open();
+    a_bit_of_everything(&store, &bench.clock).await;
+    for round in 0..60u128 {
+        let number = 100 + round * 10;
+        let large = |job: NewJob| NewJob { payload: vec![3; 1_000].into(), ..job };
+        let mut after = job(number + 1);
+        after.depends_on = vec![Dependency { on: id(number), on_failure: OnFailure::Ignore }];
+        accept(&store, [large(job(number)), large(after), large(job(number + 2))]).await;
+        if let Some(handed) = claim(&store, 1).await.jobs.pop() {
+            let verdict = Verdict::Bury(DeadReason::Permanent);
+            settle(&store, Settlement::new(handed.job.id, handed.lease.token, verdict)).await;
+        }
+    }
+    let (before, counts) = (everything(&store).await, store.count().await.expect("counted"));
+    store.close().await;
+    let mut commits = Vec::new();
+    for thorough in [true, false, false] {
+        bench.options.book.thorough = thorough;
+        let store = bench.open();
+        assert_eq!(before, everything(&store).await);
+        let recounted = store.count().await.expect("counted");
+        assert_eq!((&counts.lines, &counts.queues), (&recounted.lines, &recounted.queues));
+        commits.push(store.opened().expect("told").commits);
+        store.close().await;
+    }
+    assert!(commits[1] < commits[0] / 2, "{commits:?} commits were read");
+    assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
+}
+
 /// A disk whose calls can be made to fail.
 #[derive(Debug)]
 struct Failing {
@@ -596,8 +630,8 @@ async fn a_store_of_a_later_version_is_refused_politely() {
     let path = bench.path().join(&segments(&bench.path())[0]);
     let mut content = fs::read(&path).expect("a segment");
     content[8] = 2;
-    let check = crc32(&content[..20]);
-    content[20..24].copy_from_slice(&check.to_le_bytes());
+    let check = crc32(&content[..24]);
+    content[24..28].copy_from_slice(&check.to_le_bytes());
     fs::write(&path, content).expect("written");
     let refused = bench.try_open().expect_err("it is newer").to_string();
     assert!(refused.contains("format 2") && refused.contains("newer version"), "{refused}");

@@ -56,6 +56,12 @@ const RECENT_BYTES: usize = 8 << 20;
 /// Records one page may read from the disk when only they can tell whether they match.
 const PAGE_READS: usize = 2_000;
 
+/// See [`BookOptions::checkpoint_bytes`].
+const CHECKPOINT_BYTES: u64 = 256 << 20;
+
+/// About how many bytes a sketch takes.
+const SKETCH_BYTES: u64 = 96;
+
 /// How a store is opened.
 #[derive(Clone, Debug, Default)]
 pub struct BookOptions {
@@ -65,6 +71,11 @@ pub struct BookOptions {
     pub recovery: Recovery,
     /// The size of every segment; `None` lets it grow with the store from 4 to 64 MiB.
     pub segment_bytes: Option<u32>,
+    /// Read the whole journal when opening, not only what follows the last checkpoint.
+    pub thorough: bool,
+    /// How many bytes an opening may have to read, beyond four times what a checkpoint takes,
+    /// before one is written; `None` for 256 MiB.
+    pub checkpoint_bytes: Option<u64>,
 }
 
 /// What was found and done when a store was opened.
@@ -134,6 +145,8 @@ pub struct Book {
     events: Vec<Event>,
     rings: BTreeSet<Ring>,
     sweep: Option<Sweep>,
+    checkpoint: Option<Checkpoint>,
+    checkpoint_bytes: u64,
     landed_token: u64,
     broken: Option<String>,
     reserve: u64,
@@ -148,6 +161,20 @@ struct Sweep {
     fragment: Option<Fragment>,
 }
 
+/// A checkpoint that is being written: a sketch of every job, in order of acceptance.
+#[derive(Debug)]
+struct Checkpoint {
+    /// Where it began.
+    position: u64,
+    /// What was written before it began.
+    before: u64,
+    /// The last job that was sketched, and the last one that has to be.
+    sketched: u64,
+    until: u64,
+    /// The commit that holds the last of it.
+    complete: Option<u64>,
+}
+
 impl Book {
     /// Reads the store on `disk`, recovers what was running, and makes that durable.
     pub fn open(
@@ -158,7 +185,7 @@ impl Book {
         let copied = disk.list().is_ok_and(|names| names.iter().any(|name| name == COPY_MARK));
         let (mut book, found) = Self::read(disk.clone(), options, copied)?;
         let mut opened = Opened {
-            jobs: book.ledger.glimpses_after(0).count() as u64,
+            jobs: book.ledger.jobs(),
             commits: found.commits,
             torn: found.torn,
             ..Opened::default()
@@ -190,7 +217,7 @@ impl Book {
     ) -> Result<(Self, Found), OpenError> {
         let mut restore = Restore::new(options.limits.clone());
         let size = options.segment_bytes;
-        let (journal, found) = Journal::open(disk, size, &mut |place, body| {
+        let (journal, found) = Journal::open(disk, size, options.thorough, &mut |place, body| {
             absorb(&mut restore, place, body).map_err(str::to_string)
         })?;
         let mut floors = found.floors;
@@ -205,6 +232,8 @@ impl Book {
             events: Vec::new(),
             rings: BTreeSet::new(),
             sweep: None,
+            checkpoint: None,
+            checkpoint_bytes: options.checkpoint_bytes.unwrap_or(CHECKPOINT_BYTES),
             landed_token,
             broken: None,
             reserve: size.map_or(RESERVE, |bytes| RESERVE.min(u64::from(bytes) / 16)),
@@ -387,7 +416,9 @@ impl Book {
     /// The commit is on stable storage. Returns the files that may leave.
     pub fn landed(&mut self, flight: &Flight) -> Vec<Retired> {
         self.landed_token = self.landed_token.max(flight.batch.token);
-        self.journal.landed(&flight.batch)
+        let retired = self.journal.landed(&flight.batch);
+        self.conclude_checkpoint();
+        retired
     }
 
     /// Takes back the memory of a commit that has landed.
@@ -469,6 +500,63 @@ impl Book {
             }
         }
         Ok(())
+    }
+
+    /// Whether so much was written since the last checkpoint that opening would take long.
+    pub fn wants_checkpoint(&self) -> bool {
+        let sketches = self.ledger.jobs() * SKETCH_BYTES;
+        let due = self.journal.since_begin() > self.checkpoint_bytes + 4 * sketches;
+        self.broken.is_none()
+            && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
+    }
+
+    /// Writes about `budget` bytes of a checkpoint into the commit that is being gathered.
+    pub fn checkpoint(&mut self, budget: u64) -> Result<(), StoreError> {
+        self.usable()?;
+        self.sketch(budget).map_err(|trouble| self.break_down(trouble))
+    }
+
+    fn sketch(&mut self, budget: u64) -> Result<(), Trouble> {
+        let (position, before) = (self.journal.position(), self.journal.since_begin());
+        let last = self.ledger.floors().sequence.saturating_sub(1);
+        if self.checkpoint.is_none() {
+            // What is not a job is sketched first.
+            let image = self.ledger.image();
+            self.persist(&image)?;
+        }
+        let begun = self.checkpoint.get_or_insert(Checkpoint {
+            position,
+            before,
+            sketched: 0,
+            until: last,
+            complete: None,
+        });
+        let count = usize::try_from(budget / SKETCH_BYTES + 1).unwrap_or(usize::MAX);
+        let mut sketched = 0;
+        for sketch in self.ledger.sketches_after(begun.sketched).take(count) {
+            if sketch.sequence > begun.until {
+                break;
+            }
+            sketched += 1;
+            begun.sketched = sketch.sequence;
+            let staged = self.journal.stage(|to| codec::encode_sketch(&sketch, to));
+            staged.map_err(Trouble::Full)?;
+        }
+        if sketched < count {
+            self.journal.touch().map_err(Trouble::Full)?;
+            begun.complete = Some(self.journal.next_commit());
+        }
+        Ok(())
+    }
+
+    /// Once all of a checkpoint is on stable storage, reading may begin with it.
+    fn conclude_checkpoint(&mut self) {
+        if let Some(Checkpoint { position, before, complete: Some(commit), .. }) = self.checkpoint
+            && commit <= self.journal.landed_commit()
+        {
+            self.journal.begin_at(position, self.journal.since_begin() - before);
+            self.checkpoint = None;
+        }
     }
 
     /// Copies a job to the end of the journal if `base` is where its chain starts.
@@ -734,6 +822,7 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
             let weight = weight.saturating_add(bytes);
             restore.keep(job, Kept { place: Place { depth, ..place }.pack(), weight });
         }
+        Entry::Sketch(sketch) => restore.sketch(&sketch),
         Entry::Whole(record) => {
             restore.put(&record);
             restore.keep(record.id(), Kept { place: place.pack(), weight: bytes });

@@ -35,9 +35,10 @@ pub struct Checked {
 /// nothing; refuses a store that someone has open.
 pub fn check(path: &Path) -> Result<Checked, OpenError> {
     let disk = Arc::new(RealDisk::open_existing(path)?);
-    let (mut book, found) = Book::read(disk, &BookOptions::default(), false)?;
+    let options = BookOptions { thorough: true, ..BookOptions::default() };
+    let (mut book, found) = Book::read(disk, &options, false)?;
     Ok(Checked {
-        jobs: book.ledger().glimpses_after(0).count() as u64,
+        jobs: book.ledger().jobs(),
         commits: found.commits,
         space: book.space(),
         torn: found.torn,

@@ -22,8 +22,8 @@ use super::OpenError;
 use super::disk::{Disk, DiskFile};
 use super::layout::{
     ENTRY_HEADER, FORMAT, HEADER, Header, LAST, Place, SEAL, SEGMENT_HEADER, SPARE, Unreadable,
-    VERSION, check_body, entries_from, entry_at, length_at, padded, parse_name, segment_header,
-    segment_name, show,
+    VERSION, check_body, entries_from, entry_at, last_header, length_at, padded, parse_name,
+    segment_header, segment_name, show,
 };
 use super::scan::{Found, Read, Scan};
 
@@ -129,6 +129,10 @@ pub(super) struct Journal {
     written: u64,
     opening: u32,
     oldest: u32,
+    /// Where one may begin to read, packed; 0 for the beginning.
+    begin: u64,
+    /// Bytes that were written since there.
+    since_begin: u64,
     window: Option<(u32, u32, Vec<u8>)>,
     /// Files that are not part of the journal any more, found when it was opened.
     unused: Vec<String>,
@@ -138,9 +142,11 @@ pub(super) struct Journal {
 impl Journal {
     /// Reads every commit on the disk, oldest first, and answers with a journal that goes on after
     /// the last whole one. `read` is given each entry of each whole commit and where it stands.
+    /// Unless it is to be thorough, it begins at the last checkpoint.
     pub(super) fn open(
         disk: Arc<dyn Disk>,
         fixed_size: Option<u32>,
+        thorough: bool,
         read: Read<'_>,
     ) -> Result<(Self, Found), OpenError> {
         let failed = |error| OpenError::disk("list the files", error);
@@ -171,14 +177,23 @@ impl Journal {
             written: 0,
             opening: 0,
             oldest: numbers.first().copied().unwrap_or(1),
+            begin: 0,
+            since_begin: 0,
             window: None,
             unused: Vec::new(),
             used_before,
         };
-        let mut scan = Scan::new(numbers.first().copied());
+        let begin = if thorough { None } else { journal.find_begin(&numbers)? };
+        let mut scan = Scan::new(&numbers)?;
         for number in &numbers {
-            let (segment, content) = journal.open_segment(*number)?;
-            scan.segment(*number, &content, read)?;
+            // What lies before the beginning is read when someone asks for it.
+            let skipped = begin.is_some_and(|begin| *number < begin.segment);
+            let (segment, content) = journal.open_segment(*number, !skipped)?;
+            scan.head(*number, &content, segment.bytes)?;
+            if !skipped {
+                let from = begin.filter(|begin| begin.segment == *number);
+                scan.segment(*number, from.map(|begin| begin.offset), &content, read)?;
+            }
             journal.segments.insert(*number, segment);
         }
         let found = scan.finish(used_before)?;
@@ -200,6 +215,8 @@ impl Journal {
         }
         self.active = active;
         self.oldest = oldest;
+        self.begin = found.begin;
+        self.since_begin = found.bytes;
         self.next_commit = found.commit + 1;
         self.landed = found.commit;
         self.opening = found.opening;
@@ -227,14 +244,28 @@ impl Journal {
         Ok(())
     }
 
-    fn open_segment(&self, number: u32) -> Result<(Segment, Vec<u8>), OpenError> {
+    /// Where the last checkpoint begins, as the newest commit that can be read says.
+    fn find_begin(&self, numbers: &[u32]) -> Result<Option<Place>, OpenError> {
+        for number in numbers.iter().rev() {
+            let (_, content) = self.open_segment(*number, true)?;
+            if let Some(last) = last_header(*number, &content) {
+                let begin = Place::unpack(last.begin);
+                let there = begin.segment >= last.oldest && numbers.contains(&begin.segment);
+                return Ok(there.then_some(begin));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Opens a segment, and reads all of it if it is needed.
+    fn open_segment(&self, number: u32, all: bool) -> Result<(Segment, Vec<u8>), OpenError> {
         let name = segment_name(number);
         let failed = |error| OpenError::disk("read a segment", error);
         let file = self.disk.open(&name).map_err(failed)?;
         let size = file.size().map_err(failed)?;
         let bytes = u32::try_from(size).ok().filter(|bytes| *bytes <= SEGMENT_MAX);
         let bytes = bytes.ok_or_else(|| OpenError::damaged(&name, 0, "it is too large"))?;
-        let mut content = vec![0; bytes as usize];
+        let mut content = vec![0; if all { bytes } else { bytes.min(SEGMENT_HEADER) } as usize];
         file.read_at(&mut content, 0).map_err(failed)?;
         Ok((Segment { file, bytes, end: SEGMENT_HEADER }, content))
     }
@@ -310,7 +341,8 @@ impl Journal {
         let name = segment_name(number);
         self.disk.rename(&spare, &name).map_err(Full)?;
         let file = self.disk.open(&name).map_err(Full)?;
-        let header = segment_header(number, bytes);
+        let previous_end = self.segments.get(&self.active).map_or(0, |segment| segment.end);
+        let header = segment_header(number, bytes, previous_end);
         self.started.push(Write { segment: number, at: 0, bytes: header, file: file.clone() });
         self.segments.insert(number, Segment { file, bytes, end: SEGMENT_HEADER });
         self.active = number;
@@ -381,9 +413,35 @@ impl Journal {
         self.landed
     }
 
+    /// Where the commit that is being put together begins: a checkpoint that begins with it needs
+    /// nothing from before.
+    pub(super) fn position(&self) -> u64 {
+        let end = self.segments.get(&self.active).map_or(SEGMENT_HEADER, |segment| segment.end);
+        let first = self.staged.first().map(|fragment| (fragment.segment, fragment.at));
+        let (segment, offset) = first.unwrap_or((self.active, end));
+        Place { segment, offset, depth: 0 }.pack()
+    }
+
+    /// A checkpoint that began there is on stable storage: from now on reading may begin there.
+    pub(super) fn begin_at(&mut self, position: u64, bytes: u64) {
+        if Place::unpack(position).segment >= self.oldest {
+            self.begin = position;
+            self.since_begin = bytes;
+        }
+    }
+
+    /// Bytes that would have to be read if the store were opened now.
+    pub(super) fn since_begin(&self) -> u64 {
+        self.since_begin
+    }
+
     /// From this commit on, segments before `oldest` are not needed.
     pub(super) fn let_go_before(&mut self, oldest: u32) {
         self.oldest = oldest;
+        if Place::unpack(self.begin).segment < oldest {
+            self.begin = 0;
+            self.since_begin = self.used();
+        }
     }
 
     /// Closes the commit that is being put together. `synced` is the last commit that is known to
@@ -409,6 +467,7 @@ impl Journal {
                 opening: self.opening,
                 oldest: self.oldest,
                 floors,
+                begin: self.begin,
             };
             fragment.bytes[..HEADER].copy_from_slice(&header.encode());
             let (file, at) = (segment.file.clone(), fragment.at);
@@ -417,6 +476,7 @@ impl Journal {
         let (number, oldest) = (self.next_commit, self.oldest);
         self.next_commit += 1;
         let token = floors.token;
+        self.since_begin += writes.iter().map(|write| write.bytes.len() as u64).sum::<u64>();
         let batch =
             Arc::new(Batch { number, token, oldest, writes, names, disk: self.disk.clone() });
         self.written += batch.bytes();
@@ -474,6 +534,7 @@ impl Journal {
             opening: self.opening,
             oldest: self.oldest,
             floors,
+            begin: self.begin,
         };
         Some((segment.file.clone(), segment.end.into(), header.encode().to_vec()))
     }

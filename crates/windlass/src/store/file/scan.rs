@@ -36,6 +36,10 @@ pub(super) struct Found {
     pub(super) commit: u64,
     /// The number of the opening that wrote it.
     pub(super) opening: u32,
+    /// Where one may begin to read, as it says.
+    pub(super) begin: u64,
+    /// Bytes that were read.
+    pub(super) bytes: u64,
 }
 
 /// Reads segments in order and finds where the journal ends.
@@ -53,12 +57,12 @@ pub(super) struct Scan {
     /// Where the last whole commit ends.
     tail: Option<(u32, u32)>,
     first_segment: Option<u32>,
-    previous_segment: Option<u32>,
     /// Where the fragments of each segment end.
     ends: BTreeMap<u32, u32>,
     /// Segments whose own header cannot be read.
     headless: Vec<(u32, &'static str)>,
     commits: u64,
+    bytes: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -69,8 +73,14 @@ struct Gap {
 }
 
 impl Scan {
-    pub(super) fn new(first_segment: Option<u32>) -> Self {
-        Self {
+    /// Fails if the numbers of the segments have a gap.
+    pub(super) fn new(numbers: &[u32]) -> Result<Self, OpenError> {
+        let missing = numbers.windows(2).find(|pair| pair[0] + 1 != pair[1]);
+        if let Some(pair) = missing {
+            let name = segment_name(pair[0] + 1);
+            return Err(OpenError::damaged(&name, 0, "the file is missing"));
+        }
+        Ok(Self {
             commit: 0,
             index: 0,
             pending: Vec::new(),
@@ -78,34 +88,22 @@ impl Scan {
             torn: false,
             last: None,
             tail: None,
-            first_segment,
-            previous_segment: None,
+            first_segment: numbers.first().copied(),
             ends: BTreeMap::new(),
             headless: Vec::new(),
             commits: 0,
-        }
+            bytes: 0,
+        })
     }
 
     pub(super) fn segment(
         &mut self,
         number: u32,
+        from: Option<u32>,
         content: &[u8],
         read: Read<'_>,
     ) -> Result<(), OpenError> {
-        if let Some(previous) = self.previous_segment.replace(number)
-            && previous + 1 != number
-        {
-            let missing = segment_name(previous + 1);
-            return Err(OpenError::damaged(&missing, 0, "the file is missing"));
-        }
-        match check_segment_header(number, content) {
-            Ok(()) => {}
-            Err(SegmentProblem::Newer(version)) => {
-                return Err(OpenError::Newer { version, known: VERSION });
-            }
-            Err(SegmentProblem::Damaged(why)) => self.headless.push((number, why)),
-        }
-        let mut at = SEGMENT_HEADER;
+        let mut at = from.unwrap_or(SEGMENT_HEADER);
         while !self.torn {
             let (header, body) = match self.fragment(number, content, at) {
                 Ok(next) => next,
@@ -116,6 +114,7 @@ impl Scan {
                 }
             };
             self.gap = None;
+            self.bytes += u64::from(header.length);
             at = padded(at + HEADER as u32 + header.length);
             self.take(header, body, at, read)?;
         }
@@ -184,6 +183,24 @@ impl Scan {
         Ok(())
     }
 
+    /// Checks the head of a segment, and learns where the one before it ends: that one need not be
+    /// read for it.
+    pub(super) fn head(&mut self, number: u32, head: &[u8], bytes: u32) -> Result<(), OpenError> {
+        match check_segment_header(number, head, bytes) {
+            Ok(previous_end) => {
+                self.ends.insert(number.saturating_sub(1), previous_end);
+                Ok(())
+            }
+            Err(SegmentProblem::Newer(version)) => {
+                Err(OpenError::Newer { version, known: VERSION })
+            }
+            Err(SegmentProblem::Damaged(why)) => {
+                self.headless.push((number, why));
+                Ok(())
+            }
+        }
+    }
+
     /// Looks for fragments that cannot count because one before them is missing. One that knew the
     /// missing commit to be durable proves damage; any other only shows that the tail is torn.
     fn look_ahead(&mut self, number: u32, content: &[u8], from: u32) -> Result<(), OpenError> {
@@ -236,6 +253,8 @@ impl Scan {
             ends: self.ends,
             commit: last.commit,
             opening: last.opening,
+            begin: last.begin,
+            bytes: self.bytes,
         })
     }
 }
