@@ -248,7 +248,7 @@ impl Ledger {
             let end = hold.until.unwrap_or(Timestamp::from_micros(i64::MAX));
             (end > now).then_some((key, Reverse((end, *sequence)), hold))
         });
-        let mut claims: Vec<(Key, Reverse<(Timestamp, u64)>, Hold)> = claims.collect();
+        let mut claims: Vec<_> = claims.collect();
         claims.sort_unstable_by(|one, other| (&one.0, one.1).cmp(&(&other.0, other.1)));
         claims.dedup_by(|next, first| next.0 == first.0);
         claims.into_iter().map(|(key, _, hold)| (key, hold)).collect()

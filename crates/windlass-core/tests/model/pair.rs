@@ -493,7 +493,7 @@ impl<'a> Pair<'a> {
         prop_assert!(tokens.is_sorted_by(|one, next| one < next), "tokens repeat: {tokens:?}");
         let from_journal = self.journal.restore(limits());
         self.compare_kept(&from_journal)?;
-        let mut rebuilt = [self.from_changes()?, from_journal];
+        let mut rebuilt = [self.rebuilt_from_changes()?, from_journal];
         self.reading = self.ledger.glance(self.reading);
         for second in &mut rebuilt {
             second.glance(self.reading);
@@ -532,7 +532,7 @@ impl<'a> Pair<'a> {
     }
 
     /// A ledger that took over every change, each twice, which is harmless.
-    fn from_changes(&self) -> Result<Ledger, TestCaseError> {
+    fn rebuilt_from_changes(&self) -> Result<Ledger, TestCaseError> {
         let mut restore = Restore::new(limits());
         let mut reached = Timestamp::default();
         for change in self.changes.iter().chain(&self.ledger.image()) {
