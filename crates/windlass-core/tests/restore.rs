@@ -113,12 +113,14 @@ impl Story {
             }
         }
         self.journal.write(&applied.changes, &mut self.ledger);
-        for cut in 0..=self.journal.len() {
+        let places = 0..=self.journal.len();
+        let spans = places.clone().flat_map(|to| (0..=to).map(move |from| from..to));
+        for span in spans {
             for all in [false, true] {
+                let when = format!("compacted {span:?}, all: {all}, after {told}");
                 let mut journal = self.journal.clone();
-                journal.compact(cut, all, &self.records, &mut self.ledger);
-                let back = journal.restore(limits());
-                self.compare(back, &format!("cut at {cut}, all: {all}, after {told}"));
+                journal.compact(span.clone(), all, &self.records, &mut self.ledger);
+                self.compare(journal.restore(limits()), &when);
             }
         }
         applied.reply
