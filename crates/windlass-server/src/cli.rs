@@ -11,7 +11,8 @@ pub(crate) use self::bench::{BenchOptions, Mode};
 /// Durable background jobs: what it acknowledges, it never loses.
 #[derive(Debug, Parser)]
 #[command(name = "windlass", version, arg_required_else_help = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage.")]
+#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, \
+    4 in use by another process.")]
 pub(crate) struct Cli {
     /// Log more on standard error: -v for information, -vv to debug, -vvv for everything
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
@@ -63,7 +64,12 @@ pub(crate) enum Format {
 }
 
 #[derive(Args, Debug)]
+#[command(after_help = "Try this: start it, kill it with `kill -9`, and start it again.")]
 pub(crate) struct DemoOptions {
+    /// Where to keep the jobs: a directory, which is made if need be, or `memory:`
+    #[arg(long, value_name = "ADDRESS", default_value = "./.windlass/demo")]
+    pub(crate) store: String,
+
     /// End after this long [default: run until Ctrl-C]
     #[arg(long, value_name = "SECONDS", value_parser = value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: Option<u64>,

@@ -138,11 +138,12 @@ fn read_one_line(arguments: &[&str]) -> (String, Output) {
 
 #[test]
 fn a_reader_who_has_seen_enough_is_no_failure() {
+    let scratch = Scratch::new();
     for arguments in [
         &["completions", "bash"][..],
         &["completions", "zsh"],
-        &["demo", "--seconds", "60"],
-        &["demo", "--seconds", "60", "-o", "json"],
+        &["demo", "--store", &scratch.path("demo"), "--seconds", "60"],
+        &["demo", "--store", "memory:", "--seconds", "60", "-o", "json"],
     ] {
         let (line, ended) = read_one_line(arguments);
         assert!(!line.is_empty());
