@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use windlass_core::ledger::Recovery;
 use windlass_core::limits::{self, Limits};
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
-use crate::events::{Subscription, Topics, Waiters, pump};
+use crate::events::{Subscription, Topics, Waiters, pump, remind};
 use crate::housekeeper::keep_house;
 use crate::store::file::{BookOptions, FileOptions, Opened};
 use crate::store::{Address, Durability, FileStore, MemoryStore, Store};
@@ -112,6 +112,7 @@ impl Engine {
             reports.push(worker.end().await);
         }
         self.inner.tasks.iter().for_each(AbortHandle::abort);
+        self.inner.waiters.close();
         self.inner.store.close().await;
         reports
     }
@@ -284,7 +285,7 @@ impl EngineBuilder {
 
     fn start(self, store: Arc<dyn Store>, wake: Arc<dyn Wake>, clock: Arc<dyn Clock>) -> Engine {
         crate::panics::watch();
-        let waiters = Arc::new(Waiters::default());
+        let waiters = Arc::new(Waiters::new(store.committed()));
         let recovery = self.recovery;
         let housekeeper = {
             let (store, clock) = (store.clone(), clock.clone());
@@ -295,17 +296,12 @@ impl EngineBuilder {
         };
         let teller = {
             let (store, clock, waiters) = (store.clone(), clock.clone(), waiters.clone());
-            let topics = Topics::all().topic("job.*");
-            let from = *store.committed().borrow();
             tokio::spawn(async move {
-                let tell = || {
-                    let (store, clock) = (store.clone(), clock.clone());
-                    let subscription = Subscription::new(store, clock, topics.clone(), Some(from));
-                    pump(subscription, waiters.clone())
-                };
+                let tell = || pump(store.clone(), clock.clone(), waiters.clone());
                 keep_up("event pump", clock.clone(), tell).await;
             })
         };
+        let reminder = tokio::spawn(remind(clock.clone(), waiters.clone()));
         let inner = Inner {
             store,
             wake,
@@ -313,7 +309,7 @@ impl EngineBuilder {
             waiters,
             closing: AtomicBool::new(false),
             workers: Mutex::default(),
-            tasks: vec![housekeeper.abort_handle(), teller.abort_handle()],
+            tasks: [housekeeper, teller, reminder].iter().map(JoinHandle::abort_handle).collect(),
         };
         Engine { inner: Arc::new(inner) }
     }

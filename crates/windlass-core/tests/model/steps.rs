@@ -75,6 +75,12 @@ pub(crate) enum Step {
     Remove(Vec<Pick>),
     Clear(u8),
     Configure(u8, QueueChange),
+    /// The journal is cut at so many hundredths of its length; `all` jobs are written once more,
+    /// or only those that need it.
+    Compact {
+        cut: u8,
+        all: bool,
+    },
 }
 
 /// Which job is meant.
@@ -294,6 +300,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => some(&[Dead, Completed, Cancelled]).prop_map(Step::Remove),
         1 => (0u8..2).prop_map(Step::Clear),
         3 => (0u8..2, queue_change()).prop_map(|(queue, change)| Step::Configure(queue, change)),
+        3 => (0u8..=100, any::<bool>()).prop_map(|(cut, all)| Step::Compact { cut, all }),
     ]
 }
 

@@ -18,7 +18,8 @@ impl FromStr for Address {
     type Err = Error;
 
     /// Refuses what looks like the address of another system, such as `redis://host` or
-    /// `sqlite:jobs.db`: a directory of that name is hardly meant. If it is, say `./sqlite:jobs.db`.
+    /// `sqlite:jobs.db`: a directory of that name is hardly meant. If it is, say
+    /// `./sqlite:jobs.db`.
     fn from_str(address: &str) -> Result<Self, Error> {
         if address == "memory:" {
             return Ok(Address::Memory);

@@ -19,14 +19,15 @@ mod layout;
 mod scan;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
-pub use book::{Book, BookOptions, Flight, Opened, Space};
+pub use book::{Book, BookOptions, Flight, Need, Opened, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use journal::Retired;
@@ -45,9 +46,8 @@ use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
-use windlass_core::time::Now;
+use windlass_core::time::{Now, Steady};
 
-use self::book::Need;
 use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, Page, Selection, Store,
     StoreError,
@@ -154,11 +154,12 @@ impl Default for FileOptions {
 }
 
 /// Keeps jobs in a directory. See the module documentation.
-#[derive(Debug)]
 pub struct FileStore {
     shared: Arc<Shared>,
     opened: Opened,
     writer: Mutex<Option<JoinHandle<()>>>,
+    /// What it is called; the lock itself goes when the store is closed.
+    disk: String,
 }
 
 #[derive(Debug)]
@@ -182,8 +183,11 @@ struct Gathering {
     waiting: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
     /// Those who wait for the commit that is on its way, with nothing of their own to add.
     trailing: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
+    /// The last commit of which callers were told: it has landed, or need not have.
+    answered: u64,
+    /// How many calls there have been.
+    calls: u64,
     writer_sleeps: bool,
-    making_spare: bool,
     closing: bool,
 }
 
@@ -232,17 +236,21 @@ impl FileStore {
         wake: Arc<dyn Wake>,
         runtime: Option<Handle>,
     ) -> Result<Self, OpenError> {
-        let (mut book, opened) = Book::open(disk.clone(), &options.book, clock.now())?;
+        let called = format!("{disk:?}");
+        let began = clock.now().steady;
+        let (mut book, mut opened) = Book::open(disk.clone(), &options.book, clock.now())?;
+        opened.took = clock.now().steady.since(began);
         let told = Told { events: Mutex::default(), committed: watch::Sender::new(0) };
         let events = book.opening_events();
         let _ = told.committed.send_replace(book.last_event());
         told.keep(events);
         let gathering = Gathering {
+            answered: book.landed_commit(),
+            calls: 0,
             book: Some(book),
             waiting: Vec::new(),
             trailing: Vec::new(),
             writer_sleeps: false,
-            making_spare: false,
             closing: false,
         };
         let durability = options.durability;
@@ -251,11 +259,11 @@ impl FileStore {
         let work = Condvar::new();
         let shared = Arc::new(Shared { state, work, told, clock, wake, durability, runtime });
         let writer = threaded.then(|| {
-            let writer = Writer { shared: shared.clone(), disk, unsynced: Vec::new() };
+            let writer = Writer { shared: shared.clone(), disk, unsynced: Vec::new(), spare: None };
             let named = std::thread::Builder::new().name("windlass-writer".to_string());
             named.spawn(move || writer.run()).map_err(|e| OpenError::disk("start a thread", e))
         });
-        Ok(Self { shared, opened, writer: Mutex::new(writer.transpose()?) })
+        Ok(Self { shared, opened, writer: Mutex::new(writer.transpose()?), disk: called })
     }
 
     /// What the store takes on its disk.
@@ -294,6 +302,7 @@ impl FileStore {
     ) -> Answer<T> {
         let (answer, landing, landed_here) = {
             let mut state = self.shared.lock()?;
+            state.calls += 1;
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
             let answer = turn(book, now);
@@ -321,17 +330,18 @@ impl FileStore {
         answer
     }
 
+    /// Lets the writer finish, and lets go of the directory.
     fn shut(&self) {
         if let Ok(mut state) = self.shared.state.lock() {
             state.closing = true;
             self.shared.work.notify_all();
-            if self.shared.runtime.is_none() {
-                let book = state.book.take();
-                let _ = book.map(|book| book.seal());
-            }
         }
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = writer.map(JoinHandle::join);
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(book) = state.book.take() {
+            let _ = book.seal();
+        }
     }
 }
 
@@ -342,6 +352,12 @@ enum Patience {
     Landed,
     /// It is decided and will be written in order.
     Decided,
+}
+
+impl fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileStore({}, {})", self.disk, self.shared.durability)
+    }
 }
 
 impl Drop for FileStore {
@@ -368,6 +384,24 @@ impl Shared {
             state.writer_sleeps = false;
             self.work.notify_one();
         }
+    }
+
+    /// Waits for as long as calls keep coming in: a sync costs more than a moment's patience, and
+    /// whoever comes too late for it waits for the next. Costs a lone caller nothing.
+    fn gather<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, Gathering>,
+    ) -> Option<MutexGuard<'a, Gathering>> {
+        for _ in 0..GATHER_ROUNDS {
+            let calls = state.calls;
+            drop(state);
+            std::thread::yield_now();
+            state = self.lock().ok()?;
+            if state.calls == calls {
+                break;
+            }
+        }
+        Some(state)
     }
 
     /// Writes what was gathered, on the caller's own time.
@@ -416,7 +450,7 @@ impl Gathering {
     /// A promise to tell when everything that was seen until now has landed; `None` if it has.
     fn landing(&mut self) -> Option<oneshot::Receiver<Result<(), Arc<str>>>> {
         let book = self.book.as_ref()?;
-        if book.awaited() <= book.landed_commit() {
+        if book.awaited() <= self.answered {
             return None;
         }
         let (tell, landing) = oneshot::channel();
@@ -452,6 +486,9 @@ impl Told {
     }
 }
 
+/// How often the writer looks whether more calls have come in before it syncs.
+const GATHER_ROUNDS: usize = 32;
+
 /// Bytes of the oldest segment that are cleared per commit at least.
 const COMPACT_STEP: u64 = 256 << 10;
 
@@ -461,36 +498,51 @@ struct Writer {
     disk: Arc<dyn Disk>,
     /// Commits that were written and not yet synced: only with [`Durability::Relaxed`].
     unsynced: Vec<Flight>,
+    /// Makes the next segment ready.
+    spare: Option<JoinHandle<()>>,
 }
 
 impl Writer {
     fn run(mut self) {
-        let mut synced_at = Instant::now();
+        let ended = crate::panics::catch(|| self.write_until_closed());
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.give_up(&format!("a write to the disk failed ({error})")),
+            Err(panic) => self.give_up(&format!("the writer thread crashed ({panic})")),
+        }
+        // It holds the directory's lock.
+        let _ = self.spare.take().map(JoinHandle::join);
+    }
+
+    fn now(&self) -> Steady {
+        self.shared.clock.now().steady
+    }
+
+    fn write_until_closed(&mut self) -> std::io::Result<()> {
+        let mut synced_at = self.now();
         while let Some((flight, waiting)) = self.next(&mut synced_at) {
             let bytes = flight.as_ref().map_or(0, Flight::bytes);
-            if let Err(error) = self.land(flight, waiting, &mut synced_at) {
-                self.give_up(&format!("a write to the disk failed ({error})"));
-                return;
-            }
+            self.land(flight, waiting, &mut synced_at)?;
             self.tend(bytes);
         }
+        Ok(())
     }
 
     /// Waits for a commit to write, or for the time to sync what was written.
-    fn next(&mut self, synced_at: &mut Instant) -> Option<(Option<Flight>, Waiting)> {
+    fn next(&mut self, synced_at: &mut Steady) -> Option<(Option<Flight>, Waiting)> {
         let shared = self.shared.clone();
         let mut state = shared.lock().ok()?;
         loop {
             let due = match shared.durability {
                 Durability::Relaxed(every) if !self.unsynced.is_empty() => {
-                    Some(every.saturating_sub(synced_at.elapsed()))
+                    Some(every.saturating_sub(self.now().since(*synced_at)))
                 }
                 _ => None,
             };
             let closing = state.closing;
-            let book = state.book.as_mut()?;
-            if book.has_work() {
-                let flight = book.take();
+            if state.book.as_ref()?.has_work() {
+                state = shared.gather(state)?;
+                let flight = state.book.as_mut()?.take();
                 let waiting = std::mem::take(&mut state.waiting);
                 return Some((Some(flight), waiting));
             }
@@ -498,7 +550,7 @@ impl Writer {
                 return Some((None, Vec::new()));
             }
             // Nothing to write: what has landed is marked as such.
-            let _ = book.seal();
+            let _ = state.book.as_ref()?.seal();
             if closing {
                 state.book = None;
                 return None;
@@ -517,10 +569,10 @@ impl Writer {
         &mut self,
         flight: Option<Flight>,
         waiting: Waiting,
-        synced_at: &mut Instant,
+        synced_at: &mut Steady,
     ) -> std::io::Result<()> {
         let relaxed = match self.shared.durability {
-            Durability::Relaxed(every) => flight.is_some() && synced_at.elapsed() < every,
+            Durability::Relaxed(every) => flight.is_some() && self.now().since(*synced_at) < every,
             Durability::Sync | Durability::None => false,
         };
         let mut told = None;
@@ -539,7 +591,7 @@ impl Writer {
                 refuse(waiting, &error);
                 return Err(error);
             }
-            *synced_at = Instant::now();
+            *synced_at = self.now();
         }
         let (trailing, retired) = self.settle(relaxed);
         if let Some((events, rings)) = told {
@@ -566,6 +618,9 @@ impl Writer {
         let Ok(mut state) = self.shared.lock() else { return (Vec::new(), Vec::new()) };
         let trailing = std::mem::take(&mut state.trailing);
         let mut retired = Vec::new();
+        if let Some(last) = self.unsynced.last() {
+            state.answered = last.number();
+        }
         if let Some(book) = state.book.as_mut() {
             if let Some(last) = self.unsynced.last() {
                 book.written(last.number());
@@ -573,6 +628,7 @@ impl Writer {
             if !relaxed {
                 for flight in self.unsynced.drain(..) {
                     retired.extend(book.landed(&flight));
+                    book.reuse(flight);
                 }
             }
         }
@@ -581,30 +637,37 @@ impl Writer {
 
     /// Keeps the journal small and the next segment at hand.
     fn tend(&mut self, bytes: u64) {
+        let step = bytes.saturating_mul(4).max(COMPACT_STEP);
+        // A step that finds nothing alive has nothing to write, so the next one follows at once.
+        // The lock is given back between them.
+        while let Ok(mut state) = self.shared.lock()
+            && let Some(book) = state.book.as_mut()
+            && book.wants_compaction()
+            && book.compact(step).is_ok()
+            && !book.has_work()
+        {}
+        if self.spare.as_ref().is_some_and(|making| !making.is_finished()) {
+            return;
+        }
         let Ok(mut state) = self.shared.lock() else { return };
-        let making = state.making_spare;
-        let Some(book) = state.book.as_mut() else { return };
-        if book.wants_compaction() {
-            let _ = book.compact(bytes.saturating_mul(4).max(COMPACT_STEP));
-        }
-        if !making && let Some((name, size)) = book.wanted_spare() {
-            state.making_spare = true;
-            let (shared, disk) = (self.shared.clone(), self.disk.clone());
-            let spawned = std::thread::Builder::new().spawn(move || {
-                let made = disk.create(&name, size.into()).map(|_| (name, size));
-                if let Ok(mut state) = shared.lock() {
-                    state.making_spare = false;
-                    let book = state.book.as_mut();
-                    let _ = book.map(|book| book.add_spare(made.ok()));
-                }
-            });
-            state.making_spare = spawned.is_ok();
-        }
+        let wanted = state.book.as_mut().and_then(Book::wanted_spare);
+        drop(state);
+        let Some((name, size)) = wanted else { return };
+        let (shared, disk) = (self.shared.clone(), self.disk.clone());
+        let making = std::thread::Builder::new().spawn(move || {
+            let made = disk.create(&name, size.into()).map(|_| (name, size));
+            if let Ok(mut state) = shared.lock()
+                && let Some(book) = state.book.as_mut()
+            {
+                book.add_spare(made.ok());
+            }
+        });
+        self.spare = making.ok();
     }
 
     /// Nothing is known about the disk any more: everything is refused from now on.
     fn give_up(&mut self, why: &str) {
-        let Ok(mut state) = self.shared.lock() else { return };
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(book) = state.book.as_mut() {
             book.fail(why.to_string());
         }

@@ -8,6 +8,7 @@ mod conformance;
 mod events;
 mod examples;
 mod faults;
+mod files;
 mod journey;
 mod refusals;
 mod stopping;

@@ -10,7 +10,6 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
 
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::explain::Explanation;
@@ -42,7 +41,8 @@ const TOKENS_OF_A_COPY: u64 = 1 << 40;
 /// The name of the file that says that a store is a restored copy.
 pub(super) const COPY_MARK: &str = "restored-copy";
 
-/// Room that is kept back when the disk is full, so that running work can be settled.
+/// Room that is kept back when the disk is full, so that running work can be settled. A store with
+/// segments of a fixed size keeps no more than a sixteenth of one.
 const RESERVE: u64 = 256 << 10;
 
 /// How long to wait before a full disk is asked for space again, in microseconds.
@@ -86,7 +86,7 @@ pub struct Opened {
 
 /// How much a command may write.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Need {
+pub enum Need {
     /// It adds jobs of about so many bytes: refused when only the reserve is left.
     Growth(u64),
     /// It moves on what is there, writing about so many bytes.
@@ -136,6 +136,7 @@ pub struct Book {
     sweep: Option<Sweep>,
     landed_token: u64,
     broken: Option<String>,
+    reserve: u64,
     ask_again_at: Steady,
 }
 
@@ -154,7 +155,6 @@ impl Book {
         options: &BookOptions,
         now: Now,
     ) -> Result<(Self, Opened), OpenError> {
-        let began = Instant::now();
         let copied = disk.list().is_ok_and(|names| names.iter().any(|name| name == COPY_MARK));
         let (mut book, found) = Self::read(disk.clone(), options, copied)?;
         let mut opened = Opened {
@@ -173,12 +173,12 @@ impl Book {
         for retired in book.landed(&flight) {
             let _ = retired.let_go().map(|spare| book.add_spare(spare));
         }
+        book.journal.mark_used().map_err(|error| OpenError::disk("mark the store", error))?;
         if copied {
             let gone = disk.remove(COPY_MARK).and_then(|()| disk.sync_directory());
             gone.map_err(|error| OpenError::disk("note that the copy was opened", error))?;
         }
         book.events = flight.events;
-        opened.took = began.elapsed();
         Ok((book, opened))
     }
 
@@ -207,6 +207,7 @@ impl Book {
             sweep: None,
             landed_token,
             broken: None,
+            reserve: size.map_or(RESERVE, |bytes| RESERVE.min(u64::from(bytes) / 16)),
             ask_again_at: Steady::default(),
         };
         Ok((book, found))
@@ -273,9 +274,9 @@ impl Book {
     }
 
     /// Makes sure that there is room for what a command writes, before it is decided.
-    pub(super) fn admit(&mut self, need: Need, now: Now) -> Result<(), Refusal> {
+    pub fn admit(&mut self, need: Need, now: Now) -> Result<(), Refusal> {
         let bytes = match need {
-            Need::Growth(bytes) => bytes + RESERVE,
+            Need::Growth(bytes) => bytes + self.reserve,
             Need::Progress(bytes) => bytes + 4_096,
         };
         while self.journal.room() < bytes {
@@ -387,6 +388,11 @@ impl Book {
     pub fn landed(&mut self, flight: &Flight) -> Vec<Retired> {
         self.landed_token = self.landed_token.max(flight.batch.token);
         self.journal.landed(&flight.batch)
+    }
+
+    /// Takes back the memory of a commit that has landed.
+    pub fn reuse(&mut self, flight: Flight) {
+        self.journal.reuse(flight.batch);
     }
 
     /// A file that can be used for the next segment.
@@ -650,7 +656,7 @@ impl Book {
     }
 
     /// What was told while the store was opened.
-    pub(super) fn opening_events(&mut self) -> Vec<Event> {
+    pub fn opening_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
@@ -670,7 +676,7 @@ impl Book {
     }
 
     /// Everything that is wrong with the store, in words; every record is read and compared.
-    pub(super) fn check(&mut self) -> Vec<String> {
+    pub fn check(&mut self) -> Vec<String> {
         let mut wrong = self.ledger.check();
         let jobs: Vec<JobId> = self.ledger.glimpses_after(0).map(|glimpse| glimpse.id).collect();
         for job in jobs {

@@ -802,3 +802,206 @@ impl<'a> Reader<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u128) -> JobId {
+        JobId::from_u128(number)
+    }
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("a name")
+    }
+
+    fn at(micros: i64) -> Timestamp {
+        Timestamp::from_micros(micros)
+    }
+
+    /// A job that leaves nothing at its default.
+    fn full_job() -> NewJob {
+        let mut job = NewJob::new(id(7), name("kind"), name("queue"), vec![1, 2, 3]);
+        job.priority = Priority(-10);
+        job.start = Start::At(at(-5));
+        let window = Some(Duration::new(u64::MAX, 999_999_999));
+        job.unique = Some(Unique { key: "ключ".to_string(), scope: UniqueScope::Any, window });
+        job.depends_on = [OnFailure::Cascade, OnFailure::Ignore, OnFailure::Wait]
+            .into_iter()
+            .enumerate()
+            .map(|(number, on_failure)| Dependency { on: id(number as u128), on_failure })
+            .collect();
+        job.retry = Some(Retry {
+            backoff: Backoff::Custom(vec![Duration::from_millis(5), Duration::MAX]),
+            cap: Duration::MAX,
+            jitter: Jitter::Full,
+            max_attempts: Some(9),
+            max_duration: Some(Duration::from_secs(1)),
+        });
+        job.max_attempts = Some(u32::MAX);
+        job.timeout = Some(Timeout::After(Duration::from_nanos(1)));
+        job.expires_after = Some(Duration::from_secs(60));
+        job.tags = vec![name("one"), name("two")];
+        job.metadata = BTreeMap::from([("key".to_string(), "value".to_string())]);
+        job.trace = Some("00-trace".to_string());
+        job.parent = Some(id(u128::MAX));
+        job
+    }
+
+    fn states() -> Vec<State> {
+        let lease = Lease {
+            token: LeaseToken(1 << 40),
+            worker: "worker".into(),
+            since: at(10),
+            until: at(20),
+            max_attempts: 3,
+            cancel_requested: true,
+        };
+        let dead = [
+            DeadReason::AttemptsExhausted,
+            DeadReason::Permanent,
+            DeadReason::DurationExhausted,
+            DeadReason::Crashed,
+            DeadReason::DependencyFailed,
+        ];
+        let cancelled = [
+            CancelReason::Requested,
+            CancelReason::Handler,
+            CancelReason::Expired,
+            CancelReason::Cleared,
+            CancelReason::DependencyCancelled,
+            CancelReason::Replaced,
+        ];
+        let mut states = vec![
+            State::Blocked { unmet: 300, not_before: at(10) },
+            State::Scheduled { at: at(i64::MAX) },
+            State::Ready { since: at(10) },
+            State::Running(lease),
+            State::Completed { at: at(i64::MIN) },
+        ];
+        states.extend(dead.map(|reason| State::Dead { at: at(1), reason }));
+        states.extend(cancelled.map(|reason| State::Cancelled { at: at(1), reason }));
+        states
+    }
+
+    fn notes() -> Vec<Option<Note>> {
+        let ends = [
+            AttemptEnd::Completed,
+            AttemptEnd::Failed,
+            AttemptEnd::Snoozed,
+            AttemptEnd::Released,
+            AttemptEnd::Cancelled,
+            AttemptEnd::Crashed,
+        ];
+        let line = LogLine { at: at(3), attempt: 2, text: "a line".to_string() };
+        let progress = Some(Progress { percent: 100, note: "done".to_string() });
+        let ended = |end| {
+            let (output, error) = (Some(vec![0].into()), Some(ErrorText::new("why")));
+            Some(Note::Ended { end, output, error })
+        };
+        let mut notes: Vec<Option<Note>> = ends.into_iter().map(ended).collect();
+        notes.extend([
+            None,
+            Some(Note::Started { worker: "worker".into() }),
+            Some(Note::Started { worker: "another".into() }),
+            Some(Note::Reported(Report { progress, lines: vec![line] })),
+            Some(Note::Failed(ErrorText::new("gone"))),
+            Some(Note::Replayed { met: vec![id(1), id(2)] }),
+            Some(Note::Met { on: id(3) }),
+        ]);
+        notes
+    }
+
+    fn whole(state: State) -> JobRecord {
+        let condition = Condition { state, attempts: 1, recoveries: 2, generation: 3 };
+        let (job, sequence) = (Arc::new(full_job()), u64::MAX);
+        let met = vec![id(1)];
+        let mut record = JobRecord::new(&Accepted { job, sequence, at: at(10), condition, met });
+        for note in notes() {
+            let condition = record.condition.clone();
+            let (job, note) = (record.id(), note.map(Box::new));
+            record.absorb(&Update { job, at: at(10), condition, note });
+        }
+        record.output = Some(vec![9; 300].into());
+        record.attempts_dropped = 4;
+        record.log_dropped = 5;
+        record
+    }
+
+    /// Every kind of entry, with everything it can hold.
+    fn all() -> Vec<(Entry, Vec<u8>)> {
+        let mut all = Vec::new();
+        let mut add = |entry: Entry, encode: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = Vec::new();
+            encode(&mut bytes);
+            all.push((entry, bytes));
+        };
+        for state in states() {
+            let condition = Condition { state, attempts: 9, recoveries: 8, generation: 7 };
+            for note in notes() {
+                let (condition, note) = (condition.clone(), note.map(Box::new));
+                let update = Update { job: id(5), at: at(10), condition, note };
+                let encoded = update.clone();
+                let entry = Entry::Update { update, previous: u64::MAX, weight: u32::MAX };
+                add(entry, &|to| encode_update(&encoded, u64::MAX, u32::MAX, to));
+            }
+            let record = whole(condition.state.clone());
+            add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
+            let (job, met) = (Arc::new(full_job()), vec![id(9)]);
+            let accepted = Accepted { job, sequence: 1, at: at(10), condition, met };
+            let insert = Change::Insert(Box::new(accepted));
+            add(Entry::Change(insert.clone()), &|to| encode_change(&insert, to));
+        }
+        let settings = QueueSettings {
+            paused: true,
+            max_depth: Some(0),
+            ageing: Some(Duration::from_secs(3)),
+        };
+        let totals = Totals { enqueued: 1, completed: u64::MAX, ..Totals::default() };
+        for change in [
+            Change::Remove { job: id(4) },
+            Change::Queue { queue: name("q"), settings, dead_letters_dropped: 77 },
+            Change::Rate { kind: name("k"), full_at: at(-1) },
+            Change::Line { queue: name("q"), kind: name("k"), totals },
+        ] {
+            add(Entry::Change(change.clone()), &|to| encode_change(&change, to));
+        }
+        all
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for (entry, bytes) in all() {
+            assert_eq!(decode(&bytes).as_ref(), Ok(&entry));
+        }
+        let mut plain = Vec::new();
+        let mut job = NewJob::new(id(1), name("k"), name("q"), vec![]);
+        for (start, timeout) in
+            [(Start::Now, None), (Start::After(Duration::ZERO), Some(Timeout::Off))]
+        {
+            (job.start, job.timeout) = (start, timeout);
+            plain.clear();
+            new_job(&job, &mut plain);
+            assert_eq!(Reader { left: &plain }.new_job().as_ref(), Ok(&job));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused_and_never_panic() {
+        for (entry, bytes) in all() {
+            for length in 0..bytes.len() {
+                assert!(decode(&bytes[..length]).is_err(), "{entry:?} cut at {length}");
+            }
+            let mut changed = bytes.clone();
+            for at in 0..bytes.len() {
+                for change in [1, 0x80, 0xff] {
+                    changed[at] ^= change;
+                    let _ = decode(&changed);
+                    changed[at] ^= change;
+                }
+            }
+            changed.push(0);
+            assert!(decode(&changed).is_err(), "{entry:?} with a byte too many");
+        }
+    }
+}

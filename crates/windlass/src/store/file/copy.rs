@@ -13,6 +13,7 @@ use std::sync::Arc;
 use super::OpenError;
 use super::book::{Book, BookOptions, COPY_MARK};
 use super::disk::RealDisk;
+use super::layout::FORMAT;
 use crate::store::file::Space;
 
 /// What a check found.
@@ -104,7 +105,7 @@ fn copy_segments(from: &Path, to: &Path) -> io::Result<u64> {
     for entry in fs::read_dir(from)? {
         names.extend(entry?.file_name().into_string());
     }
-    names.retain(|name| name.starts_with("journal-"));
+    names.retain(|name| name.starts_with("journal-") || name == FORMAT);
     names.sort_unstable();
     let mut bytes = 0;
     for name in names.iter().rev() {

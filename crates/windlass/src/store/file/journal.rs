@@ -21,8 +21,9 @@ use windlass_core::record::Floors;
 use super::OpenError;
 use super::disk::{Disk, DiskFile};
 use super::layout::{
-    ENTRY_HEADER, HEADER, Header, LAST, Place, SEAL, SEGMENT_HEADER, SPARE, Unreadable, check_body,
-    entries_from, entry_at, length_at, padded, parse_name, segment_header, segment_name, show,
+    ENTRY_HEADER, FORMAT, HEADER, Header, LAST, Place, SEAL, SEGMENT_HEADER, SPARE, Unreadable,
+    VERSION, check_body, entries_from, entry_at, length_at, padded, parse_name, segment_header,
+    segment_name, show,
 };
 use super::scan::{Found, Read, Scan};
 
@@ -32,6 +33,9 @@ const SEGMENT_MAX: u32 = 64 << 20;
 const SEGMENT_MIN: u32 = 4 << 20;
 /// The smallest segment that is tried when the disk is almost full.
 const SEGMENT_LAST_RESORT: u32 = 1 << 20;
+/// Buffers that are kept for the next commits, and how large each may be.
+const BUFFERS: usize = 4;
+const BUFFER_MAX: usize = 4 << 20;
 /// How much is read at once from a segment that is no longer written.
 const READ_AHEAD: usize = 64 << 10;
 
@@ -114,6 +118,8 @@ pub(super) struct Journal {
     spares: Vec<(String, u32)>,
     spare_number: u64,
     staged: Vec<Staged>,
+    /// Buffers of commits that have landed, to be filled again.
+    buffers: Vec<Vec<u8>>,
     /// Headers of segments that were started since the last commit was taken.
     started: Vec<Write>,
     flying: Vec<Arc<Batch>>,
@@ -126,6 +132,7 @@ pub(super) struct Journal {
     window: Option<(u32, u32, Vec<u8>)>,
     /// Files that are not part of the journal any more, found when it was opened.
     unused: Vec<String>,
+    used_before: bool,
 }
 
 impl Journal {
@@ -139,11 +146,12 @@ impl Journal {
         let failed = |error| OpenError::disk("list the files", error);
         let mut numbers = Vec::new();
         let mut leftovers = Vec::new();
+        let mut used_before = false;
         for name in disk.list().map_err(failed)? {
             match parse_name(&name) {
                 Some(number) => numbers.push(number),
                 None if name.starts_with(SPARE) => leftovers.push(name),
-                None => {}
+                None => used_before |= name == FORMAT,
             }
         }
         numbers.sort_unstable();
@@ -155,6 +163,7 @@ impl Journal {
             spares: Vec::new(),
             spare_number: 0,
             staged: Vec::new(),
+            buffers: Vec::new(),
             started: Vec::new(),
             flying: Vec::new(),
             next_commit: 1,
@@ -164,6 +173,7 @@ impl Journal {
             oldest: numbers.first().copied().unwrap_or(1),
             window: None,
             unused: Vec::new(),
+            used_before,
         };
         let mut scan = Scan::new(numbers.first().copied());
         for number in &numbers {
@@ -171,7 +181,7 @@ impl Journal {
             scan.segment(*number, &content, read)?;
             journal.segments.insert(*number, segment);
         }
-        let found = scan.finish()?;
+        let found = scan.finish(used_before)?;
         journal.resume(&found);
         journal.unused.extend(leftovers);
         Ok((journal, found))
@@ -203,6 +213,18 @@ impl Journal {
         }
         self.opening += 1;
         self.disk.sync_directory()
+    }
+
+    /// Notes, once, that a commit has landed here: from now on an empty journal is damage.
+    pub(super) fn mark_used(&mut self) -> io::Result<()> {
+        if !std::mem::replace(&mut self.used_before, true) {
+            let text = format!("Windlass store, format {VERSION}\n");
+            let file = self.disk.create(FORMAT, text.len() as u64)?;
+            file.write_at(text.as_bytes(), 0)?;
+            file.sync()?;
+            self.disk.sync_directory()?;
+        }
+        Ok(())
     }
 
     fn open_segment(&self, number: u32) -> Result<(Segment, Vec<u8>), OpenError> {
@@ -263,7 +285,8 @@ impl Journal {
             return;
         }
         let (segment, at) = (self.active, segment.end);
-        let bytes = vec![0; HEADER];
+        let mut bytes = self.buffers.pop().unwrap_or_default();
+        bytes.resize(HEADER, 0);
         self.staged.push(Staged { segment, at, bytes, check: crc32fast::Hasher::new() });
     }
 
@@ -419,6 +442,17 @@ impl Journal {
     /// A commit was handed to the system, so it can be read back from the files.
     pub(super) fn written(&mut self, number: u64) {
         self.flying.retain(|batch| batch.number > number);
+    }
+
+    /// Takes back the memory of a commit that nobody reads any more.
+    pub(super) fn reuse(&mut self, batch: Arc<Batch>) {
+        let Some(batch) = Arc::into_inner(batch) else { return };
+        for mut write in batch.writes {
+            if self.buffers.len() < BUFFERS && write.bytes.capacity() <= BUFFER_MAX {
+                write.bytes.clear();
+                self.buffers.push(write.bytes);
+            }
+        }
     }
 
     /// A mark behind the last commit that says that it is on stable storage: from now on damage to

@@ -41,7 +41,11 @@ impl Place {
     }
 }
 
+/// Files that may become segments.
 pub(super) const SPARE: &str = "spare-";
+
+/// The file that says that a commit has landed here once.
+pub(super) const FORMAT: &str = "format";
 
 pub(super) fn segment_name(number: u32) -> String {
     format!("journal-{number:08x}")

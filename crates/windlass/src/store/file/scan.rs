@@ -206,16 +206,15 @@ impl Scan {
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<Found, OpenError> {
-        let Some(first) = self.first_segment else {
-            return Ok(Found { oldest: 1, ..Found::default() });
-        };
+    /// `used_before` says that at least one commit landed once: then one must be there.
+    pub(super) fn finish(mut self, used_before: bool) -> Result<Found, OpenError> {
+        let first = self.first_segment.unwrap_or(1);
         let Some((last, (active, end))) = self.last.zip(self.tail) else {
-            // Not even the first commit of a new store was finished. Unless it is not new.
-            let why = "no commit can be read";
-            let new = first == 1;
-            let damaged = OpenError::damaged(&segment_name(first), SEGMENT_HEADER.into(), why);
-            return if new { Ok(Found { oldest: 1, ..Found::default() }) } else { Err(damaged) };
+            if !used_before {
+                return Ok(Found { oldest: 1, ..Found::default() });
+            }
+            let (name, at) = (segment_name(first), SEGMENT_HEADER.into());
+            return Err(OpenError::damaged(&name, at, "no commit can be read"));
         };
         if last.oldest < first {
             return Err(OpenError::damaged(&segment_name(last.oldest), 0, "the file is missing"));
