@@ -280,15 +280,19 @@ impl FileStore {
         command: C,
         read: impl FnOnce(&mut Book, C::Reply) -> Answer<T>,
     ) -> Answer<T> {
-        self.turn(doing, Patience::Landed, |book, now| {
-            book.admit(need, now).map_err(|full| match need {
-                Need::Growth(_) => StoreError::Refused(full),
-                // Not refused: whoever has something to settle must try again.
-                Need::Progress(_) => StoreError::Unknown { doing, source: Box::new(full) },
-            })?;
-            let reply = book.apply(command, now)?;
-            read(book, reply)
-        })
+        self.turn(
+            doing,
+            |_| Patience::Landed,
+            |book, now| {
+                book.admit(need, now).map_err(|full| match need {
+                    Need::Growth(_) => StoreError::Refused(full),
+                    // Not refused: whoever has something to settle must try again.
+                    Need::Progress(_) => StoreError::Unknown { doing, source: Box::new(full) },
+                })?;
+                let reply = book.apply(command, now)?;
+                read(book, reply)
+            },
+        )
         .await
     }
 
@@ -297,7 +301,7 @@ impl FileStore {
     async fn turn<T>(
         &self,
         doing: &'static str,
-        patience: Patience,
+        patience: impl FnOnce(&Book) -> Patience,
         turn: impl FnOnce(&mut Book, Now) -> Answer<T>,
     ) -> Answer<T> {
         let (answer, landing, landed_here) = {
@@ -306,7 +310,7 @@ impl FileStore {
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
             let answer = turn(book, now);
-            let hurried = patience == Patience::Decided && !book.tokens_run_out();
+            let hurried = patience(book) == Patience::Decided;
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
                 (answer, None, Some(landed?))
@@ -714,7 +718,11 @@ impl Store for FileStore {
 
     async fn claim(&self, claim: Claim) -> Answer<Handed> {
         let need = Need::Progress(claim.limit.min(limits::CLAIM_JOBS) as u64 * 256);
-        self.turn("claim", Patience::Decided, |book, now| {
+        let patience = |book: &Book| match book.tokens_run_out() {
+            true => Patience::Landed,
+            false => Patience::Decided,
+        };
+        self.turn("claim", patience, |book, now| {
             let unknown = |full| StoreError::Unknown { doing: "claim", source: Box::new(full) };
             book.admit(need, now).map_err(unknown)?;
             let claims = book.apply(claim, now)?;
@@ -750,33 +758,37 @@ impl Store for FileStore {
     }
 
     async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
-        self.turn("change jobs", Patience::Landed, |book, now| {
-            book.admit(Need::Progress(0), now)?;
-            let jobs = book.select(selection, now)?;
-            let altered = |(job, result)| Altered { job, result };
-            let results: Vec<Result<Deed, Refusal>> = match alteration {
-                Alteration::Cancel => {
-                    let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
-                    reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
-                }
-                Alteration::Reschedule(start) => {
-                    let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
-                    reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
-                }
-                Alteration::Remove => {
-                    let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
-                    reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
-                }
-                Alteration::Replay => {
-                    let reply = book.apply(Replay { jobs }, now)?;
-                    let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
-                        altered((job, each.map(|()| Deed::Replayed)))
-                    };
-                    return Ok(reply.into_iter().map(replayed).collect());
-                }
-            };
-            Ok(jobs.into_iter().zip(results).map(altered).collect())
-        })
+        self.turn(
+            "change jobs",
+            |_| Patience::Landed,
+            |book, now| {
+                book.admit(Need::Progress(0), now)?;
+                let jobs = book.select(selection, now)?;
+                let altered = |(job, result)| Altered { job, result };
+                let results: Vec<Result<Deed, Refusal>> = match alteration {
+                    Alteration::Cancel => {
+                        let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
+                        reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
+                    }
+                    Alteration::Reschedule(start) => {
+                        let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
+                        reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
+                    }
+                    Alteration::Remove => {
+                        let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
+                        reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
+                    }
+                    Alteration::Replay => {
+                        let reply = book.apply(Replay { jobs }, now)?;
+                        let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
+                            altered((job, each.map(|()| Deed::Replayed)))
+                        };
+                        return Ok(reply.into_iter().map(replayed).collect());
+                    }
+                };
+                Ok(jobs.into_iter().zip(results).map(altered).collect())
+            },
+        )
         .await
     }
 
@@ -800,24 +812,29 @@ impl Store for FileStore {
     }
 
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
-        self.turn("find", Patience::Landed, |book, now| book.find(jobs, now)).await
+        // Whoever asks for what has landed need not wait for what others are about to write.
+        let patience = |book: &Book| match book.have_landed(jobs) {
+            true => Patience::Decided,
+            false => Patience::Landed,
+        };
+        self.turn("find", patience, |book, now| book.find(jobs, now)).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
         let list = |book: &mut Book, now| book.list(filter, after, limit, now);
-        self.turn("list", Patience::Landed, list).await
+        self.turn("list", |_| Patience::Landed, list).await
     }
 
     async fn count(&self) -> Answer<Counts> {
-        self.turn("count", Patience::Landed, |book, now| Ok(book.count(now))).await
+        self.turn("count", |_| Patience::Landed, |book, now| Ok(book.count(now))).await
     }
 
     async fn explain(&self, job: JobId) -> Answer<Explanation> {
-        self.turn("explain", Patience::Landed, |book, now| book.explain(job, now)).await
+        self.turn("explain", |_| Patience::Landed, |book, now| book.explain(job, now)).await
     }
 
     async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        self.turn("read", Patience::Landed, |book, _| Ok(book.dependents(job))).await
+        self.turn("read", |_| Patience::Landed, |book, _| Ok(book.dependents(job))).await
     }
 
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {

@@ -19,7 +19,7 @@ use windlass_core::ledger::{
     Applied, Claims, Command, Counts, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
 };
 use windlass_core::limits::{self, Limits};
-use windlass_core::record::{Change, JobRecord, Kept, Update};
+use windlass_core::record::{Accepted, Change, JobRecord, Kept, Update};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -269,7 +269,7 @@ impl Book {
     pub fn apply<C: Command>(&mut self, command: C, now: Now) -> Result<C::Reply, StoreError> {
         self.usable()?;
         let Applied { reply, changes, events, rings } = self.ledger.apply(command, now);
-        let kept = self.persist(&changes).and_then(|()| match events.is_empty() {
+        let kept = self.persist(changes).and_then(|()| match events.is_empty() {
             true => Ok(()),
             // Even without a change: an event's number must not be given away twice.
             false => self.journal.touch().map_err(Trouble::Full),
@@ -321,23 +321,24 @@ impl Book {
         Ok(())
     }
 
-    fn persist(&mut self, changes: &[Change]) -> Result<(), Trouble> {
+    fn persist(&mut self, changes: Vec<Change>) -> Result<(), Trouble> {
         for change in changes {
+            if let Change::Update(update) = &change {
+                self.persist_update(update)?;
+                continue;
+            }
+            let staged = self.journal.stage(|to| codec::encode_change(&change, to));
+            let (place, weight) = staged.map_err(Trouble::Full)?;
             match change {
                 Change::Insert(accepted) => {
-                    let staged = self.journal.stage(|to| codec::encode_change(change, to));
-                    let (place, weight) = staged.map_err(Trouble::Full)?;
                     self.ledger.keep(accepted.job.id, Kept { place: place.pack(), weight });
-                    self.recent.add(accepted.job.clone(), accepted.at);
+                    self.recent.add(accepted);
                 }
-                Change::Update(update) => self.persist_update(update)?,
-                Change::Remove { .. }
+                Change::Remove { job } => self.recent.forget(job),
+                Change::Update(_)
                 | Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. } => {
-                    let staged = self.journal.stage(|to| codec::encode_change(change, to));
-                    staged.map_err(Trouble::Full)?;
-                }
+                | Change::Line { .. } => {}
             }
         }
         Ok(())
@@ -357,11 +358,13 @@ impl Book {
         if previous.depth == DEPTH_MAX {
             let mut record = self.stored(update.job, previous).map_err(Trouble::Unreadable)?;
             record.absorb(update);
+            self.recent.forget(update.job);
             return self.persist_whole(&record);
         }
         let staged =
             self.journal.stage(|to| codec::encode_update(update, kept.place, kept.weight, to));
         let (mut place, bytes) = staged.map_err(Trouble::Full)?;
+        self.recent.absorb(update);
         place.depth = previous.depth + 1;
         let weight = kept.weight.saturating_add(bytes);
         self.ledger.keep(update.job, Kept { place: place.pack(), weight });
@@ -400,7 +403,7 @@ impl Book {
     /// be followed by [`Book::written`] and [`Book::landed`].
     pub fn take(&mut self) -> Flight {
         let lines = self.ledger.drain_lines();
-        if let Err(trouble) = self.persist(&lines) {
+        if let Err(trouble) = self.persist(lines) {
             self.break_down(trouble);
         }
         let batch = self.journal.take(self.ledger.floors(), self.journal.landed_commit());
@@ -522,7 +525,7 @@ impl Book {
         if self.checkpoint.is_none() {
             // What is not a job is sketched first.
             let image = self.ledger.image();
-            self.persist(&image)?;
+            self.persist(image)?;
         }
         let begun = self.checkpoint.get_or_insert(Checkpoint {
             position,
@@ -575,7 +578,7 @@ impl Book {
     /// what is not a job is written anew, because it may have stood there alone.
     fn let_go(&mut self, segment: u32) -> Result<(), Trouble> {
         let image = self.ledger.image();
-        self.persist(&image)?;
+        self.persist(image)?;
         self.journal.touch().map_err(Trouble::Full)?;
         self.journal.let_go_before(segment + 1);
         Ok(())
@@ -583,7 +586,10 @@ impl Book {
 
     /// The record of a job as it lies on the disk.
     fn stored(&mut self, job: JobId, tip: Place) -> Result<JobRecord, Unreadable> {
-        self.chain(job, tip).map(|(_, record)| record)
+        match self.recent.record(job) {
+            Some(record) => Ok(record),
+            None => self.chain(job, tip).map(|(_, record)| record),
+        }
     }
 
     /// Follows a job's chain to its base. Returns where that stands, and the job as of `tip`.
@@ -624,6 +630,15 @@ impl Book {
             record.condition = condition;
         }
         Ok(Some(record.seen_at(now)))
+    }
+
+    /// Whether all that is known of these jobs has landed.
+    pub(super) fn have_landed(&self, jobs: &[JobId]) -> bool {
+        let landed = |job: &JobId| {
+            let kept = self.ledger.kept(*job);
+            kept.is_some_and(|kept| self.journal.has_landed(Place::unpack(kept.place)))
+        };
+        !self.journal.is_in_flight() || jobs.iter().all(landed)
     }
 
     /// Reads jobs by id.
@@ -699,15 +714,14 @@ impl Book {
     pub fn hand(&mut self, claims: Claims) -> Result<Handed, StoreError> {
         let mut jobs = Vec::with_capacity(claims.jobs.len());
         for claimed in claims.jobs {
-            let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
-            let tip = Place::unpack(tip);
-            let fresh = (tip.depth == 1).then(|| self.recent.take(claimed.id)).flatten();
-            let (job, created_at, first_started_at) = match fresh {
-                Some((job, created_at)) => (job, created_at, claimed.lease.since),
+            let since = claimed.lease.since;
+            let (job, created_at, first_started_at) = match self.recent.claimed(claimed.id, since) {
+                Some(recent) => recent,
                 None => {
-                    let record = self.stored(claimed.id, tip);
+                    let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
+                    let record = self.stored(claimed.id, Place::unpack(tip));
                     let record = record.map_err(|why| self.break_down(Trouble::Unreadable(why)))?;
-                    let started = record.first_started_at.unwrap_or(claimed.lease.since);
+                    let started = record.first_started_at.unwrap_or(since);
                     (record.job, record.created_at, started)
                 }
             };
@@ -769,9 +783,11 @@ impl Book {
         let jobs: Vec<JobId> = self.ledger.glimpses_after(0).map(|glimpse| glimpse.id).collect();
         for job in jobs {
             let Some(kept) = self.ledger.kept(job) else { continue };
-            match self.stored(job, Place::unpack(kept.place)) {
+            match self.chain(job, Place::unpack(kept.place)) {
                 Err(Unreadable(why)) => wrong.push(format!("job {job}: {why}")),
-                Ok(record) if Some(&record.condition) != self.ledger.condition_of(job).as_ref() => {
+                Ok((_, record))
+                    if Some(&record.condition) != self.ledger.condition_of(job).as_ref() =>
+                {
                     wrong.push(format!("job {job}: its record and the ledger disagree"));
                 }
                 Ok(_) => {}
@@ -831,30 +847,81 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
     Ok(())
 }
 
-/// Jobs accepted lately, oldest first.
+/// Jobs accepted lately, with what became of them since.
 #[derive(Debug, Default)]
 struct Recent {
-    jobs: HashMap<JobId, (Arc<NewJob>, Timestamp)>,
+    jobs: HashMap<JobId, Recalled>,
+    /// In the order in which they came; some may be gone.
     order: VecDeque<JobId>,
     bytes: usize,
 }
 
-impl Recent {
-    fn add(&mut self, job: Arc<NewJob>, at: Timestamp) {
-        self.bytes += job.payload.len();
-        self.order.push_back(job.id);
-        if let Some((old, _)) = self.jobs.insert(job.id, (job, at)) {
-            self.bytes -= old.payload.len();
+#[derive(Debug)]
+enum Recalled {
+    /// Nothing has happened yet.
+    Accepted(Box<Accepted>),
+    Record(Box<JobRecord>),
+}
+
+impl Recalled {
+    fn bytes(&self) -> usize {
+        match self {
+            Recalled::Accepted(accepted) => accepted.job.payload.len(),
+            Recalled::Record(record) => {
+                record.job.payload.len() + record.output.as_ref().map_or(0, |output| output.len())
+            }
         }
+    }
+}
+
+impl Recent {
+    fn add(&mut self, accepted: Box<Accepted>) {
+        let id = accepted.job.id;
+        self.forget(id);
+        let recalled = Recalled::Accepted(accepted);
+        self.bytes += recalled.bytes();
+        self.order.push_back(id);
+        self.jobs.insert(id, recalled);
         while self.order.len() > RECENT_JOBS || self.bytes > RECENT_BYTES {
             let Some(oldest) = self.order.pop_front() else { break };
-            self.take(oldest);
+            self.forget(oldest);
         }
     }
 
-    fn take(&mut self, job: JobId) -> Option<(Arc<NewJob>, Timestamp)> {
-        let taken = self.jobs.remove(&job)?;
-        self.bytes -= taken.0.payload.len();
-        Some(taken)
+    fn absorb(&mut self, update: &Update) {
+        let Some(recalled) = self.jobs.get_mut(&update.job) else { return };
+        self.bytes -= recalled.bytes();
+        if let Recalled::Accepted(accepted) = recalled {
+            *recalled = Recalled::Record(Box::new(JobRecord::new(accepted)));
+        }
+        if let Recalled::Record(record) = recalled {
+            record.absorb(update);
+        }
+        self.bytes += recalled.bytes();
+    }
+
+    fn forget(&mut self, job: JobId) {
+        if let Some(recalled) = self.jobs.remove(&job) {
+            self.bytes -= recalled.bytes();
+        }
+    }
+
+    fn record(&self, job: JobId) -> Option<JobRecord> {
+        Some(match self.jobs.get(&job)? {
+            Recalled::Accepted(accepted) => JobRecord::new(accepted),
+            Recalled::Record(record) => JobRecord::clone(record),
+        })
+    }
+
+    /// What a worker needs of a job it claimed: the job, when it was accepted, and when it first
+    /// started, which is now unless it did before.
+    fn claimed(&self, job: JobId, now: Timestamp) -> Option<(Arc<NewJob>, Timestamp, Timestamp)> {
+        Some(match self.jobs.get(&job)? {
+            Recalled::Accepted(accepted) => (accepted.job.clone(), accepted.at, now),
+            Recalled::Record(record) => {
+                let started = record.first_started_at.unwrap_or(now);
+                (record.job.clone(), record.created_at, started)
+            }
+        })
     }
 }

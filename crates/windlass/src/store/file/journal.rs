@@ -593,6 +593,21 @@ impl Journal {
         entry
     }
 
+    /// Whether any commit is being put together or on its way.
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.is_staged() || !self.flying.is_empty()
+    }
+
+    /// Whether the entry at this place belongs to none of them.
+    pub(super) fn has_landed(&self, place: Place) -> bool {
+        let Place { segment, offset, .. } = place;
+        let flying = self.flying.iter().flat_map(|batch| &batch.writes);
+        let mut from = flying.map(|write| (write.segment, write.at));
+        let staged = self.staged.first().map(|fragment| (fragment.segment, fragment.at));
+        let first = from.find(|(_, at)| *at >= SEGMENT_HEADER).or(staged);
+        first.is_none_or(|first| (segment, offset) < first)
+    }
+
     /// Whether everything that will ever stand in this segment has been written: only then may
     /// what was read from it be used again.
     fn is_complete(&self, number: u32) -> bool {
