@@ -495,7 +495,7 @@ impl Told {
 }
 
 /// How often the writer looks whether more calls have come in before it syncs.
-const GATHER_ROUNDS: usize = 32;
+const GATHER_ROUNDS: usize = 8;
 
 /// Bytes of the oldest segment that are cleared per commit at least.
 const COMPACT_STEP: u64 = 256 << 10;

@@ -50,7 +50,7 @@ const ASK_AGAIN: u64 = 200_000;
 
 /// Jobs accepted lately whose data is still at hand, and their bytes: what is claimed soon after
 /// it was enqueued is not read back from the disk.
-const RECENT_JOBS: usize = 16_384;
+const RECENT_JOBS: usize = 4_096;
 const RECENT_BYTES: usize = 8 << 20;
 
 /// Records one page may read from the disk when only they can tell whether they match.
