@@ -194,7 +194,10 @@ impl Scan {
             Err(SegmentProblem::Newer(version)) => {
                 Err(OpenError::Newer { version, known: VERSION })
             }
-            Err(SegmentProblem::Damaged(why)) => {
+            Err(SegmentProblem::Cut(why)) => {
+                Err(OpenError::damaged(&segment_name(number), 0, why))
+            }
+            Err(SegmentProblem::Unreadable(why)) => {
                 self.headless.push((number, why));
                 Ok(())
             }
