@@ -187,10 +187,10 @@ impl Book {
         let mut opened = Opened {
             jobs: book.ledger.jobs(),
             commits: found.commits,
-            torn: found.torn,
+            torn: found.torn.clone(),
             ..Opened::default()
         };
-        book.journal.begin().map_err(|error| OpenError::disk("tidy up", error))?;
+        book.journal.begin(&found).map_err(|error| OpenError::disk("tidy up", error))?;
         book.journal.touch().map_err(OpenError::full)?;
         book.recover(options.recovery, now, &mut opened)?;
         let flight = book.take();
