@@ -16,6 +16,7 @@ mod copy;
 mod disk;
 mod journal;
 mod layout;
+mod look;
 mod scan;
 
 use std::collections::VecDeque;
@@ -31,6 +32,7 @@ pub use book::{Book, BookOptions, Flight, Need, Opened, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use journal::Retired;
+pub use look::Look;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use windlass_core::event::Event;
