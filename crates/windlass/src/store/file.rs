@@ -217,6 +217,16 @@ impl FileStore {
         wake: Arc<dyn Wake>,
     ) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open(path)?);
+        Self::with_writer(disk, options, clock, wake)
+    }
+
+    /// Opens a store on a disk of your own, with a writer thread; within a tokio runtime.
+    pub fn with_writer(
+        disk: Arc<dyn Disk>,
+        options: &FileOptions,
+        clock: Arc<dyn Clock>,
+        wake: Arc<dyn Wake>,
+    ) -> Result<Self, OpenError> {
         Self::start(disk, options, clock, wake, Some(Handle::current()))
     }
 
