@@ -100,7 +100,9 @@ async fn everything(store: &FileStore) -> Vec<JobRecord> {
 
 /// Jobs in every state, with everything a record can hold.
 async fn a_bit_of_everything(store: &FileStore, clock: &VirtualClock) {
-    accept(store, (1..=6).map(job)).await;
+    let mut follows = job(9);
+    follows.depends_on = vec![Dependency { on: id(2), on_failure: OnFailure::Cascade }];
+    accept(store, (1..=6).map(job).chain([follows])).await;
     let handed = claim(store, 4).await.jobs;
     let lease = |index: usize| (handed[index].job.id, handed[index].lease.token);
     let (done, token) = lease(0);
@@ -164,7 +166,9 @@ async fn everything_is_as_it_was_after_closing_and_opening() {
     let (after, recounted) = (everything(&store).await, store.count().await.expect("counted"));
     assert_eq!(before, after);
     assert_eq!((counts.lines, counts.queues), (recounted.lines, recounted.queues));
-    assert_eq!(before.len(), 8);
+    assert_eq!(before.len(), 9);
+    let dead = before.iter().filter(|record| record.state() == StateName::Dead);
+    assert_eq!(dead.count(), 2, "the dead job took its dependent with it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -636,7 +640,7 @@ async fn every_flipped_byte_is_reported_or_harmless() {
             Err(OpenError::Newer { .. }) => refused += 1,
             Err(other) => panic!("byte {at}: {other}"),
             Ok(checked) => {
-                assert_eq!((checked.jobs, checked.wrong), (8, Vec::new()), "byte {at}");
+                assert_eq!((checked.jobs, checked.wrong), (9, Vec::new()), "byte {at}");
                 harmless += 1;
             }
         }
