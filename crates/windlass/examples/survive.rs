@@ -20,7 +20,11 @@ impl Job for Charge {
 #[derive(Clone, Copy)]
 struct Crash(bool);
 
-async fn charge(job: Charge, attempt: Attempt, crash: State<Crash>) -> Result<String, Failure> {
+async fn charge(
+    job: Charge,
+    attempt: Attempt,
+    State(crash): State<Crash>,
+) -> Result<String, Failure> {
     if crash.0 {
         std::process::abort(); // as a kill -9 or the power would: nothing is cleaned up
     }
