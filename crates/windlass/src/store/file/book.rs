@@ -132,7 +132,12 @@ impl Flight {
 
     /// Waits until they are on stable storage.
     pub fn sync(&self) -> std::io::Result<()> {
-        self.batch.sync()
+        Self::sync_all(std::slice::from_ref(self))
+    }
+
+    /// Waits until all of these are, with one sync where one will do.
+    pub fn sync_all(flights: &[Flight]) -> std::io::Result<()> {
+        Batch::sync(flights.iter().map(|flight| &*flight.batch))
     }
 }
 
@@ -638,7 +643,7 @@ impl Book {
             let kept = self.ledger.kept(*job);
             kept.is_some_and(|kept| self.journal.has_landed(Place::unpack(kept.place)))
         };
-        !self.journal.is_in_flight() || jobs.iter().all(landed)
+        self.awaited() <= self.landed_commit() || jobs.iter().all(landed)
     }
 
     /// Reads jobs by id.
