@@ -129,7 +129,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// *Empty.* Nothing matched.
     async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>>;
 
-    /// Puts `edited` in the place of the dead job `job`, which is then cancelled as replaced.
+    /// Puts `edited` in the place of the dead job `job`, which is then cancelled as replaced and
+    /// gives up its unique key.
     ///
     /// *Order.* The new job is accepted now. *Atomic.* Both or neither. *After a crash.* Likewise;
     /// repeating it after it happened is refused, because `job` is no longer dead. *Empty.* Never.

@@ -217,6 +217,16 @@ impl FileStore {
         wake: Arc<dyn Wake>,
     ) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open(path)?);
+        Self::with_writer(disk, options, clock, wake)
+    }
+
+    /// Opens a store on a disk of your own, with a writer thread; within a tokio runtime.
+    pub fn with_writer(
+        disk: Arc<dyn Disk>,
+        options: &FileOptions,
+        clock: Arc<dyn Clock>,
+        wake: Arc<dyn Wake>,
+    ) -> Result<Self, OpenError> {
         Self::start(disk, options, clock, wake, Some(Handle::current()))
     }
 
@@ -497,7 +507,7 @@ impl Told {
 }
 
 /// How often the writer looks whether more calls have come in before it syncs.
-const GATHER_ROUNDS: usize = 32;
+const GATHER_ROUNDS: usize = 8;
 
 /// Bytes of the oldest segment that are cleared per commit at least.
 const COMPACT_STEP: u64 = 256 << 10;

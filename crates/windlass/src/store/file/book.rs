@@ -50,7 +50,7 @@ const ASK_AGAIN: u64 = 200_000;
 
 /// Jobs accepted lately whose data is still at hand, and their bytes: what is claimed soon after
 /// it was enqueued is not read back from the disk.
-const RECENT_JOBS: usize = 16_384;
+const RECENT_JOBS: usize = 4_096;
 const RECENT_BYTES: usize = 8 << 20;
 
 /// Records one page may read from the disk when only they can tell whether they match.
@@ -187,10 +187,10 @@ impl Book {
         let mut opened = Opened {
             jobs: book.ledger.jobs(),
             commits: found.commits,
-            torn: found.torn,
+            torn: found.torn.clone(),
             ..Opened::default()
         };
-        book.journal.begin().map_err(|error| OpenError::disk("tidy up", error))?;
+        book.journal.begin(&found).map_err(|error| OpenError::disk("tidy up", error))?;
         book.journal.touch().map_err(OpenError::full)?;
         book.recover(options.recovery, now, &mut opened)?;
         let flight = book.take();
