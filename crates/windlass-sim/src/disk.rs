@@ -310,7 +310,8 @@ impl SimDisk {
         // Most of a file may be unused; damage there says little.
         let at = (0..8).map(|_| random.index(size)).find(|at| state.files[&file].now[*at] != 0);
         let at = at.unwrap_or_else(|| random.index(size));
-        let hit = |(other, range): &(FileNumber, Range<usize>)| *other == file && range.contains(&at);
+        let hit =
+            |(other, range): &(FileNumber, Range<usize>)| *other == file && range.contains(&at);
         if spared && state.recent.iter().any(hit) {
             return None;
         }

@@ -208,7 +208,7 @@ impl Machine {
     /// A store may say that it is broken only if something was done to its disk.
     fn note_breakage(&mut self, answer: &Answer) -> Checked {
         let Err(Failure::Refused(Refusal::StoreBroken { why })) = answer else { return Ok(()) };
-        let expected = self.may_break || self.disk.failed() > 0;
+        let expected = self.may_break || self.disk.failed() > 0 || self.disk.is_dead();
         ensure!(expected, "the store broke and nothing was done to its disk: {why}");
         let process = self.process.as_mut();
         let known = process.is_some_and(|process| std::mem::replace(&mut process.broken, true));

@@ -64,10 +64,9 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<ExitCode, String> {
     if traced {
         let profile = swarm.profile.unwrap_or_else(|| Profile::of_seed(swarm.first));
         let outcome = swarm::run_seed(swarm.first, profile, Trace::shown());
-        return Ok(outcome.map_or_else(
-            |why| failed(swarm.first, profile, &why),
-            |_| ExitCode::SUCCESS,
-        ));
+        return Ok(
+            outcome.map_or_else(|why| failed(swarm.first, profile, &why), |_| ExitCode::SUCCESS)
+        );
     }
     // A panic of the engine is told with its seed; told twice it would only confuse.
     std::panic::set_hook(Box::new(|_| {}));

@@ -117,7 +117,7 @@ impl Oracle {
     pub fn asked(&mut self, request: &Request) {
         // From here on the queue may be running, whatever becomes of the call.
         if let Request::Configure(queue, QueueChange::Resume) = request {
-            self.runs.resume(queue);
+            self.runs.resuming(queue);
         }
     }
 
@@ -159,6 +159,10 @@ impl Oracle {
                 Ok(())
             }
             (Request::Rescue(_), Reply::Rescued(rescued)) => self.runs.rescued(rescued, now),
+            (Request::Configure(queue, QueueChange::Pause), _) => {
+                self.runs.pausing(queue);
+                Ok(())
+            }
             (Request::ReplayEdited(_, edited), Reply::Replaced(_)) => {
                 self.sent.insert(edited.id, Arc::new(edited.as_ref().clone()));
                 Ok(())
@@ -314,7 +318,7 @@ impl Oracle {
             (Request::Enqueue(jobs), Err(crate::answer::Failure::Unknown)) => {
                 self.unanswered.extend(jobs.iter().map(|job| job.id));
             }
-            (Request::Configure(queue, QueueChange::Pause), Ok(_)) => self.runs.pause(queue),
+            (Request::Configure(queue, QueueChange::Pause), Ok(_)) => self.runs.paused(queue),
             (Request::Settle(settlements), Ok(Reply::Settled(answers))) => {
                 for (settlement, answer) in settlements.iter().zip(answers) {
                     let done = windlass_core::outcome::Verdict::Complete;
@@ -325,9 +329,12 @@ impl Oracle {
             }
             _ => {}
         }
-        let full = matches!(answer, Err(crate::answer::Failure::Refused(
-            windlass_core::refusal::Refusal::StoreFull { .. },
-        )));
+        let full = matches!(
+            answer,
+            Err(
+                crate::answer::Failure::Refused(windlass_core::refusal::Refusal::StoreFull { .. },)
+            )
+        );
         let enqueues = matches!(request, Request::Enqueue(_));
         cover.hit_if(Point::StoreFull, full && enqueues);
         self.refused_full |= full && enqueues;

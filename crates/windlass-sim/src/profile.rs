@@ -244,10 +244,7 @@ impl Settings {
                 self.mix.late = random.between(50, 300);
             }
             Profile::Crashy => self.open_crash = random.between(100, 600),
-            Profile::Calm
-            | Profile::FullDisk
-            | Profile::ClockStorm
-            | Profile::BitRot => {}
+            Profile::Calm | Profile::FullDisk | Profile::ClockStorm | Profile::BitRot => {}
         }
     }
 }

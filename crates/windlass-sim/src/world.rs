@@ -57,7 +57,7 @@ enum Turn {
 enum Caller {
     Client(usize),
     Claim(usize),
-    Renew(usize),
+    Renew(usize, Vec<u64>),
     Settle(usize, u64),
     Nobody,
 }
@@ -266,7 +266,7 @@ impl World {
             match self.callers.remove(&ticket) {
                 Some(Caller::Client(client)) => self.client_answer(client, ticket, answer)?,
                 Some(Caller::Claim(worker)) => self.claim_answer(worker, answer)?,
-                Some(Caller::Renew(worker)) => self.renew_answer(worker, answer),
+                Some(Caller::Renew(worker, tokens)) => self.renew_answer(worker, &tokens, answer),
                 Some(Caller::Settle(worker, token)) => {
                     self.settle_answer(worker, token, answer)?;
                 }

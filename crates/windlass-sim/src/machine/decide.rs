@@ -43,9 +43,7 @@ pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
             let need = Need::Progress(sizes.sum());
             commit(book, need, Settle { settlements }, now).map(Reply::Settled)
         }
-        Request::Rescue(rescue) => {
-            commit(book, Need::Progress(0), rescue, now).map(Reply::Rescued)
-        }
+        Request::Rescue(rescue) => commit(book, Need::Progress(0), rescue, now).map(Reply::Rescued),
         Request::Promote => commit(book, Need::Progress(0), Promote, now).map(Reply::Promoted),
         Request::ReplayEdited(job, edited) => {
             let need = Need::Growth(size_of_job(&edited));

@@ -1,9 +1,9 @@
 //! The writer of `FileStore`, one step at a time.
 
 use super::{Flying, Machine, Process};
+use crate::Checked;
 use crate::answer::{Decided, Failure, Request, Ticket};
 use crate::cover::Point;
-use crate::Checked;
 
 /// What one step of the writer did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use windlass_core::event::{Event, RemoveReason, Subject, What};
 use windlass_core::job::{
-    CancelReason, DeadReason, JobId, LeaseToken, NewJob, OnFailure, Start, State, StateName, UniqueScope,
+    CancelReason, DeadReason, JobId, LeaseToken, NewJob, OnFailure, Start, State, StateName,
+    UniqueScope,
 };
 use windlass_core::ledger::Totals;
 use windlass_core::name::Name;
@@ -113,7 +114,8 @@ impl Told {
     pub(super) fn holds_key(&self, now: Timestamp) -> bool {
         let Some(unique) = &self.job.unique else { return false };
         let ended = unique.window.is_some_and(|window| self.created_at + window <= now);
-        let replaced = matches!(self.stand, Stand::Cancelled { reason: CancelReason::Replaced, .. });
+        let replaced =
+            matches!(self.stand, Stand::Cancelled { reason: CancelReason::Replaced, .. });
         let by_state = match unique.scope {
             UniqueScope::Open => !self.stand.is_terminal(),
             UniqueScope::Any => !replaced,
@@ -239,7 +241,8 @@ impl Model {
             }
             What::QueueEmpty => {
                 let of_queue = |told: &&Told| told.job.queue == *queue;
-                let open = self.jobs.values().filter(of_queue).any(|told| !told.stand.is_terminal());
+                let open =
+                    self.jobs.values().filter(of_queue).any(|told| !told.stand.is_terminal());
                 ensure!(!open, "{queue} is told to be empty and is not");
             }
             _ => {}
@@ -412,9 +415,10 @@ impl Model {
         if job.unique.is_none() {
             return;
         }
-        let holders = self.jobs.iter().filter(|(other, told)| {
-            **other != id && told.same_key(job) && told.holds_key(now)
-        });
+        let holders = self
+            .jobs
+            .iter()
+            .filter(|(other, told)| **other != id && told.same_key(job) && told.holds_key(now));
         let contested: Vec<(JobId, JobId)> = holders.map(|(other, _)| (id, *other)).collect();
         self.contested.extend(contested);
     }
@@ -540,9 +544,9 @@ impl Model {
         for waiting in &self.blocked {
             let Some(told) = self.jobs.get_mut(waiting) else { continue };
             let edges = told.job.depends_on.iter();
-            let met = edges.filter(|edge| edge.on == id).any(|edge| {
-                completed || edge.on_failure == OnFailure::Ignore
-            });
+            let met = edges
+                .filter(|edge| edge.on == id)
+                .any(|edge| completed || edge.on_failure == OnFailure::Ignore);
             if met {
                 told.met.insert(id);
                 told.updates += 1;
@@ -566,12 +570,11 @@ impl Model {
         if reason == DeadReason::DependencyFailed {
             ensure!(told.stand == Stand::Blocked, "it is {} and not blocked", told.stand.name());
             let gone = |on: &JobId| !self.jobs.contains_key(on);
-            let failed = |on: &JobId| self.jobs.get(on).is_some_and(|t| {
-                matches!(t.stand, Stand::Dead { .. })
-            });
+            let failed = |on: &JobId| {
+                self.jobs.get(on).is_some_and(|t| matches!(t.stand, Stand::Dead { .. }))
+            };
             let removed = told.unmet().any(|(on, _)| gone(&on));
-            let cascade =
-                told.unmet().any(|(on, edge)| edge == OnFailure::Cascade && failed(&on));
+            let cascade = told.unmet().any(|(on, edge)| edge == OnFailure::Cascade && failed(&on));
             ensure!(cascade || removed, "no job it depends on has failed");
             around.cover.hit(if removed { Point::RemovedUnderWaiting } else { Point::CascadeDead });
         } else {
@@ -620,13 +623,11 @@ impl Model {
             }
             CancelReason::Cleared => waiting && matches!(asked, Some(Request::Clear(_))),
             CancelReason::DependencyCancelled => {
-                let cancelled = |on: &JobId| self.jobs.get(on).is_some_and(|t| {
-                    matches!(t.stand, Stand::Cancelled { .. })
-                });
+                let cancelled = |on: &JobId| {
+                    self.jobs.get(on).is_some_and(|t| matches!(t.stand, Stand::Cancelled { .. }))
+                };
                 told.stand == Stand::Blocked
-                    && told.unmet().any(|(on, edge)| {
-                        edge == OnFailure::Cascade && cancelled(&on)
-                    })
+                    && told.unmet().any(|(on, edge)| edge == OnFailure::Cascade && cancelled(&on))
             }
             CancelReason::Replaced => matches!(told.stand, Stand::Dead { .. }),
         };
@@ -763,8 +764,7 @@ impl Model {
                 let Some(other) = self.jobs.get(&on) else {
                     return Err(Violation(format!("job {id} waits for {on}, which is gone")));
                 };
-                let failed =
-                    matches!(other.stand, Stand::Dead { .. } | Stand::Cancelled { .. });
+                let failed = matches!(other.stand, Stand::Dead { .. } | Stand::Cancelled { .. });
                 let ended = other.stand.is_terminal() && !(failed && edge == OnFailure::Wait);
                 ensure!(!ended, "job {id} waits for {on}, which is {}", other.stand.name());
             }

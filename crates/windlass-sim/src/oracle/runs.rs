@@ -38,7 +38,9 @@ pub(super) struct Runs {
     /// Starts that were handed out, those that were given back, and those lost in a crash.
     starts: BTreeMap<JobId, u32>,
     returned: BTreeMap<JobId, u32>,
-    /// Queues of which a pause was answered and no resumption was asked for since.
+    /// Queues of which a pause was decided and no resumption was asked for since.
+    pausing: BTreeSet<Name>,
+    /// Those of them of which it was answered.
     paused: BTreeSet<Name>,
 }
 
@@ -143,11 +145,18 @@ impl Runs {
         Ok(())
     }
 
-    pub(super) fn pause(&mut self, queue: &Name) {
-        self.paused.insert(queue.clone());
+    pub(super) fn pausing(&mut self, queue: &Name) {
+        self.pausing.insert(queue.clone());
     }
 
-    pub(super) fn resume(&mut self, queue: &Name) {
+    pub(super) fn paused(&mut self, queue: &Name) {
+        if self.pausing.contains(queue) {
+            self.paused.insert(queue.clone());
+        }
+    }
+
+    pub(super) fn resuming(&mut self, queue: &Name) {
+        self.pausing.remove(queue);
         self.paused.remove(queue);
     }
 

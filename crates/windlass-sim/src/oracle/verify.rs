@@ -15,7 +15,8 @@ use crate::{Checked, Violation, ensure};
 impl Oracle {
     pub(super) fn verify(&mut self, decided: &Decided, cover: &mut Cover) -> Checked {
         self.verify_answer(decided, cover).map_err(|Violation(why)| {
-            Violation(format!("{:?} was answered with {:?}: {why}", decided.request, decided.answer))
+            let Decided { ticket, request, answer, .. } = decided;
+            Violation(format!("{why} ({ticket:?} {request:?} was answered with {answer:?})"))
         })
     }
 

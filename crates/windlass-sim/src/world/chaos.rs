@@ -96,7 +96,8 @@ impl World {
         }
         if self.random.chance(300) {
             self.chaos.damage = self.machine.disk.flip(true, &mut self.random);
-            if self.chaos.damage.is_some() {
+            if let Some(damage) = &self.chaos.damage {
+                self.machine.trace.line(|| damage.place.clone());
                 self.machine.expect_breakage();
                 self.machine.cover.hit(Point::FlipWhileOpen);
             }
@@ -114,6 +115,7 @@ impl World {
             self.machine.disk.flip(false, &mut self.random)
         };
         self.machine.cover.hit_if(Point::CutRefused, cut);
+        self.machine.trace.line(|| format!("{damage:?}"));
         self.chaos.damage = damage;
         self.reopen()
     }
@@ -161,6 +163,7 @@ impl World {
         if risky && self.random.chance(200) {
             return self.machine.open_at_risk(None);
         }
+        self.machine.disk.clear_trap();
         let faults = self.machine.disk.set_faults(Faults::default());
         let opening = self.machine.open();
         self.machine.disk.set_faults(faults);
@@ -199,11 +202,17 @@ impl World {
         self.machine.disk.set_capacity(None);
         self.chaos.limited = false;
         self.settings.slowest_step = self.settings.slowest_step.min(1_000);
+        if !self.machine.disk.is_dead() {
+            self.machine.disk.clear_trap();
+        }
         let damaged = self.chaos.damage.is_some();
-        if damaged || self.machine.is_down() || self.machine.is_broken() || self.machine.disk.is_dead() {
+        if damaged
+            || self.machine.is_down()
+            || self.machine.is_broken()
+            || self.machine.disk.is_dead()
+        {
             self.reopen()?;
         }
-        self.machine.disk.clear_trap();
         self.hear()?;
         self.notice();
         Ok(())

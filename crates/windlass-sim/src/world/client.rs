@@ -11,9 +11,9 @@ use windlass_core::name::Name;
 use windlass_core::retry::Retry;
 
 use super::{Caller, Turn, World};
+use crate::Checked;
 use crate::answer::{Answer, Failure, Request, Ticket};
 use crate::cover::Point;
-use crate::Checked;
 
 /// What a client is in the middle of.
 #[derive(Debug, Default)]
@@ -74,11 +74,8 @@ impl World {
     }
 
     fn enqueue(&mut self) -> Request {
-        let size = if self.random.chance(self.settings.mix.batch) {
-            self.random.between(2, 7)
-        } else {
-            1
-        };
+        let size =
+            if self.random.chance(self.settings.mix.batch) { self.random.between(2, 7) } else { 1 };
         let mut jobs: Vec<NewJob> = Vec::new();
         for _ in 0..size {
             let mut job = self.new_job();

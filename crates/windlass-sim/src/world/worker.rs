@@ -175,17 +175,18 @@ impl World {
             renewals.push(Renewal { job, token, lease, report });
         }
         if !renewals.is_empty() && !self.machine.is_down() {
-            self.ask(Caller::Renew(number), Request::Renew(renewals))?;
+            let tokens = renewals.iter().map(|renewal| renewal.token.0).collect();
+            self.ask(Caller::Renew(number, tokens), Request::Renew(renewals))?;
         }
         Ok(())
     }
 
-    pub(super) fn renew_answer(&mut self, number: usize, answer: Answer) {
-        // Which run each answer is about is not worth keeping: any that was asked to stop will do.
+    pub(super) fn renew_answer(&mut self, number: usize, tokens: &[u64], answer: Answer) {
         let Ok(Reply::Renewed(answers)) = answer else { return };
-        let asked = answers.iter().flatten().any(|renewed| renewed.cancel_requested);
-        if asked && let Some(run) = self.workers[number].runs.values_mut().next() {
-            run.cancelled = true;
+        for (token, answer) in tokens.iter().zip(answers) {
+            if let Some(run) = self.workers[number].runs.get_mut(token) {
+                run.cancelled |= answer.is_ok_and(|renewed| renewed.cancel_requested);
+            }
         }
     }
 
@@ -266,12 +267,7 @@ impl World {
         }
     }
 
-    pub(super) fn settle_answer(
-        &mut self,
-        number: usize,
-        token: u64,
-        answer: Answer,
-    ) -> Checked {
+    pub(super) fn settle_answer(&mut self, number: usize, token: u64, answer: Answer) -> Checked {
         let Some(run) = self.workers[number].runs.get_mut(&token) else { return Ok(()) };
         let again = match answer {
             Err(Failure::Unknown) => true,
