@@ -193,26 +193,29 @@ pub(super) fn check_body(header: &Header, body: &[u8]) -> Result<(), &'static st
 
 pub(super) enum SegmentProblem {
     Newer(u32),
-    Damaged(&'static str),
+    /// A file has its full size before it becomes a segment, so no crash leaves a shorter one.
+    Cut(&'static str),
+    /// The header may not have been written yet when the power was lost.
+    Unreadable(&'static str),
 }
 
 pub(super) fn check_segment_header(number: u32, content: &[u8]) -> Result<(), SegmentProblem> {
-    let damaged = |why| Err(SegmentProblem::Damaged(why));
+    let unreadable = |why| Err(SegmentProblem::Unreadable(why));
     let Some(head) = content.get(..SEGMENT_HEADER as usize) else {
-        return damaged("it is shorter than its header");
+        return Err(SegmentProblem::Cut("it is shorter than its header"));
     };
     let short = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or([0; 4]));
     if head[..8] != SEGMENT_MAGIC || short(20) != crc32fast::hash(&head[..20]) {
-        return damaged("its header is damaged");
+        return unreadable("its header is damaged");
     }
     if short(8) > VERSION {
         return Err(SegmentProblem::Newer(short(8)));
     }
     if short(12) != number {
-        return damaged("its header belongs to another segment");
+        return unreadable("its header belongs to another segment");
     }
     if short(16) as usize != content.len() {
-        return damaged("it does not have the size its header says");
+        return Err(SegmentProblem::Cut("it does not have the size its header says"));
     }
     Ok(())
 }

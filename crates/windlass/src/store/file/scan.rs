@@ -103,7 +103,10 @@ impl Scan {
             Err(SegmentProblem::Newer(version)) => {
                 return Err(OpenError::Newer { version, known: VERSION });
             }
-            Err(SegmentProblem::Damaged(why)) => self.headless.push((number, why)),
+            Err(SegmentProblem::Cut(why)) => {
+                return Err(OpenError::damaged(&segment_name(number), 0, why));
+            }
+            Err(SegmentProblem::Unreadable(why)) => self.headless.push((number, why)),
         }
         let mut at = SEGMENT_HEADER;
         while !self.torn {
