@@ -120,9 +120,17 @@ struct State {
     marked: usize,
     /// A byte that was damaged and not written since.
     damaged: Option<(FileNumber, usize)>,
+    /// What was called, if anyone wants to know.
+    log: Option<Vec<String>>,
 }
 
 impl State {
+    fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            log.push(line());
+        }
+    }
+
     fn used(&self) -> u64 {
         self.names.all().map(|(_, file)| self.files[&file].now.len() as u64).sum()
     }
@@ -171,6 +179,7 @@ impl SimDisk {
             recent: Vec::new(),
             marked: 0,
             damaged: None,
+            log: None,
         };
         Self { shared: Arc::new(Mutex::new(state)) }
     }
@@ -180,6 +189,16 @@ impl SimDisk {
         let mut state = lock(&self.shared);
         state.boot += 1;
         Arc::new(Mount { shared: self.shared.clone(), boot: state.boot })
+    }
+
+    /// Notes every call from now on.
+    pub fn keep_log(&self) {
+        lock(&self.shared).log.get_or_insert_default();
+    }
+
+    /// The calls since this was last asked, if they are noted.
+    pub fn take_log(&self) -> Vec<String> {
+        lock(&self.shared).log.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Another disk with the same content, on which nothing fails.

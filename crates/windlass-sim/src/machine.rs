@@ -92,8 +92,12 @@ impl Machine {
 
     /// A machine with an empty disk, and no process yet.
     pub fn off(options: BookOptions, rules: Rules, random: Random, trace: Trace) -> Self {
+        let disk = SimDisk::new(random);
+        if trace.is_wanted() {
+            disk.keep_log();
+        }
         Self {
-            disk: SimDisk::new(random),
+            disk,
             clock: Clock::default(),
             oracle: Oracle::new(rules),
             cover: Cover::default(),
@@ -158,6 +162,7 @@ impl Machine {
         let mark = process.book.last_event();
         process.sealed = false;
         self.trace.line(|| format!("{now:?} {ticket:?} {request:?} -> {answer:?}"));
+        self.trace_disk();
         if self.disk.is_dead() {
             self.fall();
             self.give(ticket, &request, Err(Failure::Unknown));
@@ -192,6 +197,13 @@ impl Machine {
             None => process.gathered.push(decided),
         }
         Ok(())
+    }
+
+    /// What the disk was asked, for whoever looks into a failure.
+    fn trace_disk(&mut self) {
+        for line in self.disk.take_log() {
+            self.trace.line(|| format!("    disk: {line}"));
+        }
     }
 
     fn give(&mut self, ticket: Ticket, request: &Request, answer: Answer) {

@@ -34,6 +34,11 @@ impl Trace {
         }
     }
 
+    /// Whether anyone wants lines.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
     /// The lines that were kept.
     pub fn into_lines(self) -> Vec<String> {
         self.lines

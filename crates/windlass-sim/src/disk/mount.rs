@@ -61,6 +61,9 @@ impl State {
         }
         let fails = self.faults.strike(call, &mut self.random);
         self.failed += u64::from(fails);
+        if fails || dies.is_some() {
+            self.note(|| format!("{call:?} fails: {fails}, dies: {dies:?}"));
+        }
         Ok(Passage { dies, fails })
     }
 
@@ -115,6 +118,7 @@ impl Disk for Mount {
         let mut state = lock(&self.shared);
         let passage = state.enter(Call::Create, self.boot)?;
         let size = usize::try_from(bytes).expect("a small file");
+        state.note(|| format!("create {name} of {bytes} bytes"));
         if passage.dies == Some(Moment::During) {
             let part = state.random.index(size) / 4_096 * 4_096;
             state.make(name, part);
@@ -142,6 +146,7 @@ impl Disk for Mount {
         if passage.fails {
             return state.leave(&passage, Err(failed()));
         }
+        state.note(|| format!("rename {from} to {to}"));
         state.reused += u64::from(state.is_reused(file, to));
         state.names.rename(from, to, file);
         state.leave(&passage, Ok(()))
@@ -151,6 +156,7 @@ impl Disk for Mount {
         let mut state = lock(&self.shared);
         let passage = state.enter(Call::Remove, self.boot)?;
         state.names.get(name).ok_or_else(no_such_file)?;
+        state.note(|| format!("remove {name}"));
         if passage.fails {
             return state.leave(&passage, Err(failed()));
         }
@@ -161,6 +167,7 @@ impl Disk for Mount {
     fn sync_directory(&self) -> io::Result<()> {
         let mut state = lock(&self.shared);
         let passage = state.enter(Call::SyncDirectory, self.boot)?;
+        state.note(|| "sync the directory".to_string());
         if passage.fails {
             return state.leave(&passage, Err(failed()));
         }
@@ -200,7 +207,8 @@ impl DiskFile for Handle {
         }
         let torn = passage.fails || passage.dies == Some(Moment::During);
         let length = if torn { state.random.index(bytes.len() + 1) } else { bytes.len() };
-        let range = from..from + bytes.len();
+        let (file, range) = (self.file, from..from + bytes.len());
+        state.note(|| format!("write file {file} at {range:?}"));
         state.damaged.take_if(|(file, at)| *file == self.file && range.contains(at));
         state.recent.push((self.file, range));
         state.content(self.file)?.write(&bytes[..length], from);
@@ -211,6 +219,8 @@ impl DiskFile for Handle {
     fn sync(&self) -> io::Result<()> {
         let mut state = lock(&self.shared);
         let passage = state.enter(Call::Sync, self.boot)?;
+        let file = self.file;
+        state.note(|| format!("sync file {file}"));
         if passage.fails {
             let drops = state.random.coin();
             let dropped = drops && state.content(self.file)?.give_up();

@@ -86,6 +86,7 @@ impl Machine {
     pub fn open(&mut self) -> Checked<Opening> {
         let (disk, now) = (self.disk.mount(), self.clock.now());
         let opened = Book::open(disk.clone(), &self.options, now);
+        self.trace_disk();
         if self.disk.is_dead() {
             self.crashes += 1;
             self.trace.line(|| "the process is gone while it was opening the store".to_string());

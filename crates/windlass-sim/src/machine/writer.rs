@@ -35,6 +35,7 @@ impl Machine {
         let worked = self.step(budget)?;
         if worked != Worked::Idle {
             self.trace.line(|| format!("  writer: {worked:?}"));
+            self.trace_disk();
         }
         if self.disk.is_dead() && self.process.is_some() {
             self.fall();
@@ -173,6 +174,7 @@ impl Machine {
         let Some((name, bytes)) = process.spare.take() else { return };
         let made = process.disk.create(&name, bytes.into()).map(|_| (name, bytes));
         process.book.add_spare(made.ok());
+        self.trace_disk();
         if self.disk.is_dead() {
             self.fall();
         }

@@ -21,10 +21,17 @@ impl Oracle {
     }
 
     fn verify_answer(&mut self, decided: &Decided, cover: &mut Cover) -> Checked {
+        let alone = match &decided.request {
+            Request::Enqueue(jobs) => jobs.len() == 1,
+            Request::Cancel(jobs) | Request::Replay(jobs) | Request::Remove(jobs) => {
+                jobs.len() == 1
+            }
+            _ => true,
+        };
         let reply = match &decided.answer {
             Ok(reply) => reply,
             Err(Failure::Unknown) => return Ok(()),
-            Err(Failure::Refused(refusal)) => return self.verify_refusal(refusal, cover),
+            Err(Failure::Refused(refusal)) => return self.verify_refusal(refusal, alone, cover),
         };
         match (&decided.request, reply) {
             (Request::Enqueue(jobs), Reply::Enqueued(answers)) => {
@@ -52,7 +59,7 @@ impl Oracle {
                 for (settlement, answer) in settlements.iter().zip(answers) {
                     match answer {
                         Ok(settled) => self.verify_settled(settlement, settled.state, cover)?,
-                        Err(refusal) => self.verify_refusal(refusal, cover)?,
+                        Err(refusal) => self.verify_refusal(refusal, alone, cover)?,
                     }
                 }
                 Ok(())
@@ -81,11 +88,17 @@ impl Oracle {
                 ensure!(left == 0, "{left} jobs still wait in {queue}");
                 Ok(())
             }
-            _ => self.verify_control(decided, reply, cover),
+            _ => self.verify_control(decided, reply, alone, cover),
         }
     }
 
-    fn verify_control(&mut self, decided: &Decided, reply: &Reply, cover: &mut Cover) -> Checked {
+    fn verify_control(
+        &mut self,
+        decided: &Decided,
+        reply: &Reply,
+        alone: bool,
+        cover: &mut Cover,
+    ) -> Checked {
         match (&decided.request, reply) {
             (Request::Cancel(jobs), Reply::Cancelled(answers)) => {
                 for (job, answer) in jobs.iter().zip(answers) {
@@ -97,7 +110,7 @@ impl Oracle {
                             let asked = self.model.told(*job)?.cancel_requested;
                             ensure!(asked, "job {job} was not told to stop");
                         }
-                        Err(refusal) => self.verify_refusal(refusal, cover)?,
+                        Err(refusal) => self.verify_refusal(refusal, alone, cover)?,
                     }
                 }
             }
@@ -105,7 +118,7 @@ impl Oracle {
                 for (job, answer) in jobs.iter().zip(answers) {
                     match answer {
                         Ok(state) => self.verify_state(*job, *state)?,
-                        Err(refusal) => self.verify_refusal(refusal, cover)?,
+                        Err(refusal) => self.verify_refusal(refusal, alone, cover)?,
                     }
                 }
             }
@@ -116,7 +129,7 @@ impl Oracle {
                             let waits = !self.model.told(*job)?.stand.is_terminal();
                             ensure!(waits, "job {job} was not replayed");
                         }
-                        Err(refusal) => self.verify_refusal(refusal, cover)?,
+                        Err(refusal) => self.verify_refusal(refusal, alone, cover)?,
                     }
                 }
             }
@@ -127,7 +140,7 @@ impl Oracle {
                             ensure!(!self.model.jobs.contains_key(job), "job {job} is still there");
                             self.runs.forget(*job);
                         }
-                        Err(refusal) => self.verify_refusal(refusal, cover)?,
+                        Err(refusal) => self.verify_refusal(refusal, alone, cover)?,
                     }
                 }
             }
@@ -235,7 +248,7 @@ impl Oracle {
         cover.hit_if(Point::ChainWhole, told.updates == 80);
     }
 
-    fn verify_refusal(&self, refusal: &Refusal, cover: &mut Cover) -> Checked {
+    fn verify_refusal(&self, refusal: &Refusal, alone: bool, cover: &mut Cover) -> Checked {
         let model = &self.model;
         let stand = |job: &JobId| model.jobs.get(job).map(|told| &told.stand);
         let there = |job: &JobId| model.jobs.contains_key(job);
@@ -251,10 +264,12 @@ impl Oracle {
                 stand(dependency).is_some_and(|stand| stand.name() == *state)
             }
             Refusal::UnknownJob { job } => !there(job),
-            // Whatever it was then, bounds may have removed it since.
+            // Whatever it was then, the rest of the batch may have changed it, or bounds removed it.
             Refusal::WrongState { job, state, .. } => {
-                stand(job).is_none_or(|stand| stand.may_be(*state))
+                !alone || stand(job).is_none_or(|stand| stand.may_be(*state))
             }
+            // A dependency may turn into one on the job itself, by a key that both have.
+            Refusal::DependencyCycle { .. } => !alone,
             Refusal::KeyTaken { holder, .. } => {
                 model.jobs.get(holder).is_some_and(|told| told.holds_key(model.last_at))
             }
