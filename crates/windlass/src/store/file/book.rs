@@ -162,10 +162,10 @@ impl Book {
         let mut opened = Opened {
             jobs: book.ledger.glimpses_after(0).count() as u64,
             commits: found.commits,
-            torn: found.torn,
+            torn: found.torn.clone(),
             ..Opened::default()
         };
-        book.journal.begin().map_err(|error| OpenError::disk("tidy up", error))?;
+        book.journal.begin(&found).map_err(|error| OpenError::disk("tidy up", error))?;
         book.journal.touch().map_err(OpenError::full)?;
         book.recover(options.recovery, now, &mut opened)?;
         let flight = book.take();

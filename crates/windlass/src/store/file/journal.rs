@@ -24,7 +24,7 @@ use super::layout::{
     ENTRY_HEADER, HEADER, Header, LAST, Place, SEAL, SEGMENT_HEADER, SPARE, Unreadable, check_body,
     entries_from, entry_at, length_at, padded, parse_name, segment_header, segment_name, show,
 };
-use super::scan::{Found, Read, Scan};
+use super::scan::{Found, Read, Scan, Unproven};
 
 /// The largest segment: an offset within it has 26 bits in a [`Place`].
 const SEGMENT_MAX: u32 = 64 << 20;
@@ -194,12 +194,30 @@ impl Journal {
 
     /// Deletes files that hold nothing that was ever acknowledged, or that are no longer needed,
     /// and begins a new opening. The first commit after it must land before anything is answered.
-    pub(super) fn begin(&mut self) -> io::Result<()> {
+    pub(super) fn begin(&mut self, found: &Found) -> io::Result<()> {
         for name in std::mem::take(&mut self.unused) {
             self.disk.remove(&name)?;
         }
         self.opening += 1;
-        self.disk.sync_directory()
+        self.disk.sync_directory()?;
+        self.secure(&found.unproven)
+    }
+
+    /// Makes the last commits durable before anything is built on them. That they can be read only
+    /// says that they were handed to the system, whose process may have ended before the sync. They
+    /// are written again, because after a sync that failed a system shows what it will never write.
+    fn secure(&self, unproven: &[Unproven]) -> io::Result<()> {
+        let mut touched = BTreeMap::new();
+        for fragment in unproven {
+            let Some(segment) = self.segments.get(&fragment.segment) else { continue };
+            touched.insert(fragment.segment, segment);
+            segment.file.write_at(&fragment.bytes, fragment.offset.into())?;
+        }
+        for (number, segment) in touched {
+            segment.file.write_at(&segment_header(number, segment.bytes), 0)?;
+            segment.file.sync()?;
+        }
+        Ok(())
     }
 
     fn open_segment(&self, number: u32) -> Result<(Segment, Vec<u8>), OpenError> {

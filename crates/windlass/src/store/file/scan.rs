@@ -36,6 +36,17 @@ pub(super) struct Found {
     pub(super) commit: u64,
     /// The number of the opening that wrote it.
     pub(super) opening: u32,
+    /// The last commits: those that no later one knew to be on stable storage.
+    pub(super) unproven: Vec<Unproven>,
+}
+
+/// A fragment that is there and may not be on stable storage.
+#[derive(Debug)]
+pub(super) struct Unproven {
+    commit: u64,
+    pub(super) segment: u32,
+    pub(super) offset: u32,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// Reads segments in order and finds where the journal ends.
@@ -43,8 +54,9 @@ pub(super) struct Scan {
     /// Which fragment comes next; commit 0 before the first was read.
     commit: u64,
     index: u32,
-    /// Fragments of the commit that is not yet whole.
+    /// Fragments of the commit that is not yet whole, with their headers.
     pending: Vec<(Header, Vec<u8>)>,
+    unproven: Vec<Unproven>,
     /// Where the next fragment should stand and does not.
     gap: Option<Gap>,
     /// Something stands behind the gap that cannot count: the tail is torn.
@@ -74,6 +86,7 @@ impl Scan {
             commit: 0,
             index: 0,
             pending: Vec::new(),
+            unproven: Vec::new(),
             gap: None,
             torn: false,
             last: None,
@@ -110,7 +123,7 @@ impl Scan {
         }
         let mut at = SEGMENT_HEADER;
         while !self.torn {
-            let (header, body) = match self.fragment(number, content, at) {
+            let (header, bytes) = match self.fragment(number, content, at) {
                 Ok(next) => next,
                 // Unused, torn or damaged: what stands further on will tell.
                 Err(why) => {
@@ -120,13 +133,13 @@ impl Scan {
             };
             self.gap = None;
             at = padded(at + HEADER as u32 + header.length);
-            self.take(header, body, at, read)?;
+            self.take(header, bytes, at, read)?;
         }
         self.ends.insert(number, at);
         self.look_ahead(number, content, at)
     }
 
-    /// The fragment at `at`, if it is the one that comes next.
+    /// The fragment at `at`, header and all, if it is the one that comes next.
     fn fragment(
         &self,
         number: u32,
@@ -145,11 +158,9 @@ impl Scan {
         if header.flags & SEAL != 0 {
             return Err("the journal was sealed here");
         }
-        let from = at as usize + HEADER;
-        let body = content.get(from..from + header.length as usize);
-        let body = body.ok_or("the commit is cut off")?;
-        check_body(&header, body)?;
-        Ok((header, body.to_vec()))
+        let bytes = bytes.get(..HEADER + header.length as usize).ok_or("the commit is cut off")?;
+        check_body(&header, &bytes[HEADER..])?;
+        Ok((header, bytes.to_vec()))
     }
 
     fn newest_opening(&self) -> u32 {
@@ -159,27 +170,30 @@ impl Scan {
     fn take(
         &mut self,
         header: Header,
-        body: Vec<u8>,
+        bytes: Vec<u8>,
         end: u32,
         read: Read<'_>,
     ) -> Result<(), OpenError> {
         let last = header.flags & LAST != 0;
         (self.commit, self.index) =
             if last { (header.commit + 1, 0) } else { (header.commit, header.index + 1) };
-        let segment = header.segment;
-        self.pending.push((header, body));
+        let (segment, synced) = (header.segment, header.synced);
+        self.pending.push((header, bytes));
         if !last {
             return Ok(());
         }
-        for (header, body) in std::mem::take(&mut self.pending) {
+        self.unproven.retain(|fragment| fragment.commit > synced);
+        for (header, bytes) in std::mem::take(&mut self.pending) {
+            let Header { commit, segment, offset, .. } = header;
             let from = header.offset + HEADER as u32;
-            for (within, entry) in entries_from(&body, 0) {
+            for (within, entry) in entries_from(&bytes[HEADER..], 0) {
                 let offset = from + within as u32;
                 let place = Place { segment: header.segment, offset, depth: 0 };
                 read(place, entry).map_err(|why| {
                     OpenError::damaged(&segment_name(header.segment), offset.into(), &why)
                 })?;
             }
+            self.unproven.push(Unproven { commit, segment, offset, bytes });
             self.last = Some(header);
         }
         self.tail = Some((segment, end));
@@ -240,6 +254,7 @@ impl Scan {
             ends: self.ends,
             commit: last.commit,
             opening: last.opening,
+            unproven: self.unproven,
         })
     }
 }
