@@ -159,6 +159,11 @@ impl Oracle {
                 Ok(())
             }
             (Request::Rescue(_), Reply::Rescued(rescued)) => self.runs.rescued(rescued, now),
+            (Request::Replay(_), Reply::Replayed(answers)) => {
+                let replayed = answers.iter().filter(|(_, answer)| answer.is_ok());
+                replayed.for_each(|(job, _)| self.runs.replayed(*job));
+                Ok(())
+            }
             (Request::Configure(queue, QueueChange::Pause), _) => {
                 self.runs.pausing(queue);
                 Ok(())

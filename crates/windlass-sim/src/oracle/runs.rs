@@ -38,6 +38,7 @@ pub(super) struct Runs {
     /// Starts that were handed out, those that were given back, and those lost in a crash.
     starts: BTreeMap<JobId, u32>,
     returned: BTreeMap<JobId, u32>,
+    replays: BTreeMap<JobId, u32>,
     /// Queues of which a pause was decided and no resumption was asked for since.
     pausing: BTreeSet<Name>,
     /// Those of them of which it was answered.
@@ -80,17 +81,24 @@ impl Runs {
             ensure!(within, "job {id} is one too many of kind {kind}");
             self.held.insert(id, Held { token, kind, ends });
             *self.starts.entry(id).or_default() += 1;
+            self.check_starts(&job.job, rules)?;
         }
         Ok(())
     }
 
-    /// No job was started more often than it may be.
-    pub(super) fn check_starts(&self, id: JobId, generation: u32, most: u32) -> Checked {
+    /// No job is started more often than it may be.
+    fn check_starts(&self, job: &NewJob, rules: &Rules) -> Checked {
+        let id = job.id;
+        let most = job.max_attempts().unwrap_or(rules.kind(&job.kind).max_attempts);
         let count = |of: &BTreeMap<JobId, u32>| of.get(&id).copied().unwrap_or(0);
-        let allowed = most.saturating_mul(generation + 1).saturating_add(count(&self.returned));
+        let allowed = most * (count(&self.replays) + 1) + count(&self.returned);
         let starts = count(&self.starts);
         ensure!(starts <= allowed, "job {id} started {starts} times and may {allowed} times");
         Ok(())
+    }
+
+    pub(super) fn replayed(&mut self, job: JobId) {
+        *self.replays.entry(job).or_default() += 1;
     }
 
     pub(super) fn renewed(

@@ -194,9 +194,6 @@ impl Oracle {
         ensure!(same, "job {id} is at start {}", told.attempts);
         ensure!(told.created_at == handed.created_at, "job {id} was accepted at another time");
         self.verify_state(id, StateName::Running)?;
-        let most = self.rules.kind(&told.job.kind).max_attempts;
-        let most = told.job.max_attempts().unwrap_or(most);
-        self.runs.check_starts(id, told.generation, most)?;
         self.model.jobs.entry(id).and_modify(|told| told.token = Some(handed.lease.token));
         Ok(())
     }
