@@ -162,8 +162,10 @@ impl Journal {
             window: None,
             unused: Vec::new(),
         };
-        let mut scan = Scan::new(numbers.first().copied());
-        for number in &numbers {
+        let (left, needed) = numbers.split_at(journal.beginning(&numbers)?);
+        leftovers.extend(left.iter().copied().map(segment_name));
+        let mut scan = Scan::new(needed.first().copied());
+        for number in needed {
             let (segment, content) = journal.open_segment(*number)?;
             scan.segment(*number, &content, read)?;
             journal.segments.insert(*number, segment);
@@ -172,6 +174,26 @@ impl Journal {
         journal.resume(&found);
         journal.unused.extend(leftovers);
         Ok((journal, found))
+    }
+
+    /// Which of these segments is the first of the journal. They are numbered without a gap, except
+    /// that before it may stand some that could not leave when they were let go, and behind it some
+    /// that belong to a commit that never landed. So if there is a gap, the journal begins behind
+    /// the last one from where everything that is needed can be read.
+    fn beginning(&self, numbers: &[u32]) -> Result<usize, OpenError> {
+        let gap = |index: &usize| numbers[index - 1] + 1 != numbers[*index];
+        for start in (1..numbers.len()).rev().filter(gap) {
+            let mut scan = Scan::new(Some(numbers[start]));
+            let mut whole = true;
+            for number in &numbers[start..] {
+                let (_, content) = self.open_segment(*number)?;
+                whole &= scan.segment(*number, &content, &mut |_, _| Ok(())).is_ok();
+            }
+            if whole && scan.finish().is_ok_and(|found| found.commits > 0) {
+                return Ok(start);
+            }
+        }
+        Ok(0)
     }
 
     /// Goes on where the scan found the end. What stands behind it was never acknowledged, and

@@ -108,8 +108,11 @@ impl Scan {
         if let Some(previous) = self.previous_segment.replace(number)
             && previous + 1 != number
         {
-            let missing = segment_name(previous + 1);
-            return Err(OpenError::damaged(&missing, 0, "the file is missing"));
+            // Its name was lost with the power before the commit that began it had landed, or it is
+            // damage: what stands further on will tell.
+            let missing = Gap { segment: previous + 1, offset: 0, why: "the file is missing" };
+            self.gap.get_or_insert(missing);
+            self.torn = true;
         }
         match check_segment_header(number, content) {
             Ok(()) => {}
@@ -235,7 +238,7 @@ impl Scan {
             return if new { Ok(Found { oldest: 1, ..Found::default() }) } else { Err(damaged) };
         };
         if last.oldest < first {
-            return Err(OpenError::damaged(&segment_name(last.oldest), 0, "the file is missing"));
+            return Err(OpenError::damaged(&segment_name(first - 1), 0, "the file is missing"));
         }
         if let Some((number, why)) = self.headless.iter().find(|(number, _)| *number <= active) {
             return Err(OpenError::damaged(&segment_name(*number), 0, why));
