@@ -62,7 +62,7 @@ struct Process {
     /// Decided, in the commit that is being gathered.
     gathered: Vec<Decided>,
     flying: Option<Flying>,
-    retired: Vec<Retired>,
+    retired: VecDeque<Retired>,
     /// A spare file that is being made apart.
     spare: Option<(String, u32)>,
     /// The last commit was written and what follows from it is not done yet.

@@ -1,5 +1,7 @@
 //! How a machine goes down and comes up.
 
+use std::collections::VecDeque;
+
 use windlass::store::file::{Book, OpenError, Opened};
 
 use super::{Machine, Process};
@@ -109,7 +111,7 @@ impl Machine {
             disk,
             gathered: Vec::new(),
             flying: None,
-            retired: Vec::new(),
+            retired: VecDeque::new(),
             spare: None,
             untended: false,
             compacting: false,

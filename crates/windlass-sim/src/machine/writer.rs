@@ -49,7 +49,7 @@ impl Machine {
         if process.gave_up {
             return Ok(Worked::Idle);
         }
-        if let Some(retired) = process.retired.pop() {
+        if let Some(retired) = process.retired.pop_front() {
             self.cover.hit(Point::SegmentRetired);
             // A file that cannot leave now is let go when the store is next opened.
             if let Ok(spare) = retired.let_go() {
