@@ -139,6 +139,7 @@ impl Oracle {
                     jobs.iter().zip(answers).map(|(job, answer)| (job.id, answer.id)).collect();
                 for (job, _) in jobs.iter().zip(answers).filter(accepted) {
                     self.sent.insert(job.id, resolved(job, &aliases));
+                    self.runs.accepted(job.id);
                 }
                 Ok(())
             }

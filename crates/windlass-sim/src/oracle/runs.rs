@@ -168,9 +168,12 @@ impl Runs {
         self.paused.remove(queue);
     }
 
-    /// The job was removed, and a new one may come under its id.
-    pub(super) fn forget(&mut self, job: JobId) {
+    /// A job was accepted. If there was one under its id before, that was removed.
+    pub(super) fn accepted(&mut self, job: JobId) {
         self.completed.remove(&job);
+        for counts in [&mut self.starts, &mut self.returned, &mut self.replays] {
+            counts.remove(&job);
+        }
     }
 
     /// A claim was handed out and its commit is gone: those starts do not count.

@@ -138,7 +138,6 @@ impl Oracle {
                     match answer {
                         Ok(()) => {
                             ensure!(!self.model.jobs.contains_key(job), "job {job} is still there");
-                            self.runs.forget(*job);
                         }
                         Err(refusal) => self.verify_refusal(refusal, alone, cover)?,
                     }
