@@ -65,13 +65,21 @@ struct Process {
     retired: VecDeque<Retired>,
     /// A spare file that is being made apart.
     spare: Option<(String, u32)>,
-    /// The last commit was written and what follows from it is not done yet.
-    untended: bool,
+    tending: Tending,
     compacting: bool,
+    sketching: bool,
     sealed: bool,
     broken: bool,
     /// The writer has ended, as it does when the disk fails.
     gave_up: bool,
+}
+
+/// What is still to be done after a commit has landed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tending {
+    Nothing,
+    Compaction,
+    Checkpoint,
 }
 
 /// A commit in the air.
@@ -181,7 +189,16 @@ impl Machine {
         if landed {
             self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
         }
-        let hurried = matches!(decided.request, Request::Claim(_));
+        let hurried = match &decided.request {
+            Request::Claim(_) => true,
+            Request::Find(jobs) if process.book.have_landed(jobs) => {
+                // Told before anything that is in the air: so it must be true without that.
+                self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
+                self.cover.hit_if(Point::ReadEarly, !landed && !jobs.is_empty());
+                true
+            }
+            _ => false,
+        };
         if landed || hurried {
             decided.answered = true;
             self.give(decided.ticket, &decided.request, decided.answer.clone());
@@ -192,7 +209,7 @@ impl Machine {
             return Ok(());
         };
         match process.flying.as_mut().filter(|_| !process.book.has_work()) {
-            _ if landed => {}
+            _ if landed || matches!(decided.request, Request::Find(_)) && hurried => {}
             Some(flying) => flying.decided.push(decided),
             None => process.gathered.push(decided),
         }
@@ -235,6 +252,7 @@ impl Machine {
         self.crashes += 1;
         self.trace.line(|| "the process is gone".to_string());
         self.cover.hit_if(Point::LeftoverCompaction, process.compacting);
+        self.cover.hit_if(Point::LeftoverCheckpoint, process.sketching);
         let flying = flying.map(|flying| (flying.flight.events, flying.decided));
         let mut unanswered = Vec::new();
         let in_the_air = flying.iter().flat_map(|(_, decided)| decided);

@@ -181,13 +181,16 @@ impl Settings {
         let limits = limits(random);
         let rules = Rules { limits: limits.clone(), recovery, kinds };
         let segment_bytes = Some(4_096 << random.below(5));
+        let checkpoint_bytes = Some(random.spread(8_000, 100_000));
+        let thorough = random.chance(250);
+        let options = BookOptions { limits, recovery, segment_bytes, thorough, checkpoint_bytes };
         let mut settings = Self {
             profile,
             jobs: random.between(40, 160),
             clients: random.between(1, 5) as usize,
             workers: random.between(1, 5) as usize,
             queues,
-            options: BookOptions { limits, recovery, segment_bytes },
+            options,
             rules,
             rates: Rates::default(),
             mix: mix(random),

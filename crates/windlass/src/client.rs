@@ -1,5 +1,6 @@
 //! Enqueue, inspect, cancel, replay: everything that needs no worker in this process.
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::IntoFuture;
 use std::marker::PhantomData;
@@ -8,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, NewJob, Start, State, StateName};
+use windlass_core::job::{Bytes, JobId, NewJob, Start, State, StateName};
 use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Counts, Enqueued, QueueChange};
 use windlass_core::name::{InvalidName, Name};
 use windlass_core::record::{JobRecord, QueueSettings};
@@ -17,12 +18,10 @@ use windlass_core::refusal::Refusal;
 use crate::clock::{BoxFuture, timestamp};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::events::LOOK_FOR_YOURSELF;
 use crate::handler::Job;
 use crate::options::{Options, option_setters};
 use crate::store::{Alteration, Altered, Cursor, Deed, Page, Selection};
-
-/// How often a waiting caller looks by itself, in case it was not told.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// How often a call whose answer was lost is repeated before the caller is told.
 const REPEATS: u32 = 3;
@@ -44,8 +43,10 @@ impl Engine {
     ) -> Result<Vec<Handle<J>>, Error> {
         let mut batch = self.batch();
         let jobs = jobs.into_iter().map(|job| batch.add(job)).collect::<Result<Vec<_>, _>>()?;
+        let before = self.waiters().position();
         let enqueued = batch.commit().await?;
-        Ok(jobs.into_iter().zip(enqueued).map(|(_, each)| Handle::new(self, each)).collect())
+        let handle = |each| Handle::new(self, each, before);
+        Ok(jobs.into_iter().zip(enqueued).map(|(_, each)| handle(each)).collect())
     }
 
     /// Collects jobs of any kinds, which may depend on each other, for one commit.
@@ -74,7 +75,13 @@ impl Engine {
 
     /// A handle to a job that was enqueued earlier, or elsewhere.
     pub fn handle<J: Job>(&self, job: JobId) -> Handle<J> {
-        Handle { engine: self.clone(), id: job, enqueued: None, job: PhantomData }
+        Handle {
+            engine: self.clone(),
+            id: job,
+            enqueued: None,
+            accepted_after: None,
+            job: PhantomData,
+        }
     }
 
     /// Everything known about a job; `None` if it was never accepted or is no longer kept.
@@ -138,12 +145,13 @@ impl Engine {
         let mut new = NewJob::clone(&old.job);
         new.id = crate::options::new_id();
         new.kind = Name::new(J::KIND)?;
-        new.payload = payload.into();
+        new.payload = payload;
         new.parent = Some(job);
         new.depends_on = Vec::new();
         new.start = Start::Now;
+        let before = self.waiters().position();
         let enqueued = self.store().replay_edited(job, new).await?;
-        Ok(Handle::new(self, enqueued))
+        Ok(Handle::new(self, enqueued, before))
     }
 
     /// Deletes a finished job.
@@ -175,9 +183,25 @@ impl Engine {
     }
 }
 
-fn encode<J: Job>(job: &J) -> Result<Vec<u8>, Error> {
-    let kind = J::KIND.to_string();
-    serde_json::to_vec(job).map_err(|source| Error::Encode { kind, source })
+/// The largest buffer that a thread keeps to write payloads in.
+const BUFFER_KEPT: usize = 64 * 1024;
+
+thread_local! {
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Writes a payload. In a buffer that is used again and again, because its length is known only
+/// when it is written, and what is stored has exactly that length.
+fn encode<J: Job>(job: &J) -> Result<Bytes, Error> {
+    // Taken, not borrowed: a payload may encode others on the way.
+    let mut buffer = BUFFER.take();
+    buffer.clear();
+    let written = serde_json::to_writer(&mut buffer, job);
+    let payload = Bytes::from(buffer.as_slice());
+    if buffer.capacity() <= BUFFER_KEPT {
+        BUFFER.set(buffer);
+    }
+    written.map(|()| payload).map_err(|source| Error::Encode { kind: J::KIND.to_string(), source })
 }
 
 /// Puts a job together from its payload and options.
@@ -207,11 +231,12 @@ impl<J: Job> IntoFuture for EnqueueJob<J> {
         let new = new_job(&self.job, self.options);
         let engine = self.engine;
         Box::pin(async move {
+            let before = engine.waiters().position();
             let enqueued = engine.enqueue_shared(vec![new?.into()]).await?;
             let enqueued = enqueued.into_iter().next().ok_or(Refusal::Unavailable {
                 why: "it accepted a job without naming it".to_string(),
             })?;
-            Ok(Handle::new(&engine, enqueued))
+            Ok(Handle::new(&engine, enqueued, before))
         })
     }
 }
@@ -252,13 +277,16 @@ pub struct Handle<J> {
     id: JobId,
     /// What the store answered; `None` for a job that was enqueued elsewhere.
     enqueued: Option<Enqueued>,
+    /// A number before all events of the job; `None` if there is none to name.
+    accepted_after: Option<u64>,
     job: PhantomData<fn() -> J>,
 }
 
 impl<J> Clone for Handle<J> {
     fn clone(&self) -> Self {
         let (engine, enqueued) = (self.engine.clone(), self.enqueued.clone());
-        Self { engine, id: self.id, enqueued, job: PhantomData }
+        let (id, accepted_after) = (self.id, self.accepted_after);
+        Self { engine, id, enqueued, accepted_after, job: PhantomData }
     }
 }
 
@@ -275,9 +303,14 @@ impl<J> From<&Handle<J>> for JobId {
 }
 
 impl<J: Job> Handle<J> {
-    fn new(engine: &Engine, enqueued: Enqueued) -> Self {
+    fn new(engine: &Engine, enqueued: Enqueued, before: u64) -> Self {
         let (engine, id) = (engine.clone(), enqueued.id);
-        Self { engine, id, enqueued: Some(enqueued), job: PhantomData }
+        let accepted_after = match enqueued.acceptance {
+            Acceptance::Accepted => Some(before),
+            // Accepted earlier: it may have finished long ago.
+            Acceptance::AlreadyAccepted | Acceptance::Deduplicated { .. } => None,
+        };
+        Self { engine, id, enqueued: Some(enqueued), accepted_after, job: PhantomData }
     }
 
     /// The job's id; that of the job that was there before, if this one was a duplicate.
@@ -311,16 +344,24 @@ impl<J: Job> Handle<J> {
     /// Waits until the job has finished and returns what its handler returned; or
     /// [`Error::Died`], or [`Error::Cancelled`].
     pub async fn outcome(&self) -> Result<J::Output, Error> {
-        let signal = self.engine.waiters().wait_for(self.id());
-        let waiting = Waiting { engine: &self.engine, job: self.id(), signal };
+        let mut accepted_after = self.accepted_after;
         loop {
-            if let Some(outcome) = finished::<J>(&self.record().await?) {
+            let waiting = self.engine.waiters().wait_for(self.id(), accepted_after.take());
+            if waiting.look_first
+                && let Some(outcome) = finished::<J>(&self.record().await?)
+            {
                 return outcome;
             }
-            tokio::select! {
-                biased;
-                () = waiting.signal.notified() => {}
-                () = self.engine.clock().sleep(LOOK_AGAIN) => {}
+            let told = match waiting.alone {
+                false => waiting.told().await,
+                true => tokio::select! {
+                    biased;
+                    told = waiting.told() => told,
+                    () = self.engine.clock().sleep(LOOK_FOR_YOURSELF) => None,
+                },
+            };
+            if let Some(outcome) = told.and_then(|record| finished::<J>(&record)) {
+                return outcome;
             }
         }
     }
@@ -339,19 +380,6 @@ impl<J: Job> Handle<J> {
     /// Calls the job off. See [`Engine::cancel`].
     pub async fn cancel(&self) -> Result<CancelAnswer, Error> {
         self.engine.cancel(self.id()).await
-    }
-}
-
-/// Takes the signal back when the wait is over, or given up.
-struct Waiting<'a> {
-    engine: &'a Engine,
-    job: JobId,
-    signal: Arc<tokio::sync::Notify>,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.engine.waiters().forget(self.job, &self.signal);
     }
 }
 

@@ -1,20 +1,21 @@
 //! Open, wire together, close: the one file that knows every part.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use windlass_core::ledger::Recovery;
 use windlass_core::limits::{self, Limits};
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
-use crate::events::{Subscription, Topics, Waiters, pump};
+use crate::events::{Subscription, Topics, Waiters, pump, remind};
 use crate::housekeeper::keep_house;
 use crate::store::file::{BookOptions, FileOptions, Opened};
-use crate::store::{Durability, FileStore, MemoryStore, Store};
+use crate::store::{Address, Durability, FileStore, MemoryStore, Store};
 use crate::supervise::supervise;
 use crate::wake::{LocalWake, Wake};
 use crate::worker::{Shared, Stage, StopReport, WorkerBuilder};
@@ -111,6 +112,7 @@ impl Engine {
             reports.push(worker.end().await);
         }
         self.inner.tasks.iter().for_each(AbortHandle::abort);
+        self.inner.waiters.close();
         self.inner.store.close().await;
         reports
     }
@@ -219,33 +221,27 @@ impl EngineBuilder {
         self.check()?;
         let clock = self.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::new()));
         let wake = self.wake.clone().unwrap_or_else(|| Arc::new(LocalWake::new()));
-        let store: Arc<dyn Store> = match address {
-            "memory:" => {
+        let store: Arc<dyn Store> = match address.parse()? {
+            Address::Memory => {
                 Arc::new(MemoryStore::new(self.limits.clone(), clock.clone(), wake.clone()))
             }
-            other => Arc::new(self.open_file(other, &clock, &wake).await?),
+            Address::Directory(path) => Arc::new(self.open_file(path, &clock, &wake).await?),
         };
         Ok(self.start(store, wake, clock))
     }
 
-    /// Opens the directory that `address` names. Reading it may take a while, so it is done where
-    /// waiting holds up nobody.
+    /// Opens a directory. Reading it may take a while, so it is done where waiting holds up nobody.
     async fn open_file(
         &self,
-        address: &str,
+        path: PathBuf,
         clock: &Arc<dyn Clock>,
         wake: &Arc<dyn Wake>,
     ) -> Result<FileStore, Error> {
-        let path = address.strip_prefix("file:").unwrap_or(address);
-        if path.is_empty() || path.contains("://") || path.starts_with("memory:") {
-            return Err(Error::UnknownStore { address: address.to_string() });
-        }
-        let path = std::path::PathBuf::from(path);
         let options = FileOptions {
             book: BookOptions {
                 limits: self.limits.clone(),
                 recovery: self.recovery,
-                segment_bytes: None,
+                ..BookOptions::default()
             },
             durability: self.durability.unwrap_or(Durability::Sync),
         };
@@ -289,7 +285,7 @@ impl EngineBuilder {
 
     fn start(self, store: Arc<dyn Store>, wake: Arc<dyn Wake>, clock: Arc<dyn Clock>) -> Engine {
         crate::panics::watch();
-        let waiters = Arc::new(Waiters::default());
+        let waiters = Arc::new(Waiters::new(store.committed()));
         let recovery = self.recovery;
         let housekeeper = {
             let (store, clock) = (store.clone(), clock.clone());
@@ -300,17 +296,12 @@ impl EngineBuilder {
         };
         let teller = {
             let (store, clock, waiters) = (store.clone(), clock.clone(), waiters.clone());
-            let topics = Topics::all().topic("job.*");
-            let from = *store.committed().borrow();
             tokio::spawn(async move {
-                let tell = || {
-                    let (store, clock) = (store.clone(), clock.clone());
-                    let subscription = Subscription::new(store, clock, topics.clone(), Some(from));
-                    pump(subscription, waiters.clone())
-                };
+                let tell = || pump(store.clone(), clock.clone(), waiters.clone());
                 keep_up("event pump", clock.clone(), tell).await;
             })
         };
+        let reminder = tokio::spawn(remind(clock.clone(), waiters.clone()));
         let inner = Inner {
             store,
             wake,
@@ -318,7 +309,7 @@ impl EngineBuilder {
             waiters,
             closing: AtomicBool::new(false),
             workers: Mutex::default(),
-            tasks: vec![housekeeper.abort_handle(), teller.abort_handle()],
+            tasks: [housekeeper, teller, reminder].iter().map(JoinHandle::abort_handle).collect(),
         };
         Engine { inner: Arc::new(inner) }
     }

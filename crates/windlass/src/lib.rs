@@ -30,7 +30,8 @@ pub use failure::{BoxError, Failure};
 pub use handler::{Handler, Job, KindOptions, Returned, State};
 pub use middleware::{Middleware, Next};
 pub use options::{DEFAULT_QUEUE, Options, new_id};
-pub use store::{Altered, Cursor, Deed, Page};
+pub use store::file::{OpenError, Opened};
+pub use store::{Altered, Cursor, Deed, Durability, Page};
 pub use windlass_core as core;
 pub use windlass_core::event::{Event, RecoveryReason, RemoveReason, Subject, What};
 pub use windlass_core::explain::{Explanation, Reason};
@@ -49,3 +50,12 @@ pub use windlass_core::refusal::Refusal;
 pub use windlass_core::retry::{Backoff, Jitter, Retry};
 pub use windlass_core::time::Timestamp;
 pub use worker::{StopReport, Worker, WorkerBuilder};
+
+/// The code on the pages about the file store compiles.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/durability.md")]
+    struct Durability;
+    #[doc = include_str!("../../../docs/recovery.md")]
+    struct Recovery;
+}

@@ -53,10 +53,14 @@ impl Ledger {
     /// Notes where the store keeps the job's record now; an unknown job is passed over.
     pub fn keep(&mut self, job: JobId, kept: Kept) {
         if let Some(slot) = self.find(job) {
-            let before = self.entries.get_mut(slot).keep(kept);
-            self.kept_bytes += u64::from(kept.weight);
-            self.kept_bytes -= u64::from(before);
+            self.keep_at(slot, kept);
         }
+    }
+
+    pub(super) fn keep_at(&mut self, slot: u32, kept: Kept) {
+        let before = self.entries.get_mut(slot).keep(kept);
+        self.kept_bytes += u64::from(kept.weight);
+        self.kept_bytes -= u64::from(before);
     }
 
     /// The bytes that the records of all jobs take where the store keeps them.

@@ -16,7 +16,8 @@ use super::find::Sequences;
 use super::index::Place;
 use crate::job::{Condition, JobId, LeaseToken, NewJob, State};
 use crate::limits::Limits;
-use crate::record::{Change, Floors, JobRecord, Kept, Note, Update};
+use crate::name::Name;
+use crate::record::{Accepted, Change, Floors, JobRecord, Kept, Note, Update};
 use crate::time::Timestamp;
 
 /// A ledger on its way back. See the module documentation.
@@ -29,12 +30,14 @@ pub struct Restore {
     ledger: Ledger,
     /// Met dependencies of those jobs that have any.
     met: BTreeMap<u32, Vec<JobId>>,
+    /// The job that was written last: where its record is kept is said next.
+    recent: Option<u32>,
 }
 
 impl Restore {
     /// A book without jobs, under these limits.
     pub fn new(limits: Limits) -> Self {
-        Self { ledger: Ledger::new(limits), met: BTreeMap::new() }
+        Self { ledger: Ledger::new(limits), met: BTreeMap::new(), recent: None }
     }
 
     /// Takes over a change.
@@ -46,19 +49,22 @@ impl Restore {
         match change {
             Change::Insert(accepted) => {
                 self.ledger.time.resume_at(accepted.at);
-                let job = &accepted.job;
-                let known = self.ledger.find(job.id);
-                let known = known.map(|slot| self.ledger.entry(slot).sequence);
-                if known.is_some_and(|sequence| sequence < accepted.sequence) {
-                    self.remove(job.id);
-                } else if known.is_some() {
-                    return;
+                let Accepted { job, sequence, at, condition, met } = &**accepted;
+                if let Some(slot) = self.find(job.id) {
+                    if self.ledger.entry(slot).sequence >= *sequence {
+                        return;
+                    }
+                    self.remove(slot);
                 }
-                let slot = self.write(job, accepted.sequence, accepted.at, &accepted.condition);
-                self.set_met(slot, &accepted.met);
+                let slot = self.write(job, *sequence, *at, condition);
+                self.set_met(slot, met);
             }
             Change::Update(update) => self.update(update),
-            Change::Remove { job } => self.remove(*job),
+            Change::Remove { job } => {
+                if let Some(slot) = self.find(*job) {
+                    self.remove(slot);
+                }
+            }
             Change::Queue { queue, settings, dead_letters_dropped } => {
                 let queue = self.ledger.queue_id(queue) as usize;
                 let book = &mut self.ledger.queues[queue];
@@ -80,7 +86,8 @@ impl Restore {
     /// Takes over a whole record: the job is now like this in every respect, whatever was known of
     /// it before. Where its record is kept stays as it was said last.
     pub fn put(&mut self, record: &JobRecord) {
-        let slot = self.write(&record.job, record.sequence, record.created_at, &record.condition);
+        let JobRecord { job, sequence, created_at, condition, .. } = record;
+        let slot = self.write(job, *sequence, *created_at, condition);
         self.set_met(slot, &record.met);
         self.ledger.time.resume_at(record.updated_at);
     }
@@ -97,17 +104,19 @@ impl Restore {
 
     /// Notes where the store keeps the job's record; an unknown job is passed over.
     pub fn keep(&mut self, job: JobId, kept: Kept) {
-        self.ledger.keep(job, kept);
+        if let Some(slot) = self.find(job) {
+            self.ledger.keep_at(slot, kept);
+        }
     }
 
     /// Where the store keeps the job's record, as it last said.
     pub fn kept(&self, job: JobId) -> Option<Kept> {
-        self.ledger.kept(job)
+        self.find(job).map(|slot| self.ledger.entry(slot).kept())
     }
 
     /// Whether the job is known, and was not removed.
     pub fn knows(&self, job: JobId) -> bool {
-        self.ledger.knows(job)
+        self.find(job).is_some()
     }
 
     /// The book that was lost, as of the last change.
@@ -115,19 +124,17 @@ impl Restore {
     /// No lease has an end that is known, so each ends at once unless it is renewed. Nothing is
     /// let go that is beyond a bound: the first command that ends a job does that.
     pub fn finish(self) -> Ledger {
-        let Self { mut ledger, mut met } = self;
+        let Self { mut ledger, mut met, .. } = self;
         let jobs = ledger.entries.iter().map(|(slot, entry)| (entry.sequence, slot));
         let mut slots: Vec<(u64, u32)> = jobs.collect();
         slots.sort_unstable();
         ledger.sequences = Sequences::from_sorted(&slots);
         let open = |slot: u32| !ledger.entry(slot).phase.name().is_terminal();
-        let edges = slots.iter().map(|(_, slot)| *slot).filter(|slot| open(*slot));
-        let edges = edges.flat_map(|slot| {
-            let met = met.remove(&slot).unwrap_or_default();
-            ledger.edges_of(slot, &met)
+        let edges = slots.iter().filter(|(_, slot)| open(*slot)).flat_map(|(_, slot)| {
+            let met = met.remove(slot).unwrap_or_default();
+            ledger.edges_of(*slot, &met)
         });
-        let edges = edges.collect();
-        ledger.edges = edges;
+        ledger.edges = edges.collect();
         ledger.keys = ledger.restored_keys(&slots);
         let mut places = Places::new(&ledger);
         for (sequence, slot) in slots {
@@ -139,14 +146,29 @@ impl Restore {
         ledger
     }
 
+    fn find(&self, job: JobId) -> Option<u32> {
+        let recent = self.recent.filter(|slot| self.ledger.entry(*slot).id == job);
+        recent.or_else(|| self.ledger.find(job))
+    }
+
     /// Writes a job as it is, over what was known of it.
     fn write(&mut self, job: &NewJob, sequence: u64, at: Timestamp, condition: &Condition) -> u32 {
+        let line = self.line(&job.queue, &job.kind);
+        self.write_entry(Entry::new(job, sequence, at, condition, line), condition)
+    }
+
+    /// The line of a queue and a kind, which may be new.
+    pub(super) fn line(&mut self, queue: &Name, kind: &Name) -> u32 {
+        let (queue, kind) = (self.ledger.queue_id(queue), self.ledger.kind_id(kind));
+        self.ledger.line_id(kind, queue)
+    }
+
+    /// Writes an entry over what was known of the job, except where its record is kept.
+    pub(super) fn write_entry(&mut self, mut entry: Entry, condition: &Condition) -> u32 {
+        let known = self.find(entry.id);
         let ledger = &mut self.ledger;
-        let (queue, kind) = (ledger.queue_id(&job.queue), ledger.kind_id(&job.kind));
-        let line = ledger.line_id(kind, queue);
-        let mut entry = Entry::new(job, sequence, at, condition, line);
-        ledger.next_sequence = ledger.next_sequence.max(sequence + 1);
-        let slot = match ledger.find(job.id) {
+        ledger.next_sequence = ledger.next_sequence.max(entry.sequence + 1);
+        let slot = match known {
             Some(slot) => {
                 self.forget_lease(slot);
                 let known = self.ledger.entries.get_mut(slot);
@@ -155,12 +177,14 @@ impl Restore {
                 slot
             }
             None => {
+                let id = entry.id;
                 let slot = ledger.entries.insert(entry);
-                ledger.ids.insert(job.id, slot, &ledger.entries);
+                ledger.ids.insert(id, slot, &ledger.entries);
                 slot
             }
         };
         self.take_lease(slot, condition);
+        self.recent = Some(slot);
         slot
     }
 
@@ -169,14 +193,12 @@ impl Restore {
         if let State::Running(lease) = &update.condition.state {
             self.ledger.next_token = self.ledger.next_token.max(lease.token.0 + 1);
         }
-        let Some(slot) = self.ledger.find(update.job) else { return };
+        let Some(slot) = self.find(update.job) else { return };
         self.forget_lease(slot);
         self.ledger.entries.get_mut(slot).set(&update.condition);
         self.take_lease(slot, &update.condition);
         match update.note.as_deref() {
-            Some(Note::Met { on }) => {
-                self.met.entry(slot).or_default().push(*on);
-            }
+            Some(Note::Met { on }) => self.met.entry(slot).or_default().push(*on),
             Some(Note::Replayed { met }) => self.set_met(slot, met),
             Some(
                 Note::Started { .. } | Note::Ended { .. } | Note::Reported(_) | Note::Failed(_),
@@ -185,16 +207,16 @@ impl Restore {
         }
     }
 
-    fn remove(&mut self, job: JobId) {
-        let Some(slot) = self.ledger.find(job) else { return };
-        self.keep(job, Kept::default());
+    fn remove(&mut self, slot: u32) {
+        self.ledger.keep_at(slot, Kept::default());
         self.forget_lease(slot);
         self.met.remove(&slot);
-        self.ledger.ids.remove(job, &self.ledger.entries);
+        self.recent = None;
+        self.ledger.ids.remove(self.ledger.entry(slot).id, &self.ledger.entries);
         self.ledger.entries.remove(slot);
     }
 
-    fn set_met(&mut self, slot: u32, met: &[JobId]) {
+    pub(super) fn set_met(&mut self, slot: u32, met: &[JobId]) {
         if met.is_empty() {
             self.met.remove(&slot);
         } else {
@@ -230,7 +252,7 @@ impl Ledger {
             let end = hold.until.unwrap_or(Timestamp::from_micros(i64::MAX));
             (end > now).then_some((key, Reverse((end, *sequence)), hold))
         });
-        let mut claims: Vec<(Key, Reverse<(Timestamp, u64)>, Hold)> = claims.collect();
+        let mut claims: Vec<_> = claims.collect();
         claims.sort_unstable_by(|one, other| (&one.0, one.1).cmp(&(&other.0, other.1)));
         claims.dedup_by(|next, first| next.0 == first.0);
         claims.into_iter().map(|(key, _, hold)| (key, hold)).collect()

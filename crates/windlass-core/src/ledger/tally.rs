@@ -36,7 +36,9 @@ impl Ledger {
 
     /// What is now true of a queue, to be persisted: nothing of it is left to hand over.
     pub(super) fn queue_change(&mut self, queue: u32) -> Change {
-        self.queues[queue as usize].uncollected = false;
+        if core::mem::take(&mut self.queues[queue as usize].uncollected) {
+            self.uncollected.queues.retain(|other| *other != queue);
+        }
         self.queue_as_it_is(queue)
     }
 
@@ -47,10 +49,12 @@ impl Ledger {
     /// Costs nothing if nothing was counted.
     pub fn drain_lines(&mut self) -> Vec<Change> {
         let lines = core::mem::take(&mut self.uncollected.lines);
-        let mut queues = core::mem::take(&mut self.uncollected.queues);
-        queues.retain(|queue| core::mem::take(&mut self.queues[*queue as usize].uncollected));
+        let queues = core::mem::take(&mut self.uncollected.queues);
         let mut changes = Vec::with_capacity(queues.len() + lines.len());
-        changes.extend(queues.into_iter().map(|queue| self.queue_as_it_is(queue)));
+        for queue in queues {
+            self.queues[queue as usize].uncollected = false;
+            changes.push(self.queue_as_it_is(queue));
+        }
         for line in lines {
             self.lines[line as usize].uncollected = false;
             changes.push(self.line_as_it_is(line));

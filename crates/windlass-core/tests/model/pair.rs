@@ -7,21 +7,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proptest::test_runner::TestCaseResult;
+use proptest::test_runner::{TestCaseError, TestCaseResult};
 use windlass_core::event::{Event, Subject, What};
 use windlass_core::job::{CancelReason, JobId, LeaseToken, NewJob, State, StateName};
 use windlass_core::ledger::{
-    Applied, Cancel, Clear, Command, Configure, Enqueue, Ledger, Promote, Remove, Renew, Renewal,
-    Replay, ReplayEdited, Reschedule, Restore, Ring, Settle, Settlement,
+    Applied, Cancel, Clear, Command, Configure, Enqueue, Glimpse, Ledger, Promote, Remove, Renew,
+    Renewal, Replay, ReplayEdited, Reschedule, Restore, Ring, Settle, Settlement,
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
-use windlass_core::record::{Change, JobRecord};
+use windlass_core::record::{Change, Floors, JobRecord};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
-use crate::naive::{About, Naive};
+use crate::journal::Journal;
+use crate::naive::{self, About, Naive};
 use crate::steps::{self, Draft, Ending, Hand, Identity, Pick, Said, Step};
 
 /// Small, so that every bound is met within a few commands.
@@ -74,6 +75,7 @@ pub(crate) struct Pair<'a> {
     reading: Now,
     /// Every change so far, in order.
     changes: Vec<Change>,
+    journal: Journal,
     /// What a store would keep of each job.
     records: BTreeMap<JobId, JobRecord>,
     heard: BTreeMap<JobId, Heard>,
@@ -95,6 +97,7 @@ impl<'a> Pair<'a> {
                 steady: Steady::default(),
             },
             changes: Vec::new(),
+            journal: Journal::default(),
             records: BTreeMap::new(),
             heard: BTreeMap::new(),
             last_event: 0,
@@ -105,6 +108,12 @@ impl<'a> Pair<'a> {
 
     /// Takes one step on both sides and compares everything.
     pub(crate) fn take(&mut self, step: Step) -> TestCaseResult {
+        if let Step::Compact { from, to, all } = step {
+            let place = |hundredth: u8| self.journal.len() * usize::from(hundredth) / 100;
+            let span = place(from)..place(to.max(from));
+            self.journal.compact(span, all, &self.records, &mut self.ledger);
+            return Ok(());
+        }
         self.turn_clocks(&step);
         self.model.begin(self.reading);
         match step {
@@ -150,7 +159,8 @@ impl<'a> Pair<'a> {
             | Step::ReplayEdited(..)
             | Step::Remove(..)
             | Step::Clear(..)
-            | Step::Configure(..) => self.control(step),
+            | Step::Configure(..)
+            | Step::Compact { .. } => self.control(step),
         }
     }
 
@@ -213,7 +223,8 @@ impl<'a> Pair<'a> {
             | Step::Claim(..)
             | Step::Renew(..)
             | Step::Settle(..)
-            | Step::Rescue { .. } => unreachable!("taken where workers and clocks are"),
+            | Step::Rescue { .. }
+            | Step::Compact { .. } => unreachable!("taken elsewhere"),
         }
     }
 
@@ -359,7 +370,7 @@ impl<'a> Pair<'a> {
             }
         }
         self.changes.extend_from_slice(changes);
-        self.changes.extend(self.ledger.drain_lines());
+        self.journal.write(changes, &mut self.ledger);
         self.check_freed(freed, rings)
     }
 
@@ -478,55 +489,114 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// A second ledger that took over every change is the same book, and goes on the same way.
+    /// Ledgers that were rebuilt from what was kept are the same book, and go on the same way.
     pub(crate) fn rebuild(mut self) -> TestCaseResult {
         let tokens: Vec<LeaseToken> = self.leases.iter().map(|(_, token)| *token).collect();
         prop_assert!(tokens.is_sorted_by(|one, next| one < next), "tokens repeat: {tokens:?}");
-        let mut second = Restore::new(limits());
-        let mut reached = Timestamp::default();
-        for change in &self.changes {
-            reached = reached.max(made_at(change).unwrap_or(reached));
-            second.absorb(change);
-            // Taking one over twice is harmless.
-            second.absorb(change);
-        }
-        second.floors(self.ledger.floors());
-        let mut second = second.finish();
-        prop_assert_eq!(second.floors(), self.ledger.floors());
-        let resumed = second.glance(self.reading).wall;
-        prop_assert!(resumed >= reached, "time went back from {reached} to {resumed}");
+        let from_journal = self.journal.restore(limits());
+        self.compare_kept(&from_journal)?;
+        let mut rebuilt = [self.rebuilt_from_changes()?, from_journal];
         self.reading = self.ledger.glance(self.reading);
-        second.glance(self.reading);
-        prop_assert_eq!(second.check(), Vec::<String>::new(), "in the rebuilt ledger");
-        let counts = second.counts(self.reading);
-        prop_assert_eq!(counts, self.ledger.counts(self.reading));
-        prop_assert_eq!(second.dump(), self.ledger.dump());
+        for second in &mut rebuilt {
+            second.glance(self.reading);
+            prop_assert_eq!(second.floors(), self.ledger.floors());
+            prop_assert_eq!(second.check(), Vec::<String>::new(), "in the rebuilt ledger");
+            let counts = second.counts(self.reading);
+            prop_assert_eq!(counts, self.ledger.counts(self.reading));
+            prop_assert_eq!(second.dump(), self.ledger.dump());
+            self.compare_glimpses(second)?;
+        }
         let held = self.leases.iter().filter(|lease| self.is_held(lease));
         let back = held.map(|(job, token)| Settlement::new(*job, *token, Verdict::Release));
         let settlements = back.collect();
-        self.go_on(&mut second, Settle { settlements })?;
+        self.go_on(&mut rebuilt, &Settle { settlements })?;
         self.reading.wall = self.reading.wall + Duration::from_secs(10);
         self.reading.steady = self.reading.steady + Duration::from_secs(10);
-        self.go_on(&mut second, steps::take_everything())?;
-        self.go_on(&mut second, Promote)?;
-        prop_assert_eq!(second.dump(), self.ledger.dump());
+        self.go_on(&mut rebuilt, &steps::take_everything())?;
+        self.go_on(&mut rebuilt, &Promote)?;
+        self.end_everything(&mut rebuilt)?;
+        for second in &rebuilt {
+            prop_assert_eq!(second.dump(), self.ledger.dump());
+        }
         Ok(())
     }
 
-    /// Both ledgers answer one more command, with the same words and the same changes.
-    fn go_on<C: Command + Clone>(&mut self, second: &mut Ledger, command: C) -> TestCaseResult
+    /// What runs completes, and what is left is called off.
+    fn end_everything(&mut self, rebuilt: &mut [Ledger]) -> TestCaseResult {
+        let jobs: Vec<JobId> = self.model.jobs.keys().copied().collect();
+        let completed = jobs.iter().filter_map(|job| match self.ledger.condition_of(*job)?.state {
+            State::Running(lease) => Some(Settlement::new(*job, lease.token, Verdict::Complete)),
+            _ => None,
+        });
+        let settlements = completed.collect();
+        self.go_on(rebuilt, &Settle { settlements })?;
+        self.go_on(rebuilt, &Cancel { jobs })
+    }
+
+    /// A ledger that took over every change, each twice, which is harmless.
+    fn rebuilt_from_changes(&self) -> Result<Ledger, TestCaseError> {
+        let mut restore = Restore::new(limits());
+        let mut reached = Timestamp::default();
+        for change in self.changes.iter().chain(&self.ledger.image()) {
+            reached = reached.max(made_at(change).unwrap_or(reached));
+            restore.absorb(change);
+            restore.absorb(change);
+        }
+        // How far time has come is told by the changes, too.
+        restore.floors(Floors { wall: Timestamp::default(), ..self.ledger.floors() });
+        let mut second = restore.finish();
+        let resumed = second.glance(Now { wall: Timestamp::default(), ..self.reading }).wall;
+        prop_assert_eq!(resumed, reached, "time went on or back");
+        Ok(second)
+    }
+
+    /// The store finds every record where it has put it.
+    fn compare_kept(&self, second: &Ledger) -> TestCaseResult {
+        prop_assert_eq!(second.floors(), self.ledger.floors());
+        prop_assert_eq!(second.kept_bytes(), self.ledger.kept_bytes());
+        for job in self.model.jobs.keys() {
+            prop_assert_eq!(second.kept(*job), self.ledger.kept(*job), "the place of {}", job);
+        }
+        Ok(())
+    }
+
+    /// What the ledger shows of its jobs is what the model has, in the order of acceptance.
+    fn compare_glimpses(&self, ledger: &Ledger) -> TestCaseResult {
+        let mut jobs: Vec<&naive::Job> = self.model.jobs.values().collect();
+        jobs.sort_by_key(|job| job.sequence);
+        let expected: Vec<Glimpse<'_>> = jobs.iter().map(|job| glimpse(job)).collect();
+        let middle = jobs.get(jobs.len() / 2).map_or(0, |job| job.sequence);
+        let after: Vec<_> = ledger.glimpses_after(middle).collect();
+        let mut before: Vec<_> = ledger.glimpses_before(middle + 1).collect();
+        before.reverse();
+        before.extend(after);
+        prop_assert_eq!(before, expected);
+        Ok(())
+    }
+
+    /// All ledgers answer one more command, with the same words and the same changes.
+    fn go_on<C: Command + Clone>(&mut self, others: &mut [Ledger], command: &C) -> TestCaseResult
     where
         C::Reply: PartialEq + Debug,
     {
         let one = self.ledger.apply(command.clone(), self.reading);
-        let other = second.apply(command, self.reading);
-        prop_assert_eq!(other.reply, one.reply);
-        prop_assert_eq!(other.changes, one.changes);
-        let words = |events: Vec<Event>| -> Vec<(Subject, What)> {
-            events.into_iter().map(|event| (event.subject, event.what)).collect()
-        };
-        prop_assert_eq!(words(other.events), words(one.events));
+        for other in others {
+            let other = other.apply(command.clone(), self.reading);
+            prop_assert_eq!(&other.reply, &one.reply);
+            prop_assert_eq!(&other.changes, &one.changes);
+            prop_assert_eq!(&other.events, &one.events);
+        }
         Ok(())
+    }
+}
+
+fn glimpse(job: &naive::Job) -> Glimpse<'_> {
+    Glimpse {
+        id: job.new.id,
+        sequence: job.sequence,
+        queue: &job.new.queue,
+        kind: &job.new.kind,
+        state: job.condition.state.name(),
     }
 }
 

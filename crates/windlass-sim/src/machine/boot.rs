@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use windlass::store::file::{Book, OpenError, Opened};
 
-use super::{Machine, Process};
+use super::{Machine, Process, Tending};
 use crate::cover::Point;
 use crate::disk::{Faults, Loss, Moment, NameLoss};
 use crate::{Checked, Violation, ensure};
@@ -113,8 +113,9 @@ impl Machine {
             flying: None,
             retired: VecDeque::new(),
             spare: None,
-            untended: false,
+            tending: Tending::Nothing,
             compacting: false,
+            sketching: false,
             sealed: false,
             broken: false,
             gave_up: false,

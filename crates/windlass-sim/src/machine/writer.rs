@@ -1,6 +1,6 @@
 //! The writer of `FileStore`, one step at a time.
 
-use super::{Flying, Machine, Process};
+use super::{Flying, Machine, Process, Tending};
 use crate::Checked;
 use crate::answer::{Decided, Failure, Request, Ticket};
 use crate::cover::Point;
@@ -18,8 +18,8 @@ pub enum Worked {
     Landed,
     /// It let a segment go.
     LetGo,
-    /// It cleared a part of the oldest segment.
-    Compacted,
+    /// It cleared a part of the oldest segment, or wrote a part of a checkpoint.
+    Tended,
     /// It marked the journal as whole.
     Sealed,
     /// The disk failed, and the store refuses everything.
@@ -57,22 +57,41 @@ impl Machine {
             }
             return Ok(Worked::LetGo);
         }
-        if std::mem::take(&mut process.untended) && process.book.wants_compaction() {
-            let had_work = process.book.has_work();
-            let compacted = process.book.compact(budget);
-            process.compacting = process.book.wants_compaction();
-            let staged = !had_work && process.book.has_work();
-            self.cover.hit_if(Point::CompactionStaged, staged);
-            if let Err(error) = compacted {
-                self.note_breakage(&Err(error.into()))?;
-            }
-            return Ok(Worked::Compacted);
+        if process.tending != Tending::Nothing {
+            return self.tend(budget);
         }
         match &process.flying {
             Some(flying) if flying.written => self.land(),
             Some(_) => self.write(),
             None => self.take(),
         }
+    }
+
+    /// Keeps the journal small, and short to read.
+    fn tend(&mut self, budget: u64) -> Checked<Worked> {
+        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
+        let book = &mut process.book;
+        let compacts = process.tending == Tending::Compaction && book.wants_compaction();
+        let done = if compacts {
+            let had_work = book.has_work();
+            let done = book.compact(budget);
+            self.cover.hit_if(Point::CompactionStaged, !had_work && book.has_work());
+            // A step that finds nothing alive has nothing to write, so the next one follows.
+            let again = done.is_ok() && !book.has_work();
+            process.tending = if again { Tending::Compaction } else { Tending::Checkpoint };
+            done
+        } else {
+            process.tending = Tending::Nothing;
+            let wanted = book.wants_checkpoint();
+            self.cover.hit_if(Point::Checkpointed, wanted);
+            if wanted { book.checkpoint(budget) } else { Ok(()) }
+        };
+        process.compacting = book.wants_compaction();
+        process.sketching = book.wants_checkpoint();
+        if let Err(error) = done {
+            self.note_breakage(&Err(error.into()))?;
+        }
+        Ok(Worked::Tended)
     }
 
     fn take(&mut self) -> Checked<Worked> {
@@ -116,9 +135,11 @@ impl Machine {
         }
         process.book.written(flying.flight.number());
         process.retired.extend(process.book.landed(&flying.flight));
-        process.untended = true;
-        let Flying { flight, decided, .. } = flying;
-        self.oracle.landed(&flight.events, &decided, &mut self.cover)?;
+        process.tending = Tending::Compaction;
+        let Flying { mut flight, decided, .. } = flying;
+        let events = std::mem::take(&mut flight.events);
+        process.book.reuse(flight);
+        self.oracle.landed(&events, &decided, &mut self.cover)?;
         self.answer(decided);
         Ok(Worked::Landed)
     }

@@ -16,20 +16,23 @@ mod copy;
 mod disk;
 mod journal;
 mod layout;
+mod look;
 mod scan;
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 pub use book::{Book, BookOptions, Flight, Need, Opened, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use journal::Retired;
+pub use look::Look;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use windlass_core::event::Event;
@@ -45,7 +48,7 @@ use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
-use windlass_core::time::Now;
+use windlass_core::time::{Now, Steady};
 
 use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, Page, Selection, Store,
@@ -153,11 +156,12 @@ impl Default for FileOptions {
 }
 
 /// Keeps jobs in a directory. See the module documentation.
-#[derive(Debug)]
 pub struct FileStore {
     shared: Arc<Shared>,
     opened: Opened,
     writer: Mutex<Option<JoinHandle<()>>>,
+    /// What it is called; the lock itself goes when the store is closed.
+    disk: String,
 }
 
 #[derive(Debug)]
@@ -181,8 +185,11 @@ struct Gathering {
     waiting: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
     /// Those who wait for the commit that is on its way, with nothing of their own to add.
     trailing: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
+    /// The last commit of which callers were told: it has landed, or need not have.
+    answered: u64,
+    /// How many calls there have been.
+    calls: u64,
     writer_sleeps: bool,
-    making_spare: bool,
     closing: bool,
 }
 
@@ -210,6 +217,16 @@ impl FileStore {
         wake: Arc<dyn Wake>,
     ) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open(path)?);
+        Self::with_writer(disk, options, clock, wake)
+    }
+
+    /// Opens a store on a disk of your own, with a writer thread; within a tokio runtime.
+    pub fn with_writer(
+        disk: Arc<dyn Disk>,
+        options: &FileOptions,
+        clock: Arc<dyn Clock>,
+        wake: Arc<dyn Wake>,
+    ) -> Result<Self, OpenError> {
         Self::start(disk, options, clock, wake, Some(Handle::current()))
     }
 
@@ -231,17 +248,21 @@ impl FileStore {
         wake: Arc<dyn Wake>,
         runtime: Option<Handle>,
     ) -> Result<Self, OpenError> {
-        let (mut book, opened) = Book::open(disk.clone(), &options.book, clock.now())?;
+        let called = format!("{disk:?}");
+        let began = clock.now().steady;
+        let (mut book, mut opened) = Book::open(disk.clone(), &options.book, clock.now())?;
+        opened.took = clock.now().steady.since(began);
         let told = Told { events: Mutex::default(), committed: watch::Sender::new(0) };
         let events = book.opening_events();
         let _ = told.committed.send_replace(book.last_event());
         told.keep(events);
         let gathering = Gathering {
+            answered: book.landed_commit(),
+            calls: 0,
             book: Some(book),
             waiting: Vec::new(),
             trailing: Vec::new(),
             writer_sleeps: false,
-            making_spare: false,
             closing: false,
         };
         let durability = options.durability;
@@ -250,11 +271,11 @@ impl FileStore {
         let work = Condvar::new();
         let shared = Arc::new(Shared { state, work, told, clock, wake, durability, runtime });
         let writer = threaded.then(|| {
-            let writer = Writer { shared: shared.clone(), disk, unsynced: Vec::new() };
+            let writer = Writer { shared: shared.clone(), disk, unsynced: Vec::new(), spare: None };
             let named = std::thread::Builder::new().name("windlass-writer".to_string());
             named.spawn(move || writer.run()).map_err(|e| OpenError::disk("start a thread", e))
         });
-        Ok(Self { shared, opened, writer: Mutex::new(writer.transpose()?) })
+        Ok(Self { shared, opened, writer: Mutex::new(writer.transpose()?), disk: called })
     }
 
     /// What the store takes on its disk.
@@ -271,15 +292,19 @@ impl FileStore {
         command: C,
         read: impl FnOnce(&mut Book, C::Reply) -> Answer<T>,
     ) -> Answer<T> {
-        self.turn(doing, Patience::Landed, |book, now| {
-            book.admit(need, now).map_err(|full| match need {
-                Need::Growth(_) => StoreError::Refused(full),
-                // Not refused: whoever has something to settle must try again.
-                Need::Progress(_) => StoreError::Unknown { doing, source: Box::new(full) },
-            })?;
-            let reply = book.apply(command, now)?;
-            read(book, reply)
-        })
+        self.turn(
+            doing,
+            |_| Patience::Landed,
+            |book, now| {
+                book.admit(need, now).map_err(|full| match need {
+                    Need::Growth(_) => StoreError::Refused(full),
+                    // Not refused: whoever has something to settle must try again.
+                    Need::Progress(_) => StoreError::Unknown { doing, source: Box::new(full) },
+                })?;
+                let reply = book.apply(command, now)?;
+                read(book, reply)
+            },
+        )
         .await
     }
 
@@ -288,15 +313,16 @@ impl FileStore {
     async fn turn<T>(
         &self,
         doing: &'static str,
-        patience: Patience,
+        patience: impl FnOnce(&Book) -> Patience,
         turn: impl FnOnce(&mut Book, Now) -> Answer<T>,
     ) -> Answer<T> {
         let (answer, landing, landed_here) = {
             let mut state = self.shared.lock()?;
+            state.calls += 1;
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
             let answer = turn(book, now);
-            let hurried = patience == Patience::Decided && !book.tokens_run_out();
+            let hurried = patience(book) == Patience::Decided;
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
                 (answer, None, Some(landed?))
@@ -320,17 +346,18 @@ impl FileStore {
         answer
     }
 
+    /// Lets the writer finish, and lets go of the directory.
     fn shut(&self) {
         if let Ok(mut state) = self.shared.state.lock() {
             state.closing = true;
             self.shared.work.notify_all();
-            if self.shared.runtime.is_none() {
-                let book = state.book.take();
-                let _ = book.map(|book| book.seal());
-            }
         }
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = writer.map(JoinHandle::join);
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(book) = state.book.take() {
+            let _ = book.seal();
+        }
     }
 }
 
@@ -341,6 +368,12 @@ enum Patience {
     Landed,
     /// It is decided and will be written in order.
     Decided,
+}
+
+impl fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileStore({}, {})", self.disk, self.shared.durability)
+    }
 }
 
 impl Drop for FileStore {
@@ -369,6 +402,24 @@ impl Shared {
         }
     }
 
+    /// Waits for as long as calls keep coming in: a sync costs more than a moment's patience, and
+    /// whoever comes too late for it waits for the next. Costs a lone caller nothing.
+    fn gather<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, Gathering>,
+    ) -> Option<MutexGuard<'a, Gathering>> {
+        for _ in 0..GATHER_ROUNDS {
+            let calls = state.calls;
+            drop(state);
+            std::thread::yield_now();
+            state = self.lock().ok()?;
+            if state.calls == calls {
+                break;
+            }
+        }
+        Some(state)
+    }
+
     /// Writes what was gathered, on the caller's own time.
     fn land_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<Vec<Ring>> {
         let Some(book) = state.book.as_mut() else { return Ok(Vec::new()) };
@@ -390,8 +441,12 @@ impl Shared {
                     let _ = retired.let_go().map(|spare| book.add_spare(spare));
                 }
             }
+            let step = flight.bytes().saturating_mul(4).max(COMPACT_STEP);
             if book.wants_compaction() {
-                book.compact(flight.bytes().saturating_mul(4).max(COMPACT_STEP))?;
+                book.compact(step)?;
+            }
+            if book.wants_checkpoint() {
+                book.checkpoint(step)?;
             }
             rings.extend(flight.rings);
             self.told.keep(flight.events);
@@ -415,7 +470,7 @@ impl Gathering {
     /// A promise to tell when everything that was seen until now has landed; `None` if it has.
     fn landing(&mut self) -> Option<oneshot::Receiver<Result<(), Arc<str>>>> {
         let book = self.book.as_ref()?;
-        if book.awaited() <= book.landed_commit() {
+        if book.awaited() <= self.answered {
             return None;
         }
         let (tell, landing) = oneshot::channel();
@@ -451,6 +506,9 @@ impl Told {
     }
 }
 
+/// How often the writer looks whether more calls have come in before it syncs.
+const GATHER_ROUNDS: usize = 8;
+
 /// Bytes of the oldest segment that are cleared per commit at least.
 const COMPACT_STEP: u64 = 256 << 10;
 
@@ -460,36 +518,51 @@ struct Writer {
     disk: Arc<dyn Disk>,
     /// Commits that were written and not yet synced: only with [`Durability::Relaxed`].
     unsynced: Vec<Flight>,
+    /// Makes the next segment ready.
+    spare: Option<JoinHandle<()>>,
 }
 
 impl Writer {
     fn run(mut self) {
-        let mut synced_at = Instant::now();
+        let ended = crate::panics::catch(|| self.write_until_closed());
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.give_up(&format!("a write to the disk failed ({error})")),
+            Err(panic) => self.give_up(&format!("the writer thread crashed ({panic})")),
+        }
+        // It holds the directory's lock.
+        let _ = self.spare.take().map(JoinHandle::join);
+    }
+
+    fn now(&self) -> Steady {
+        self.shared.clock.now().steady
+    }
+
+    fn write_until_closed(&mut self) -> std::io::Result<()> {
+        let mut synced_at = self.now();
         while let Some((flight, waiting)) = self.next(&mut synced_at) {
             let bytes = flight.as_ref().map_or(0, Flight::bytes);
-            if let Err(error) = self.land(flight, waiting, &mut synced_at) {
-                self.give_up(&format!("a write to the disk failed ({error})"));
-                return;
-            }
+            self.land(flight, waiting, &mut synced_at)?;
             self.tend(bytes);
         }
+        Ok(())
     }
 
     /// Waits for a commit to write, or for the time to sync what was written.
-    fn next(&mut self, synced_at: &mut Instant) -> Option<(Option<Flight>, Waiting)> {
+    fn next(&mut self, synced_at: &mut Steady) -> Option<(Option<Flight>, Waiting)> {
         let shared = self.shared.clone();
         let mut state = shared.lock().ok()?;
         loop {
             let due = match shared.durability {
                 Durability::Relaxed(every) if !self.unsynced.is_empty() => {
-                    Some(every.saturating_sub(synced_at.elapsed()))
+                    Some(every.saturating_sub(self.now().since(*synced_at)))
                 }
                 _ => None,
             };
             let closing = state.closing;
-            let book = state.book.as_mut()?;
-            if book.has_work() {
-                let flight = book.take();
+            if state.book.as_ref()?.has_work() {
+                state = shared.gather(state)?;
+                let flight = state.book.as_mut()?.take();
                 let waiting = std::mem::take(&mut state.waiting);
                 return Some((Some(flight), waiting));
             }
@@ -497,7 +570,7 @@ impl Writer {
                 return Some((None, Vec::new()));
             }
             // Nothing to write: what has landed is marked as such.
-            let _ = book.seal();
+            let _ = state.book.as_ref()?.seal();
             if closing {
                 state.book = None;
                 return None;
@@ -516,10 +589,10 @@ impl Writer {
         &mut self,
         flight: Option<Flight>,
         waiting: Waiting,
-        synced_at: &mut Instant,
+        synced_at: &mut Steady,
     ) -> std::io::Result<()> {
         let relaxed = match self.shared.durability {
-            Durability::Relaxed(every) => flight.is_some() && synced_at.elapsed() < every,
+            Durability::Relaxed(every) => flight.is_some() && self.now().since(*synced_at) < every,
             Durability::Sync | Durability::None => false,
         };
         let mut told = None;
@@ -538,7 +611,7 @@ impl Writer {
                 refuse(waiting, &error);
                 return Err(error);
             }
-            *synced_at = Instant::now();
+            *synced_at = self.now();
         }
         let (trailing, retired) = self.settle(relaxed);
         if let Some((events, rings)) = told {
@@ -565,6 +638,9 @@ impl Writer {
         let Ok(mut state) = self.shared.lock() else { return (Vec::new(), Vec::new()) };
         let trailing = std::mem::take(&mut state.trailing);
         let mut retired = Vec::new();
+        if let Some(last) = self.unsynced.last() {
+            state.answered = last.number();
+        }
         if let Some(book) = state.book.as_mut() {
             if let Some(last) = self.unsynced.last() {
                 book.written(last.number());
@@ -572,6 +648,7 @@ impl Writer {
             if !relaxed {
                 for flight in self.unsynced.drain(..) {
                     retired.extend(book.landed(&flight));
+                    book.reuse(flight);
                 }
             }
         }
@@ -580,30 +657,43 @@ impl Writer {
 
     /// Keeps the journal small and the next segment at hand.
     fn tend(&mut self, bytes: u64) {
+        let step = bytes.saturating_mul(4).max(COMPACT_STEP);
+        // A step that finds nothing alive has nothing to write, so the next one follows at once.
+        // The lock is given back between them.
+        while let Ok(mut state) = self.shared.lock()
+            && let Some(book) = state.book.as_mut()
+            && book.wants_compaction()
+            && book.compact(step).is_ok()
+            && !book.has_work()
+        {}
+        if let Ok(mut state) = self.shared.lock()
+            && let Some(book) = state.book.as_mut()
+            && book.wants_checkpoint()
+        {
+            let _ = book.checkpoint(step);
+        }
+        if self.spare.as_ref().is_some_and(|making| !making.is_finished()) {
+            return;
+        }
         let Ok(mut state) = self.shared.lock() else { return };
-        let making = state.making_spare;
-        let Some(book) = state.book.as_mut() else { return };
-        if book.wants_compaction() {
-            let _ = book.compact(bytes.saturating_mul(4).max(COMPACT_STEP));
-        }
-        if !making && let Some((name, size)) = book.wanted_spare() {
-            state.making_spare = true;
-            let (shared, disk) = (self.shared.clone(), self.disk.clone());
-            let spawned = std::thread::Builder::new().spawn(move || {
-                let made = disk.create(&name, size.into()).map(|_| (name, size));
-                if let Ok(mut state) = shared.lock() {
-                    state.making_spare = false;
-                    let book = state.book.as_mut();
-                    let _ = book.map(|book| book.add_spare(made.ok()));
-                }
-            });
-            state.making_spare = spawned.is_ok();
-        }
+        let wanted = state.book.as_mut().and_then(Book::wanted_spare);
+        drop(state);
+        let Some((name, size)) = wanted else { return };
+        let (shared, disk) = (self.shared.clone(), self.disk.clone());
+        let making = std::thread::Builder::new().spawn(move || {
+            let made = disk.create(&name, size.into()).map(|_| (name, size));
+            if let Ok(mut state) = shared.lock()
+                && let Some(book) = state.book.as_mut()
+            {
+                book.add_spare(made.ok());
+            }
+        });
+        self.spare = making.ok();
     }
 
     /// Nothing is known about the disk any more: everything is refused from now on.
     fn give_up(&mut self, why: &str) {
-        let Ok(mut state) = self.shared.lock() else { return };
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(book) = state.book.as_mut() {
             book.fail(why.to_string());
         }
@@ -640,7 +730,11 @@ impl Store for FileStore {
 
     async fn claim(&self, claim: Claim) -> Answer<Handed> {
         let need = Need::Progress(claim.limit.min(limits::CLAIM_JOBS) as u64 * 256);
-        self.turn("claim", Patience::Decided, |book, now| {
+        let patience = |book: &Book| match book.tokens_run_out() {
+            true => Patience::Landed,
+            false => Patience::Decided,
+        };
+        self.turn("claim", patience, |book, now| {
             let unknown = |full| StoreError::Unknown { doing: "claim", source: Box::new(full) };
             book.admit(need, now).map_err(unknown)?;
             let claims = book.apply(claim, now)?;
@@ -676,33 +770,37 @@ impl Store for FileStore {
     }
 
     async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
-        self.turn("change jobs", Patience::Landed, |book, now| {
-            book.admit(Need::Progress(0), now)?;
-            let jobs = book.select(selection, now)?;
-            let altered = |(job, result)| Altered { job, result };
-            let results: Vec<Result<Deed, Refusal>> = match alteration {
-                Alteration::Cancel => {
-                    let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
-                    reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
-                }
-                Alteration::Reschedule(start) => {
-                    let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
-                    reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
-                }
-                Alteration::Remove => {
-                    let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
-                    reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
-                }
-                Alteration::Replay => {
-                    let reply = book.apply(Replay { jobs }, now)?;
-                    let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
-                        altered((job, each.map(|()| Deed::Replayed)))
-                    };
-                    return Ok(reply.into_iter().map(replayed).collect());
-                }
-            };
-            Ok(jobs.into_iter().zip(results).map(altered).collect())
-        })
+        self.turn(
+            "change jobs",
+            |_| Patience::Landed,
+            |book, now| {
+                book.admit(Need::Progress(0), now)?;
+                let jobs = book.select(selection, now)?;
+                let altered = |(job, result)| Altered { job, result };
+                let results: Vec<Result<Deed, Refusal>> = match alteration {
+                    Alteration::Cancel => {
+                        let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
+                        reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
+                    }
+                    Alteration::Reschedule(start) => {
+                        let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
+                        reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
+                    }
+                    Alteration::Remove => {
+                        let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
+                        reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
+                    }
+                    Alteration::Replay => {
+                        let reply = book.apply(Replay { jobs }, now)?;
+                        let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
+                            altered((job, each.map(|()| Deed::Replayed)))
+                        };
+                        return Ok(reply.into_iter().map(replayed).collect());
+                    }
+                };
+                Ok(jobs.into_iter().zip(results).map(altered).collect())
+            },
+        )
         .await
     }
 
@@ -726,24 +824,29 @@ impl Store for FileStore {
     }
 
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
-        self.turn("find", Patience::Landed, |book, now| book.find(jobs, now)).await
+        // Whoever asks for what has landed need not wait for what others are about to write.
+        let patience = |book: &Book| match book.have_landed(jobs) {
+            true => Patience::Decided,
+            false => Patience::Landed,
+        };
+        self.turn("find", patience, |book, now| book.find(jobs, now)).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
         let list = |book: &mut Book, now| book.list(filter, after, limit, now);
-        self.turn("list", Patience::Landed, list).await
+        self.turn("list", |_| Patience::Landed, list).await
     }
 
     async fn count(&self) -> Answer<Counts> {
-        self.turn("count", Patience::Landed, |book, now| Ok(book.count(now))).await
+        self.turn("count", |_| Patience::Landed, |book, now| Ok(book.count(now))).await
     }
 
     async fn explain(&self, job: JobId) -> Answer<Explanation> {
-        self.turn("explain", Patience::Landed, |book, now| book.explain(job, now)).await
+        self.turn("explain", |_| Patience::Landed, |book, now| book.explain(job, now)).await
     }
 
     async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        self.turn("read", Patience::Landed, |book, _| Ok(book.dependents(job))).await
+        self.turn("read", |_| Patience::Landed, |book, _| Ok(book.dependents(job))).await
     }
 
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
@@ -760,6 +863,10 @@ impl Store for FileStore {
 
     fn opened(&self) -> Option<&Opened> {
         Some(&self.opened)
+    }
+
+    fn space(&self) -> Option<Space> {
+        Some(FileStore::space(self))
     }
 
     async fn close(&self) {

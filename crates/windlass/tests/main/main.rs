@@ -8,6 +8,8 @@ mod conformance;
 mod events;
 mod examples;
 mod faults;
+mod files;
+mod golden;
 mod journey;
 mod refusals;
 mod stopping;

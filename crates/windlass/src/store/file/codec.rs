@@ -14,11 +14,12 @@ use windlass_core::job::{
     CancelReason, Condition, DeadReason, Dependency, JobId, Lease, LeaseToken, NewJob, OnFailure,
     Priority, Start, State, Timeout, Unique, UniqueScope,
 };
+use windlass_core::ledger::Sketch;
 use windlass_core::name::Name;
 use windlass_core::outcome::ErrorText;
 use windlass_core::record::{
-    Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, LogLine, Note, Progress, QueueSettings,
-    Report, Totals, Update,
+    Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, Kept, LogLine, Note, Progress,
+    QueueSettings, Report, Totals, Update,
 };
 use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
@@ -35,6 +36,8 @@ pub(super) enum Entry {
     Update { update: Update, previous: u64, weight: u32 },
     /// A whole job as it was when it was copied here; entries before this one no longer count.
     Whole(Box<JobRecord>),
+    /// What the ledger knew of a job at this point, for those who begin to read here.
+    Sketch(Box<Sketch>),
 }
 
 const INSERT: u8 = 1;
@@ -44,6 +47,7 @@ const QUEUE: u8 = 4;
 const RATE: u8 = 5;
 const LINE: u8 = 6;
 const WHOLE: u8 = 7;
+const SKETCH: u8 = 8;
 
 /// Whether an entry with this first byte is one that a chain of updates starts from.
 pub(super) fn is_base(kind: u8) -> bool {
@@ -138,6 +142,32 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
     ids(&record.met, to);
 }
 
+/// Writes a sketch. Times are given in full: there is no other in it that they could be told from.
+pub(super) fn encode_sketch(sketch: &Sketch, to: &mut Vec<u8>) {
+    to.push(SKETCH);
+    to.extend(sketch.id.to_bytes());
+    text(sketch.kind.as_str(), to);
+    text(sketch.queue.as_str(), to);
+    varint(sketch.sequence, to);
+    condition(&sketch.condition, NO_TIME, to);
+    to.extend(sketch.fingerprint.to_le_bytes());
+    to.extend(sketch.priority.0.to_le_bytes());
+    varint(sketch.max_attempts.into(), to);
+    dependencies(&sketch.depends_on, to);
+    ids(&sketch.met, to);
+    option(sketch.unique.as_ref(), to, |(key, scope, until), to| {
+        text(key, to);
+        to.push(u8::from(*scope == UniqueScope::Any));
+        option(*until, to, time);
+    });
+    option(sketch.expires_at, to, time);
+    to.extend(sketch.kept.place.to_le_bytes());
+    varint(sketch.kept.weight.into(), to);
+}
+
+/// A time that no state can begin at.
+const NO_TIME: Timestamp = Timestamp::from_micros(i64::MIN);
+
 /// Reads one entry, which must be all there is.
 pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
     let mut from = Reader { left: body };
@@ -182,6 +212,7 @@ pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
             },
         }),
         WHOLE => Entry::Whole(Box::new(from.whole()?)),
+        SKETCH => Entry::Sketch(Box::new(from.sketch()?)),
         _ => return Err("its type is unknown"),
     };
     if from.left.is_empty() { Ok(entry) } else { Err("it is longer than what it says") }
@@ -287,15 +318,7 @@ fn new_job(job: &NewJob, to: &mut Vec<u8>) {
         option(unique.window, to, duration);
     }
     if !job.depends_on.is_empty() {
-        varint(job.depends_on.len() as u64, to);
-        for dependency in &job.depends_on {
-            to.extend(dependency.on.to_bytes());
-            to.push(match dependency.on_failure {
-                OnFailure::Cascade => 0,
-                OnFailure::Ignore => 1,
-                OnFailure::Wait => 2,
-            });
-        }
+        dependencies(&job.depends_on, to);
     }
     if let Some(policy) = &job.retry {
         retry(policy, to);
@@ -325,6 +348,18 @@ fn new_job(job: &NewJob, to: &mut Vec<u8>) {
     }
     if let Some(parent) = job.parent {
         to.extend(parent.to_bytes());
+    }
+}
+
+fn dependencies(dependencies: &[Dependency], to: &mut Vec<u8>) {
+    varint(dependencies.len() as u64, to);
+    for dependency in dependencies {
+        to.extend(dependency.on.to_bytes());
+        to.push(match dependency.on_failure {
+            OnFailure::Cascade => 0,
+            OnFailure::Ignore => 1,
+            OnFailure::Wait => 2,
+        });
     }
 }
 
@@ -597,8 +632,7 @@ impl<'a> Reader<'a> {
             });
         }
         if has(present::DEPENDS_ON) {
-            job.depends_on =
-                (0..self.count(17)?).map(|_| self.dependency()).collect::<Result<_, _>>()?;
+            job.depends_on = self.dependencies()?;
         }
         if has(present::RETRY) {
             job.retry = Some(self.retry()?);
@@ -629,6 +663,10 @@ impl<'a> Reader<'a> {
             job.parent = Some(self.id()?);
         }
         Ok(job)
+    }
+
+    fn dependencies(&mut self) -> Result<Vec<Dependency>, Wrong> {
+        (0..self.count(17)?).map(|_| self.dependency()).collect()
     }
 
     fn dependency(&mut self) -> Result<Dependency, Wrong> {
@@ -767,6 +805,28 @@ impl<'a> Reader<'a> {
         (0..self.count(10)?).map(|_| line(self)).collect()
     }
 
+    fn sketch(&mut self) -> Result<Sketch, Wrong> {
+        Ok(Sketch {
+            id: self.id()?,
+            kind: self.name()?,
+            queue: self.name()?,
+            sequence: self.varint()?,
+            condition: self.condition(NO_TIME)?,
+            fingerprint: self.long()?,
+            priority: Priority(i32::from_le_bytes(self.array()?)),
+            max_attempts: self.short()?,
+            depends_on: self.dependencies()?,
+            met: self.ids()?,
+            unique: self.option(|from| {
+                let key = from.text()?.to_string();
+                let scope = if from.flag()? { UniqueScope::Any } else { UniqueScope::Open };
+                Ok((key, scope, from.option(Reader::time)?))
+            })?,
+            expires_at: self.option(Reader::time)?,
+            kept: Kept { place: self.long()?, weight: self.short()? },
+        })
+    }
+
     fn attempt(&mut self) -> Result<AttemptRecord, Wrong> {
         Ok(AttemptRecord {
             number: self.short()?,
@@ -800,5 +860,229 @@ impl<'a> Reader<'a> {
             log_dropped: self.short()?,
             met: self.ids()?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u128) -> JobId {
+        JobId::from_u128(number)
+    }
+
+    fn name(text: &str) -> Name {
+        Name::new(text).expect("a name")
+    }
+
+    fn at(micros: i64) -> Timestamp {
+        Timestamp::from_micros(micros)
+    }
+
+    /// A job that leaves nothing at its default.
+    fn full_job() -> NewJob {
+        let mut job = NewJob::new(id(7), name("kind"), name("queue"), vec![1, 2, 3]);
+        job.priority = Priority(-10);
+        job.start = Start::At(at(-5));
+        let window = Some(Duration::new(u64::MAX, 999_999_999));
+        job.unique = Some(Unique { key: "ключ".to_string(), scope: UniqueScope::Any, window });
+        job.depends_on = [OnFailure::Cascade, OnFailure::Ignore, OnFailure::Wait]
+            .into_iter()
+            .enumerate()
+            .map(|(number, on_failure)| Dependency { on: id(number as u128), on_failure })
+            .collect();
+        job.retry = Some(Retry {
+            backoff: Backoff::Custom(vec![Duration::from_millis(5), Duration::MAX]),
+            cap: Duration::MAX,
+            jitter: Jitter::Full,
+            max_attempts: Some(9),
+            max_duration: Some(Duration::from_secs(1)),
+        });
+        job.max_attempts = Some(u32::MAX);
+        job.timeout = Some(Timeout::After(Duration::from_nanos(1)));
+        job.expires_after = Some(Duration::from_secs(60));
+        job.tags = vec![name("one"), name("two")];
+        job.metadata = BTreeMap::from([("key".to_string(), "value".to_string())]);
+        job.trace = Some("00-trace".to_string());
+        job.parent = Some(id(u128::MAX));
+        job
+    }
+
+    fn states() -> Vec<State> {
+        let lease = Lease {
+            token: LeaseToken(1 << 40),
+            worker: "worker".into(),
+            since: at(10),
+            until: at(20),
+            max_attempts: 3,
+            cancel_requested: true,
+        };
+        let dead = [
+            DeadReason::AttemptsExhausted,
+            DeadReason::Permanent,
+            DeadReason::DurationExhausted,
+            DeadReason::Crashed,
+            DeadReason::DependencyFailed,
+        ];
+        let cancelled = [
+            CancelReason::Requested,
+            CancelReason::Handler,
+            CancelReason::Expired,
+            CancelReason::Cleared,
+            CancelReason::DependencyCancelled,
+            CancelReason::Replaced,
+        ];
+        let mut states = vec![
+            State::Blocked { unmet: 300, not_before: at(10) },
+            State::Scheduled { at: at(i64::MAX) },
+            State::Ready { since: at(10) },
+            State::Running(lease),
+            State::Completed { at: at(i64::MIN) },
+        ];
+        states.extend(dead.map(|reason| State::Dead { at: at(1), reason }));
+        states.extend(cancelled.map(|reason| State::Cancelled { at: at(1), reason }));
+        states
+    }
+
+    fn notes() -> Vec<Option<Note>> {
+        let ends = [
+            AttemptEnd::Completed,
+            AttemptEnd::Failed,
+            AttemptEnd::Snoozed,
+            AttemptEnd::Released,
+            AttemptEnd::Cancelled,
+            AttemptEnd::Crashed,
+        ];
+        let line = LogLine { at: at(3), attempt: 2, text: "a line".to_string() };
+        let progress = Some(Progress { percent: 100, note: "done".to_string() });
+        let ended = |end| {
+            let (output, error) = (Some(vec![0].into()), Some(ErrorText::new("why")));
+            Some(Note::Ended { end, output, error })
+        };
+        let mut notes: Vec<Option<Note>> = ends.into_iter().map(ended).collect();
+        notes.extend([
+            None,
+            Some(Note::Started { worker: "worker".into() }),
+            Some(Note::Started { worker: "another".into() }),
+            Some(Note::Reported(Report { progress, lines: vec![line] })),
+            Some(Note::Failed(ErrorText::new("gone"))),
+            Some(Note::Replayed { met: vec![id(1), id(2)] }),
+            Some(Note::Met { on: id(3) }),
+        ]);
+        notes
+    }
+
+    fn whole(state: State) -> JobRecord {
+        let condition = Condition { state, attempts: 1, recoveries: 2, generation: 3 };
+        let (job, sequence) = (Arc::new(full_job()), u64::MAX);
+        let met = vec![id(1)];
+        let mut record = JobRecord::new(&Accepted { job, sequence, at: at(10), condition, met });
+        for note in notes() {
+            let condition = record.condition.clone();
+            let (job, note) = (record.id(), note.map(Box::new));
+            record.absorb(&Update { job, at: at(10), condition, note });
+        }
+        record.output = Some(vec![9; 300].into());
+        record.attempts_dropped = 4;
+        record.log_dropped = 5;
+        record
+    }
+
+    fn sketch(condition: Condition) -> Sketch {
+        let job = full_job();
+        Sketch {
+            id: job.id,
+            kind: job.kind,
+            queue: job.queue,
+            sequence: 5,
+            condition,
+            fingerprint: u64::MAX,
+            priority: job.priority,
+            max_attempts: 7,
+            depends_on: job.depends_on,
+            met: vec![id(1)],
+            unique: Some(("key".to_string(), UniqueScope::Any, Some(at(9)))),
+            expires_at: Some(at(8)),
+            kept: Kept { place: u64::MAX, weight: 6 },
+        }
+    }
+
+    /// Every kind of entry, with everything it can hold.
+    fn all() -> Vec<(Entry, Vec<u8>)> {
+        let mut all = Vec::new();
+        let mut add = |entry: Entry, encode: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = Vec::new();
+            encode(&mut bytes);
+            all.push((entry, bytes));
+        };
+        for state in states() {
+            let condition = Condition { state, attempts: 9, recoveries: 8, generation: 7 };
+            for note in notes() {
+                let (condition, note) = (condition.clone(), note.map(Box::new));
+                let update = Update { job: id(5), at: at(10), condition, note };
+                let encoded = update.clone();
+                let entry = Entry::Update { update, previous: u64::MAX, weight: u32::MAX };
+                add(entry, &|to| encode_update(&encoded, u64::MAX, u32::MAX, to));
+            }
+            let record = whole(condition.state.clone());
+            add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
+            let sketch = sketch(condition.clone());
+            add(Entry::Sketch(Box::new(sketch.clone())), &|to| encode_sketch(&sketch, to));
+            let (job, met) = (Arc::new(full_job()), vec![id(9)]);
+            let accepted = Accepted { job, sequence: 1, at: at(10), condition, met };
+            let insert = Change::Insert(Box::new(accepted));
+            add(Entry::Change(insert.clone()), &|to| encode_change(&insert, to));
+        }
+        let settings = QueueSettings {
+            paused: true,
+            max_depth: Some(0),
+            ageing: Some(Duration::from_secs(3)),
+        };
+        let totals = Totals { enqueued: 1, completed: u64::MAX, ..Totals::default() };
+        for change in [
+            Change::Remove { job: id(4) },
+            Change::Queue { queue: name("q"), settings, dead_letters_dropped: 77 },
+            Change::Rate { kind: name("k"), full_at: at(-1) },
+            Change::Line { queue: name("q"), kind: name("k"), totals },
+        ] {
+            add(Entry::Change(change.clone()), &|to| encode_change(&change, to));
+        }
+        all
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for (entry, bytes) in all() {
+            assert_eq!(decode(&bytes).as_ref(), Ok(&entry));
+        }
+        let mut plain = Vec::new();
+        let mut job = NewJob::new(id(1), name("k"), name("q"), vec![]);
+        for (start, timeout) in
+            [(Start::Now, None), (Start::After(Duration::ZERO), Some(Timeout::Off))]
+        {
+            (job.start, job.timeout) = (start, timeout);
+            plain.clear();
+            new_job(&job, &mut plain);
+            assert_eq!(Reader { left: &plain }.new_job().as_ref(), Ok(&job));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused_and_never_panic() {
+        for (entry, bytes) in all() {
+            for length in 0..bytes.len() {
+                assert!(decode(&bytes[..length]).is_err(), "{entry:?} cut at {length}");
+            }
+            let mut changed = bytes.clone();
+            for at in 0..bytes.len() {
+                for change in [1, 0x80, 0xff] {
+                    changed[at] ^= change;
+                    let _ = decode(&changed);
+                    changed[at] ^= change;
+                }
+            }
+            changed.push(0);
+            assert!(decode(&changed).is_err(), "{entry:?} with a byte too many");
+        }
     }
 }

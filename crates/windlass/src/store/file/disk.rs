@@ -56,7 +56,6 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
 }
 
 /// A directory of the machine, held by this process alone for as long as the value lives.
-#[derive(Debug)]
 pub struct RealDisk {
     path: PathBuf,
     /// The lock lives with the open file: the system gives it back however the process ends.
@@ -113,6 +112,12 @@ impl RealDisk {
 
     fn of(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+}
+
+impl fmt::Debug for RealDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path.display().fmt(f)
     }
 }
 

@@ -36,6 +36,10 @@ pub(super) struct Found {
     pub(super) commit: u64,
     /// The number of the opening that wrote it.
     pub(super) opening: u32,
+    /// Where one may begin to read, as it says.
+    pub(super) begin: u64,
+    /// Bytes that were read.
+    pub(super) bytes: u64,
     /// The last commits: those that no later one knew to be on stable storage.
     pub(super) unproven: Vec<Unproven>,
 }
@@ -71,6 +75,7 @@ pub(super) struct Scan {
     /// Segments whose own header cannot be read.
     headless: Vec<(u32, &'static str)>,
     commits: u64,
+    bytes: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -81,7 +86,7 @@ struct Gap {
 }
 
 impl Scan {
-    pub(super) fn new(first_segment: Option<u32>) -> Self {
+    pub(super) fn new(numbers: &[u32]) -> Self {
         Self {
             commit: 0,
             index: 0,
@@ -91,40 +96,23 @@ impl Scan {
             torn: false,
             last: None,
             tail: None,
-            first_segment,
+            first_segment: numbers.first().copied(),
             previous_segment: None,
             ends: BTreeMap::new(),
             headless: Vec::new(),
             commits: 0,
+            bytes: 0,
         }
     }
 
     pub(super) fn segment(
         &mut self,
         number: u32,
+        from: Option<u32>,
         content: &[u8],
         read: Read<'_>,
     ) -> Result<(), OpenError> {
-        if let Some(previous) = self.previous_segment.replace(number)
-            && previous + 1 != number
-        {
-            // Its name was lost with the power before the commit that began it had landed, or it is
-            // damage: what stands further on will tell.
-            let missing = Gap { segment: previous + 1, offset: 0, why: "the file is missing" };
-            self.gap.get_or_insert(missing);
-            self.torn = true;
-        }
-        match check_segment_header(number, content) {
-            Ok(()) => {}
-            Err(SegmentProblem::Newer(version)) => {
-                return Err(OpenError::Newer { version, known: VERSION });
-            }
-            Err(SegmentProblem::Cut(why)) => {
-                return Err(OpenError::damaged(&segment_name(number), 0, why));
-            }
-            Err(SegmentProblem::Unreadable(why)) => self.headless.push((number, why)),
-        }
-        let mut at = SEGMENT_HEADER;
+        let mut at = from.unwrap_or(SEGMENT_HEADER);
         while !self.torn {
             let (header, bytes) = match self.fragment(number, content, at) {
                 Ok(next) => next,
@@ -135,6 +123,7 @@ impl Scan {
                 }
             };
             self.gap = None;
+            self.bytes += u64::from(header.length);
             at = padded(at + HEADER as u32 + header.length);
             self.take(header, bytes, at, read)?;
         }
@@ -204,6 +193,34 @@ impl Scan {
         Ok(())
     }
 
+    /// Checks the head of a segment, and learns where the one before it ends: that one need not be
+    /// read for it.
+    pub(super) fn head(&mut self, number: u32, head: &[u8], bytes: u32) -> Result<(), OpenError> {
+        if let Some(previous) = self.previous_segment.replace(number)
+            && previous + 1 != number
+        {
+            // Its name was lost with the power before the commit that began it had landed, or it is
+            // damage: what stands further on will tell.
+            let missing = Gap { segment: previous + 1, offset: 0, why: "the file is missing" };
+            self.gap.get_or_insert(missing);
+            self.torn = true;
+        }
+        match check_segment_header(number, head, bytes) {
+            Ok(previous_end) => {
+                self.ends.insert(number.saturating_sub(1), previous_end);
+                Ok(())
+            }
+            Err(SegmentProblem::Newer(version)) => {
+                Err(OpenError::Newer { version, known: VERSION })
+            }
+            Err(SegmentProblem::Cut(why)) => Err(OpenError::damaged(&segment_name(number), 0, why)),
+            Err(SegmentProblem::Unreadable(why)) => {
+                self.headless.push((number, why));
+                Ok(())
+            }
+        }
+    }
+
     /// Looks for fragments that cannot count because one before them is missing. One that knew the
     /// missing commit to be durable proves damage; any other only shows that the tail is torn.
     fn look_ahead(&mut self, number: u32, content: &[u8], from: u32) -> Result<(), OpenError> {
@@ -226,16 +243,15 @@ impl Scan {
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<Found, OpenError> {
-        let Some(first) = self.first_segment else {
-            return Ok(Found { oldest: 1, ..Found::default() });
-        };
+    /// `used_before` says that at least one commit landed once: then one must be there.
+    pub(super) fn finish(mut self, used_before: bool) -> Result<Found, OpenError> {
+        let first = self.first_segment.unwrap_or(1);
         let Some((last, (active, end))) = self.last.zip(self.tail) else {
-            // Not even the first commit of a new store was finished. Unless it is not new.
-            let why = "no commit can be read";
-            let new = first == 1;
-            let damaged = OpenError::damaged(&segment_name(first), SEGMENT_HEADER.into(), why);
-            return if new { Ok(Found { oldest: 1, ..Found::default() }) } else { Err(damaged) };
+            if !used_before {
+                return Ok(Found { oldest: 1, ..Found::default() });
+            }
+            let (name, at) = (segment_name(first), SEGMENT_HEADER.into());
+            return Err(OpenError::damaged(&name, at, "no commit can be read"));
         };
         if last.oldest < first {
             return Err(OpenError::damaged(&segment_name(first - 1), 0, "the file is missing"));
@@ -257,6 +273,8 @@ impl Scan {
             ends: self.ends,
             commit: last.commit,
             opening: last.opening,
+            begin: last.begin,
+            bytes: self.bytes,
             unproven: self.unproven,
         })
     }
