@@ -245,15 +245,19 @@ impl Journal {
         self.opening = found.opening;
     }
 
-    /// Deletes files that hold nothing that was ever acknowledged, or that are no longer needed,
-    /// and begins a new opening. The first commit after it must land before anything is answered.
+    /// Begins a new opening: makes the last commits durable, then deletes files that they no longer
+    /// need, or that hold nothing that was ever acknowledged. The first commit after it must land
+    /// before anything is answered.
     pub(super) fn begin(&mut self, found: &Found) -> io::Result<()> {
+        if !found.unproven.is_empty() {
+            self.disk.sync_directory()?;
+            self.secure(&found.unproven)?;
+        }
         for name in std::mem::take(&mut self.unused) {
             self.disk.remove(&name)?;
         }
         self.opening += 1;
-        self.disk.sync_directory()?;
-        self.secure(&found.unproven)
+        self.disk.sync_directory()
     }
 
     /// Makes the last commits durable before anything is built on them. That they can be read only
