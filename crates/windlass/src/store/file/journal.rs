@@ -187,9 +187,11 @@ impl Journal {
             unused: Vec::new(),
             used_before,
         };
-        let begin = if thorough { None } else { journal.find_begin(&numbers)? };
-        let mut scan = Scan::new(&numbers)?;
-        for number in &numbers {
+        let (left, needed) = numbers.split_at(journal.beginning(&numbers)?);
+        leftovers.extend(left.iter().copied().map(segment_name));
+        let begin = if thorough { None } else { journal.find_begin(needed)? };
+        let mut scan = Scan::new(needed);
+        for number in needed {
             // What lies before the beginning is read when someone asks for it.
             let skipped = begin.is_some_and(|begin| *number < begin.segment);
             let (segment, content) = journal.open_segment(*number, !skipped)?;
@@ -204,6 +206,27 @@ impl Journal {
         journal.resume(&found);
         journal.unused.extend(leftovers);
         Ok((journal, found))
+    }
+
+    /// Which of these segments is the first of the journal. They are numbered without a gap, except
+    /// that before it may stand some that could not leave when they were let go, and behind it some
+    /// that belong to a commit that never landed. So if there is a gap, the journal begins behind
+    /// the last one from where everything that is needed can be read.
+    fn beginning(&self, numbers: &[u32]) -> Result<usize, OpenError> {
+        let gap = |index: &usize| numbers[index - 1] + 1 != numbers[*index];
+        for start in (1..numbers.len()).rev().filter(gap) {
+            let mut scan = Scan::new(&numbers[start..]);
+            let mut whole = true;
+            for number in &numbers[start..] {
+                let (segment, content) = self.open_segment(*number, true)?;
+                whole &= scan.head(*number, &content, segment.bytes).is_ok();
+                whole &= scan.segment(*number, None, &content, &mut |_, _| Ok(())).is_ok();
+            }
+            if whole && scan.finish(true).is_ok() {
+                return Ok(start);
+            }
+        }
+        Ok(0)
     }
 
     /// Goes on where the scan found the end. What stands behind it was never acknowledged, and
@@ -226,15 +249,19 @@ impl Journal {
         self.opening = found.opening;
     }
 
-    /// Deletes files that hold nothing that was ever acknowledged, or that are no longer needed,
-    /// and begins a new opening. The first commit after it must land before anything is answered.
+    /// Begins a new opening: makes the last commits durable, then deletes files that they no longer
+    /// need, or that hold nothing that was ever acknowledged. The first commit after it must land
+    /// before anything is answered.
     pub(super) fn begin(&mut self, found: &Found) -> io::Result<()> {
+        if !found.unproven.is_empty() {
+            self.disk.sync_directory()?;
+            self.secure(&found.unproven)?;
+        }
         for name in std::mem::take(&mut self.unused) {
             self.disk.remove(&name)?;
         }
         self.opening += 1;
-        self.disk.sync_directory()?;
-        self.secure(&found.unproven)
+        self.disk.sync_directory()
     }
 
     /// Makes the last commits durable before anything is built on them. That they can be read only
