@@ -456,7 +456,7 @@ impl Book {
         let allowed = live + live / 2 + u64::from(self.journal.wanted_size());
         self.broken.is_none()
             && (self.sweep.is_some()
-                || self.journal.used() > allowed && self.journal.oldest_closed().is_some())
+                || self.journal.filled() > allowed && self.journal.oldest_closed().is_some())
     }
 
     /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into

@@ -703,6 +703,12 @@ impl Journal {
         used.sum()
     }
 
+    /// Bytes of fragments in segments that are needed: without what is left over at the end of a
+    /// segment because the next entry did not fit, which no copying would win back.
+    pub(super) fn filled(&self) -> u64 {
+        self.segments.range(self.oldest..).map(|(_, segment)| u64::from(segment.end)).sum()
+    }
+
     pub(super) fn bytes_written(&self) -> u64 {
         self.written
     }
