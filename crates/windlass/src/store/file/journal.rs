@@ -664,10 +664,10 @@ impl Journal {
             && !flying.into_iter().any(|write| write.segment == number)
     }
 
-    /// The oldest segment, if it is no longer written.
+    /// The oldest segment, if everything that will ever stand in it has been written.
     pub(super) fn oldest_closed(&self) -> Option<u32> {
         let mut numbers = self.segments.range(self.oldest..).map(|(number, _)| *number);
-        numbers.next().filter(|number| *number < self.active)
+        numbers.next().filter(|number| *number < self.active && self.is_complete(*number))
     }
 
     /// Reads the fragment at `at` of a closed segment; `None` at its end.
