@@ -321,8 +321,10 @@ impl FileStore {
             state.calls += 1;
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
-            let answer = turn(book, now);
-            let hurried = patience(book) == Patience::Decided;
+            let answer = book.usable().and_then(|()| turn(book, now));
+            // Nothing lands any more, so there is nothing to wait for.
+            let broken = book.usable().is_err();
+            let hurried = broken || patience(book) == Patience::Decided;
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
                 (answer, None, Some(landed?))
@@ -395,7 +397,8 @@ impl Shared {
     }
 
     fn wake_writer(&self, state: &mut Gathering) {
-        let has_work = state.book.as_ref().is_some_and(Book::has_work);
+        let has_work = |book: &Book| book.has_work() || book.usable().is_err();
+        let has_work = state.book.as_ref().is_some_and(has_work);
         if state.writer_sleeps && has_work {
             state.writer_sleeps = false;
             self.work.notify_one();
@@ -560,8 +563,16 @@ impl Writer {
                 _ => None,
             };
             let closing = state.closing;
+            if let Err(broken) = state.book.as_ref()?.usable() {
+                drop(state);
+                self.give_up(&broken.to_string());
+                return None;
+            }
             if state.book.as_ref()?.has_work() {
                 state = shared.gather(state)?;
+                if !state.book.as_ref()?.has_work() {
+                    continue;
+                }
                 let flight = state.book.as_mut()?.take();
                 let waiting = std::mem::take(&mut state.waiting);
                 return Some((Some(flight), waiting));

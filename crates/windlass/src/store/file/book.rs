@@ -295,7 +295,8 @@ impl Book {
         self.usable().err().unwrap_or_else(|| Refusal::StoreBroken { why: String::new() }.into())
     }
 
-    pub(super) fn usable(&self) -> Result<(), StoreError> {
+    /// Whether anything can still be decided; after a failure, why not.
+    pub fn usable(&self) -> Result<(), StoreError> {
         match &self.broken {
             None => Ok(()),
             Some(why) => Err(Refusal::StoreBroken { why: why.clone() }.into()),
@@ -389,9 +390,10 @@ impl Book {
         self.journal.landed_commit()
     }
 
-    /// Whether a commit is being gathered.
+    /// Whether a commit has been gathered that can be taken. After a failure none can: what was
+    /// gathered may hold half of a command.
     pub fn has_work(&self) -> bool {
-        self.journal.is_staged()
+        self.broken.is_none() && self.journal.is_staged()
     }
 
     /// Whether as many lease tokens are out ahead of the disk as may be.
