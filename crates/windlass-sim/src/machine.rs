@@ -185,8 +185,12 @@ impl Machine {
     /// Gives the answer now, or with the commit that it has to wait for.
     fn wait_for_landing(&mut self, mut decided: Decided) -> Checked {
         let Some(process) = self.process.as_mut() else { return Ok(()) };
-        let landed = process.book.awaited() <= process.book.landed_commit();
-        if landed {
+        let broken = process.book.usable().is_err();
+        let landed = broken || process.book.awaited() <= process.book.landed_commit();
+        if broken {
+            let refused = decided.answer.is_err();
+            ensure!(refused, "a broken store answered {:?}", decided.answer);
+        } else if landed {
             self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
         }
         let hurried = match &decided.request {

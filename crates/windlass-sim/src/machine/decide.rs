@@ -18,6 +18,7 @@ use crate::answer::{Answer, Failure, Reply, Request, Snapshot};
 
 /// Decides a call and says what it will be answered.
 pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
+    book.usable()?;
     match request {
         Request::Enqueue(jobs) => {
             let need = Need::Growth(jobs.iter().map(size_of).sum());

@@ -96,6 +96,9 @@ impl Machine {
 
     fn take(&mut self) -> Checked<Worked> {
         let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
+        if process.book.usable().is_err() {
+            return Ok(self.fail());
+        }
         if process.book.has_work() {
             self.disk.mark();
             let flight = process.book.take();

@@ -334,9 +334,10 @@ impl FileStore {
             state.calls += 1;
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
-            book.usable()?;
-            let answer = turn(book, now);
-            let patience = patience(book);
+            let answer = book.usable().and_then(|()| turn(book, now));
+            // Nothing lands any more in a broken store, so there is nothing to wait for.
+            let broken = book.usable().is_err();
+            let patience = if broken { Patience::None } else { patience(book) };
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
                 (answer, None, Some(landed?))
@@ -417,7 +418,8 @@ impl Shared {
     }
 
     fn wake_writer(&self, state: &mut Gathering) {
-        let has_work = state.book.as_ref().is_some_and(Book::has_work);
+        let has_work = |book: &Book| book.has_work() || book.usable().is_err();
+        let has_work = state.book.as_ref().is_some_and(has_work);
         if state.writer_sleeps && (has_work || !state.written.is_empty()) {
             state.writer_sleeps = false;
             self.work.notify_one();
@@ -619,6 +621,10 @@ impl Writer {
             };
             let closing = state.closing;
             let Some(book) = state.book.as_ref() else { return Ok(None) };
+            if let Err(broken) = book.usable() {
+                state.fail(&broken.to_string());
+                return Ok(None);
+            }
             if book.has_work() || !state.written.is_empty() {
                 let Some(gathered) = shared.gather(state) else { return Ok(None) };
                 return self.write(gathered).map(Some);

@@ -305,7 +305,8 @@ impl Book {
         self.usable().err().unwrap_or_else(|| Refusal::StoreBroken { why: String::new() }.into())
     }
 
-    pub(super) fn usable(&self) -> Result<(), StoreError> {
+    /// Whether anything can still be decided; after a failure, why not.
+    pub fn usable(&self) -> Result<(), StoreError> {
         match &self.broken {
             None => Ok(()),
             Some(why) => Err(Refusal::StoreBroken { why: why.clone() }.into()),
@@ -400,9 +401,10 @@ impl Book {
         self.journal.landed_commit()
     }
 
-    /// Whether a commit is being gathered.
+    /// Whether a commit has been gathered that can be taken. After a failure none can: what was
+    /// gathered may hold half of a command.
     pub fn has_work(&self) -> bool {
-        self.journal.is_staged()
+        self.broken.is_none() && self.journal.is_staged()
     }
 
     /// Whether as many lease tokens are out ahead of the disk as may be.
@@ -467,7 +469,7 @@ impl Book {
         let allowed = live + live / 2 + u64::from(self.journal.wanted_size());
         self.broken.is_none()
             && (self.sweep.is_some()
-                || self.journal.used() > allowed && self.journal.oldest_closed().is_some())
+                || self.journal.filled() > allowed && self.journal.oldest_closed().is_some())
     }
 
     /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into

@@ -671,10 +671,10 @@ impl Journal {
             && !flying.into_iter().any(|write| write.segment == number)
     }
 
-    /// The oldest segment, if it is no longer written.
+    /// The oldest segment, if everything that will ever stand in it has been written.
     pub(super) fn oldest_closed(&self) -> Option<u32> {
         let mut numbers = self.segments.range(self.oldest..).map(|(number, _)| *number);
-        numbers.next().filter(|number| *number < self.active)
+        numbers.next().filter(|number| *number < self.active && self.is_complete(*number))
     }
 
     /// Reads the fragment at `at` of a closed segment; `None` at its end.
@@ -708,6 +708,12 @@ impl Journal {
             u64::from(if *number == self.active { segment.end } else { segment.bytes })
         });
         used.sum()
+    }
+
+    /// Bytes of fragments in segments that are needed: without what is left over at the end of a
+    /// segment because the next entry did not fit, which no copying would win back.
+    pub(super) fn filled(&self) -> u64 {
+        self.segments.range(self.oldest..).map(|(_, segment)| u64::from(segment.end)).sum()
     }
 
     pub(super) fn bytes_written(&self) -> u64 {

@@ -63,8 +63,9 @@ pub(super) struct Scan {
     unproven: Vec<Unproven>,
     /// Where the next fragment should stand and does not.
     gap: Option<Gap>,
-    /// Something stands behind the gap that cannot count: the tail is torn.
-    torn: bool,
+    /// Something stands behind the gap that cannot count: the tail is torn. The newest opening that
+    /// wrote such a thing.
+    torn: Option<u32>,
     last: Option<Header>,
     /// Where the last whole commit ends.
     tail: Option<(u32, u32)>,
@@ -93,7 +94,7 @@ impl Scan {
             pending: Vec::new(),
             unproven: Vec::new(),
             gap: None,
-            torn: false,
+            torn: None,
             last: None,
             tail: None,
             first_segment: numbers.first().copied(),
@@ -113,7 +114,7 @@ impl Scan {
         read: Read<'_>,
     ) -> Result<(), OpenError> {
         let mut at = from.unwrap_or(SEGMENT_HEADER);
-        while !self.torn {
+        loop {
             let (header, bytes) = match self.fragment(number, content, at) {
                 Ok(next) => next,
                 // Unused, torn or damaged: what stands further on will tell.
@@ -122,7 +123,11 @@ impl Scan {
                     break;
                 }
             };
-            self.gap = None;
+            if header.index == 0 {
+                // A later opening found the commit unfinished, and wrote its own under this number.
+                self.pending.clear();
+            }
+            (self.gap, self.torn) = (None, None);
             self.bytes += u64::from(header.length);
             at = padded(at + HEADER as u32 + header.length);
             self.take(header, bytes, at, read)?;
@@ -143,8 +148,11 @@ impl Scan {
         if header.opening < self.newest_opening() {
             return Err("only an older commit stands here");
         }
+        let next = (header.commit, header.index) == (self.commit, self.index);
+        let anew = (header.commit, header.index) == (self.commit, 0);
+        let anew = anew && header.opening > self.unfinished_opening();
         // The oldest segment may begin in the middle of a commit.
-        if self.commit != 0 && (header.commit, header.index) != (self.commit, self.index) {
+        if self.commit != 0 && !(next && self.torn.is_none()) && !anew {
             return Err("another commit stands here");
         }
         if header.flags & SEAL != 0 {
@@ -157,6 +165,12 @@ impl Scan {
 
     fn newest_opening(&self) -> u32 {
         self.last.as_ref().map_or(0, |last| last.opening)
+    }
+
+    /// The newest opening that wrote something that is not known to count.
+    fn unfinished_opening(&self) -> u32 {
+        let pending = self.pending.iter().map(|(header, _)| header.opening);
+        pending.chain(self.torn).max().unwrap_or(0)
     }
 
     fn take(
@@ -203,7 +217,7 @@ impl Scan {
             // damage: what stands further on will tell.
             let missing = Gap { segment: previous + 1, offset: 0, why: "the file is missing" };
             self.gap.get_or_insert(missing);
-            self.torn = true;
+            self.torn = Some(u32::MAX);
         }
         match check_segment_header(number, head, bytes) {
             Ok(previous_end) => {
@@ -238,7 +252,9 @@ impl Scan {
                 let name = segment_name(gap.segment);
                 return Err(OpenError::damaged(&name, gap.offset.into(), gap.why));
             }
-            self.torn |= header.flags & SEAL == 0;
+            if header.flags & SEAL == 0 {
+                self.torn = self.torn.max(Some(header.opening));
+            }
         }
         Ok(())
     }
@@ -261,7 +277,7 @@ impl Scan {
         }
         let torn_at = self.pending.first().map(|(header, _)| (header.segment, header.offset));
         let torn_at = torn_at.or(self.gap.map(|gap| (gap.segment, gap.offset)));
-        let torn = (self.torn || !self.pending.is_empty()).then_some(torn_at).flatten();
+        let torn = (self.torn.is_some() || !self.pending.is_empty()).then_some(torn_at).flatten();
         self.ends.insert(active, end);
         Ok(Found {
             floors: last.floors,
