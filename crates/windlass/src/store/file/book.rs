@@ -14,7 +14,7 @@ use std::sync::Arc;
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, NewJob, State, StateName};
+use windlass_core::job::{Condition, JobId, Lease, NewJob, State, StateName};
 use windlass_core::ledger::{
     Applied, Claims, Command, Counts, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
 };
@@ -132,7 +132,12 @@ impl Flight {
 
     /// Waits until they are on stable storage.
     pub fn sync(&self) -> std::io::Result<()> {
-        self.batch.sync()
+        Self::sync_all(std::slice::from_ref(self))
+    }
+
+    /// Waits until all of these are, with one sync where one will do.
+    pub fn sync_all(flights: &[Flight]) -> std::io::Result<()> {
+        Batch::sync(flights.iter().map(|flight| &*flight.batch))
     }
 }
 
@@ -633,12 +638,12 @@ impl Book {
     }
 
     /// Whether all that is known of these jobs has landed.
-    pub(super) fn have_landed(&self, jobs: &[JobId]) -> bool {
+    pub fn have_landed(&self, jobs: &[JobId]) -> bool {
         let landed = |job: &JobId| {
             let kept = self.ledger.kept(*job);
             kept.is_some_and(|kept| self.journal.has_landed(Place::unpack(kept.place)))
         };
-        !self.journal.is_in_flight() || jobs.iter().all(landed)
+        self.awaited() <= self.landed_commit() || jobs.iter().all(landed)
     }
 
     /// Reads jobs by id.
@@ -785,16 +790,31 @@ impl Book {
             let Some(kept) = self.ledger.kept(job) else { continue };
             match self.chain(job, Place::unpack(kept.place)) {
                 Err(Unreadable(why)) => wrong.push(format!("job {job}: {why}")),
-                Ok((_, record))
-                    if Some(&record.condition) != self.ledger.condition_of(job).as_ref() =>
-                {
-                    wrong.push(format!("job {job}: its record and the ledger disagree"));
+                Ok((_, record)) => {
+                    let known = self.ledger.condition_of(job);
+                    if !known.is_some_and(|known| agree(&record.condition, &known)) {
+                        wrong.push(format!("job {job}: its record and the ledger disagree"));
+                    }
                 }
-                Ok(_) => {}
             }
         }
         wrong
     }
+}
+
+/// Whether a stored condition is the one the ledger knows. Two things are not written down: that a
+/// time has come, and that a lease was renewed.
+fn agree(stored: &Condition, known: &Condition) -> bool {
+    let same_state = match (&stored.state, &known.state) {
+        (State::Scheduled { at }, State::Ready { since }) => at == since,
+        (State::Running(stored), State::Running(known)) => {
+            Lease { until: known.until, ..stored.clone() } == *known
+        }
+        (stored, known) => stored == known,
+    };
+    let counters =
+        |condition: &Condition| (condition.attempts, condition.recoveries, condition.generation);
+    same_state && counters(stored) == counters(known)
 }
 
 /// What a store takes on its disk.

@@ -12,7 +12,7 @@
 //!
 //! `docs/format.md` draws the bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
@@ -92,16 +92,16 @@ impl Batch {
         self.writes.iter().try_for_each(|write| write.file.write_at(&write.bytes, write.at.into()))
     }
 
-    /// Waits until the bytes survive the power too.
-    pub(super) fn sync(&self) -> io::Result<()> {
-        if self.names {
-            self.disk.sync_directory()?;
+    /// Waits until the bytes of these commits survive the power too.
+    pub(super) fn sync<'a>(batches: impl Iterator<Item = &'a Batch> + Clone) -> io::Result<()> {
+        if let Some(batch) = batches.clone().find(|batch| batch.names) {
+            batch.disk.sync_directory()?;
         }
         let mut last = None;
-        for write in &self.writes {
-            if last != Some(write.segment) {
+        for write in batches.flat_map(|batch| &batch.writes) {
+            // Commits follow each other through the segments.
+            if last.replace(write.segment) != Some(write.segment) {
                 write.file.sync()?;
-                last = Some(write.segment);
             }
         }
         Ok(())
@@ -122,7 +122,10 @@ pub(super) struct Journal {
     buffers: Vec<Vec<u8>>,
     /// Headers of segments that were started since the last commit was taken.
     started: Vec<Write>,
+    /// Commits that are not in the files yet.
     flying: Vec<Arc<Batch>>,
+    /// Commits that are not on stable storage yet: their numbers, and where they begin.
+    unlanded: VecDeque<(u64, u32, u32)>,
     next_commit: u64,
     landed: u64,
     /// Bytes of all commits that were taken since it was opened.
@@ -172,6 +175,7 @@ impl Journal {
             buffers: Vec::new(),
             started: Vec::new(),
             flying: Vec::new(),
+            unlanded: VecDeque::new(),
             next_commit: 1,
             landed: 0,
             written: 0,
@@ -183,9 +187,11 @@ impl Journal {
             unused: Vec::new(),
             used_before,
         };
-        let begin = if thorough { None } else { journal.find_begin(&numbers)? };
-        let mut scan = Scan::new(&numbers)?;
-        for number in &numbers {
+        let (left, needed) = numbers.split_at(journal.beginning(&numbers)?);
+        leftovers.extend(left.iter().copied().map(segment_name));
+        let begin = if thorough { None } else { journal.find_begin(needed)? };
+        let mut scan = Scan::new(needed);
+        for number in needed {
             // What lies before the beginning is read when someone asks for it.
             let skipped = begin.is_some_and(|begin| *number < begin.segment);
             let (segment, content) = journal.open_segment(*number, !skipped)?;
@@ -200,6 +206,27 @@ impl Journal {
         journal.resume(&found);
         journal.unused.extend(leftovers);
         Ok((journal, found))
+    }
+
+    /// Which of these segments is the first of the journal. They are numbered without a gap, except
+    /// that before it may stand some that could not leave when they were let go, and behind it some
+    /// that belong to a commit that never landed. So if there is a gap, the journal begins behind
+    /// the last one from where everything that is needed can be read.
+    fn beginning(&self, numbers: &[u32]) -> Result<usize, OpenError> {
+        let gap = |index: &usize| numbers[index - 1] + 1 != numbers[*index];
+        for start in (1..numbers.len()).rev().filter(gap) {
+            let mut scan = Scan::new(&numbers[start..]);
+            let mut whole = true;
+            for number in &numbers[start..] {
+                let (segment, content) = self.open_segment(*number, true)?;
+                whole &= scan.head(*number, &content, segment.bytes).is_ok();
+                whole &= scan.segment(*number, None, &content, &mut |_, _| Ok(())).is_ok();
+            }
+            if whole && scan.finish(true).is_ok() {
+                return Ok(start);
+            }
+        }
+        Ok(0)
     }
 
     /// Goes on where the scan found the end. What stands behind it was never acknowledged, and
@@ -222,15 +249,19 @@ impl Journal {
         self.opening = found.opening;
     }
 
-    /// Deletes files that hold nothing that was ever acknowledged, or that are no longer needed,
-    /// and begins a new opening. The first commit after it must land before anything is answered.
+    /// Begins a new opening: makes the last commits durable, then deletes files that they no longer
+    /// need, or that hold nothing that was ever acknowledged. The first commit after it must land
+    /// before anything is answered.
     pub(super) fn begin(&mut self, found: &Found) -> io::Result<()> {
+        if !found.unproven.is_empty() {
+            self.disk.sync_directory()?;
+            self.secure(&found.unproven)?;
+        }
         for name in std::mem::take(&mut self.unused) {
             self.disk.remove(&name)?;
         }
         self.opening += 1;
-        self.disk.sync_directory()?;
-        self.secure(&found.unproven)
+        self.disk.sync_directory()
     }
 
     /// Makes the last commits durable before anything is built on them. That they can be read only
@@ -471,6 +502,8 @@ impl Journal {
         let names = !writes.is_empty();
         let staged = std::mem::take(&mut self.staged);
         let count = staged.len();
+        let begins = staged.first().map(|first| (self.next_commit, first.segment, first.at));
+        self.unlanded.extend(begins);
         for (index, mut fragment) in staged.into_iter().enumerate() {
             let segment = self.segments.get_mut(&fragment.segment).expect("a segment in use");
             let end = fragment.at + fragment.bytes.len() as u32;
@@ -507,6 +540,9 @@ impl Journal {
     /// A commit is on stable storage. Returns the segments that may leave now.
     pub(super) fn landed(&mut self, batch: &Batch) -> Vec<Retired> {
         self.landed = self.landed.max(batch.number);
+        while self.unlanded.front().is_some_and(|(number, ..)| *number <= self.landed) {
+            self.unlanded.pop_front();
+        }
         let keep = self.segments.split_off(&batch.oldest);
         let gone = std::mem::replace(&mut self.segments, keep);
         let mut retired = Vec::new();
@@ -539,7 +575,8 @@ impl Journal {
     /// it is damage. The next commit is written over it.
     pub(super) fn seal(&self, floors: Floors) -> Option<(Arc<dyn DiskFile>, u64, Vec<u8>)> {
         let segment = self.segments.get(&self.active)?;
-        if !self.staged.is_empty() || segment.end + HEADER as u32 > segment.bytes {
+        let everything = self.staged.is_empty() && self.unlanded.is_empty();
+        if !everything || segment.end + HEADER as u32 > segment.bytes {
             return None;
         }
         let header = Header {
@@ -613,19 +650,11 @@ impl Journal {
         entry
     }
 
-    /// Whether any commit is being put together or on its way.
-    pub(super) fn is_in_flight(&self) -> bool {
-        self.is_staged() || !self.flying.is_empty()
-    }
-
-    /// Whether the entry at this place belongs to none of them.
+    /// Whether the entry at this place is on stable storage.
     pub(super) fn has_landed(&self, place: Place) -> bool {
-        let Place { segment, offset, .. } = place;
-        let flying = self.flying.iter().flat_map(|batch| &batch.writes);
-        let mut from = flying.map(|write| (write.segment, write.at));
+        let unlanded = self.unlanded.front().map(|(_, segment, at)| (*segment, *at));
         let staged = self.staged.first().map(|fragment| (fragment.segment, fragment.at));
-        let first = from.find(|(_, at)| *at >= SEGMENT_HEADER).or(staged);
-        first.is_none_or(|first| (segment, offset) < first)
+        unlanded.or(staged).is_none_or(|first| (place.segment, place.offset) < first)
     }
 
     /// Whether everything that will ever stand in this segment has been written: only then may

@@ -69,6 +69,7 @@ pub(super) struct Scan {
     /// Where the last whole commit ends.
     tail: Option<(u32, u32)>,
     first_segment: Option<u32>,
+    previous_segment: Option<u32>,
     /// Where the fragments of each segment end.
     ends: BTreeMap<u32, u32>,
     /// Segments whose own header cannot be read.
@@ -85,14 +86,8 @@ struct Gap {
 }
 
 impl Scan {
-    /// Fails if the numbers of the segments have a gap.
-    pub(super) fn new(numbers: &[u32]) -> Result<Self, OpenError> {
-        let missing = numbers.windows(2).find(|pair| pair[0] + 1 != pair[1]);
-        if let Some(pair) = missing {
-            let name = segment_name(pair[0] + 1);
-            return Err(OpenError::damaged(&name, 0, "the file is missing"));
-        }
-        Ok(Self {
+    pub(super) fn new(numbers: &[u32]) -> Self {
+        Self {
             commit: 0,
             index: 0,
             pending: Vec::new(),
@@ -102,11 +97,12 @@ impl Scan {
             last: None,
             tail: None,
             first_segment: numbers.first().copied(),
+            previous_segment: None,
             ends: BTreeMap::new(),
             headless: Vec::new(),
             commits: 0,
             bytes: 0,
-        })
+        }
     }
 
     pub(super) fn segment(
@@ -200,6 +196,15 @@ impl Scan {
     /// Checks the head of a segment, and learns where the one before it ends: that one need not be
     /// read for it.
     pub(super) fn head(&mut self, number: u32, head: &[u8], bytes: u32) -> Result<(), OpenError> {
+        if let Some(previous) = self.previous_segment.replace(number)
+            && previous + 1 != number
+        {
+            // Its name was lost with the power before the commit that began it had landed, or it is
+            // damage: what stands further on will tell.
+            let missing = Gap { segment: previous + 1, offset: 0, why: "the file is missing" };
+            self.gap.get_or_insert(missing);
+            self.torn = true;
+        }
         match check_segment_header(number, head, bytes) {
             Ok(previous_end) => {
                 self.ends.insert(number.saturating_sub(1), previous_end);
@@ -249,7 +254,7 @@ impl Scan {
             return Err(OpenError::damaged(&name, at, "no commit can be read"));
         };
         if last.oldest < first {
-            return Err(OpenError::damaged(&segment_name(last.oldest), 0, "the file is missing"));
+            return Err(OpenError::damaged(&segment_name(first - 1), 0, "the file is missing"));
         }
         if let Some((number, why)) = self.headless.iter().find(|(number, _)| *number <= active) {
             return Err(OpenError::damaged(&segment_name(*number), 0, why));

@@ -1,0 +1,117 @@
+//! What is asked of the store, and what it answers: the verbs of the Store contract as values.
+
+use std::sync::Arc;
+
+use windlass::store::{Handed, StoreError};
+use windlass_core::explain::Explanation;
+use windlass_core::job::{JobId, NewJob, Start, StateName};
+use windlass_core::ledger::{
+    CancelAnswer, Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed,
+    Rescue, Rescued, Settled, Settlement,
+};
+use windlass_core::name::Name;
+use windlass_core::record::{JobRecord, QueueSettings};
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Now;
+
+/// Which call an answer belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// One call.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "each is the verb or command of the same name")]
+pub enum Request {
+    Enqueue(Vec<Arc<NewJob>>),
+    Claim(Claim),
+    Renew(Vec<Renewal>),
+    Settle(Vec<Settlement>),
+    Rescue(Rescue),
+    Promote,
+    Cancel(Vec<JobId>),
+    Reschedule(Vec<JobId>, Start),
+    Replay(Vec<JobId>),
+    Remove(Vec<JobId>),
+    ReplayEdited(JobId, Box<NewJob>),
+    Configure(Name, QueueChange),
+    Clear(Name),
+    Find(Vec<JobId>),
+    Explain(JobId),
+    /// Every job and every counter, as of one moment.
+    Audit,
+}
+
+/// What a call answers when it is applied.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "each belongs to the request of the same name")]
+pub enum Reply {
+    Enqueued(Vec<Enqueued>),
+    Handed(Handed),
+    Renewed(Vec<Result<Renewed, Refusal>>),
+    Settled(Vec<Result<Settled, Refusal>>),
+    Rescued(Rescued),
+    Promoted(Promoted),
+    Cancelled(Vec<Result<CancelAnswer, Refusal>>),
+    Rescheduled(Vec<Result<StateName, Refusal>>),
+    Replayed(Vec<(JobId, Result<(), Refusal>)>),
+    Removed(Vec<Result<(), Refusal>>),
+    Replaced(Enqueued),
+    Configured(QueueSettings),
+    Cleared(Cleared),
+    Found(Vec<Option<JobRecord>>),
+    Explained(Explanation),
+    Audited(Box<Snapshot>),
+}
+
+/// Everything a user can see at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Every job, the last accepted first.
+    pub jobs: Vec<JobRecord>,
+    /// Every counter.
+    pub counts: Counts,
+}
+
+/// Why a call was not applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Nothing was changed.
+    Refused(Refusal),
+    /// It may or may not have happened.
+    Unknown,
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Refused(refusal) => Failure::Refused(refusal),
+            StoreError::Unknown { .. } => Failure::Unknown,
+        }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Failure::Refused(refusal)
+    }
+}
+
+/// What comes back.
+pub type Answer = Result<Reply, Failure>;
+
+/// A call that was decided: what was asked, what the answer is once its commit has landed.
+#[derive(Clone, Debug)]
+pub struct Decided {
+    /// Which call.
+    pub ticket: Ticket,
+    /// What was asked.
+    pub request: Request,
+    /// What is or will be answered.
+    pub answer: Answer,
+    /// The number of the last event when it had been decided.
+    pub mark: u64,
+    /// When it was decided.
+    pub now: Now,
+    /// It has been answered already.
+    pub answered: bool,
+}

@@ -1,0 +1,55 @@
+//! Two clocks that are moved by hand.
+
+use std::time::Duration;
+
+use windlass_core::time::{Now, Steady, Timestamp};
+
+/// When every run begins, in microseconds since 1970.
+const BEGINNING: i64 = 1_700_000_000_000_000;
+
+/// A wall clock that can be stepped and a steady one that starts anew with each process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Clock {
+    /// Microseconds since the run began.
+    elapsed: u64,
+    /// When the process began.
+    process: u64,
+    /// How far the wall clock is off, in microseconds.
+    step: i64,
+}
+
+impl Clock {
+    /// Both readings.
+    pub fn now(&self) -> Now {
+        let elapsed = i64::try_from(self.elapsed).expect("a run of less than 292,000 years");
+        Now {
+            wall: Timestamp::from_micros(BEGINNING + elapsed + self.step),
+            steady: Steady::from_micros(self.elapsed - self.process),
+        }
+    }
+
+    /// Microseconds since the run began.
+    pub fn elapsed(&self) -> u64 {
+        self.elapsed
+    }
+
+    /// Time passes until so many microseconds after the run began.
+    pub fn advance_to(&mut self, elapsed: u64) {
+        self.elapsed = self.elapsed.max(elapsed);
+    }
+
+    /// Time passes.
+    pub fn advance(&mut self, by: Duration) {
+        self.elapsed += u64::try_from(by.as_micros()).expect("not so long");
+    }
+
+    /// Someone sets the wall clock ahead or back.
+    pub fn step(&mut self, micros: i64) {
+        self.step += micros;
+    }
+
+    /// A process begins: its steady clock starts at zero.
+    pub fn restart(&mut self) {
+        self.process = self.elapsed;
+    }
+}

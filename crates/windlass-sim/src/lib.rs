@@ -1,0 +1,50 @@
+//! A simulation of everything that can go wrong around the file store, from one seed.
+//!
+//! [`Machine`] is one machine: a [`SimDisk`], a clock that is stepped, and a process that drives
+//! the store's [`Book`](windlass::store::file::Book) as `FileStore` does, one step at a time, so
+//! that the power can be lost between any two of them. [`Oracle`] watches from outside: it knows
+//! what was asked, answered and told, and says when that cannot all be true. [`World`] puts clients
+//! and workers around the machine that do what programs do, and draws what goes wrong. [`run`] is
+//! one seed; [`swarm`] runs thousands.
+//!
+//! No threads, no sleeping, no other source of chance: a seed that fails once fails for ever.
+
+mod answer;
+mod clock;
+mod cover;
+mod disk;
+mod machine;
+mod oracle;
+mod profile;
+mod random;
+pub mod swarm;
+mod trace;
+mod world;
+
+pub use answer::{Answer, Decided, Failure, Reply, Request, Snapshot, Ticket};
+pub use clock::Clock;
+pub use cover::{Cover, Point};
+pub use disk::{Call, Damage, Faults, Loss, Moment, NameLoss, SimDisk, Wreck};
+pub use machine::{Machine, Opening, Worked};
+pub use oracle::{KindRules, Oracle, Rules};
+pub use profile::{Profile, Settings};
+pub use random::Random;
+pub use trace::Trace;
+pub use world::{Outcome, Tally, World, run};
+
+/// Something that must never be, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+/// A value, unless something was seen that must never be.
+pub type Checked<T = ()> = Result<T, Violation>;
+
+/// Ends the run with a violation unless the condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($holds:expr, $($words:tt)+) => {
+        if !$holds {
+            return Err($crate::Violation(format!($($words)+)));
+        }
+    };
+}

@@ -1,0 +1,288 @@
+//! One machine: a disk, a clock, and a process that drives the book as `FileStore` does.
+//!
+//! What `FileStore` does with a lock, a writer thread and a thread that makes spare files is done
+//! here one step at a time, whenever the caller likes, so that anything can happen in between:
+//! another call, a failing disk, the end of the process. Answers are given when `FileStore` would
+//! give them: claims as soon as they are decided, everything else when it has landed.
+
+mod boot;
+mod decide;
+mod writer;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use windlass::store::file::{Book, BookOptions, Disk, Flight, Retired};
+use windlass_core::refusal::Refusal;
+
+use crate::answer::{Answer, Decided, Failure, Reply, Request, Snapshot, Ticket};
+use crate::clock::Clock;
+use crate::cover::{Cover, Point};
+use crate::disk::SimDisk;
+use crate::oracle::{Oracle, Rules};
+use crate::random::Random;
+use crate::trace::Trace;
+use crate::{Checked, Violation, ensure};
+
+pub use boot::Opening;
+pub(crate) use boot::words;
+pub use writer::Worked;
+
+/// See the module documentation.
+#[derive(Debug)]
+pub struct Machine {
+    /// Its disk.
+    pub disk: SimDisk,
+    /// Its clocks.
+    pub clock: Clock,
+    /// Who watches.
+    pub oracle: Oracle,
+    /// Rare paths that were taken.
+    pub cover: Cover,
+    /// What happened.
+    pub trace: Trace,
+    options: BookOptions,
+    process: Option<Process>,
+    answers: VecDeque<(Ticket, Answer)>,
+    /// Answers that were given so far.
+    given: u64,
+    /// The power is lost right after this many answers were given.
+    ack_trap: Option<u64>,
+    next_ticket: u64,
+    /// Something failed or was damaged: the store may refuse everything until it is reopened.
+    may_break: bool,
+    crashes: u64,
+}
+
+/// What lives as long as the process.
+#[derive(Debug)]
+struct Process {
+    book: Book,
+    disk: Arc<dyn Disk>,
+    /// Decided, in the commit that is being gathered.
+    gathered: Vec<Decided>,
+    flying: Option<Flying>,
+    retired: VecDeque<Retired>,
+    /// A spare file that is being made apart.
+    spare: Option<(String, u32)>,
+    tending: Tending,
+    compacting: bool,
+    sketching: bool,
+    sealed: bool,
+    broken: bool,
+    /// The writer has ended, as it does when the disk fails.
+    gave_up: bool,
+}
+
+/// What is still to be done after a commit has landed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tending {
+    Nothing,
+    Compaction,
+    Checkpoint,
+}
+
+/// A commit in the air.
+#[derive(Debug)]
+struct Flying {
+    flight: Flight,
+    decided: Vec<Decided>,
+    written: bool,
+}
+
+impl Machine {
+    /// A machine with an empty disk, and the store on it open.
+    pub fn new(options: BookOptions, rules: Rules, random: Random, trace: Trace) -> Checked<Self> {
+        let mut machine = Self::off(options, rules, random, trace);
+        machine.start()?;
+        Ok(machine)
+    }
+
+    /// A machine with an empty disk, and no process yet.
+    pub fn off(options: BookOptions, rules: Rules, random: Random, trace: Trace) -> Self {
+        let disk = SimDisk::new(random);
+        if trace.is_wanted() {
+            disk.keep_log();
+        }
+        Self {
+            disk,
+            clock: Clock::default(),
+            oracle: Oracle::new(rules),
+            cover: Cover::default(),
+            trace,
+            options,
+            process: None,
+            answers: VecDeque::new(),
+            given: 0,
+            ack_trap: None,
+            next_ticket: 0,
+            may_break: false,
+            crashes: 0,
+        }
+    }
+
+    /// Whether no process runs.
+    pub fn is_down(&self) -> bool {
+        self.process.is_none()
+    }
+
+    /// Whether the store refuses everything until it is reopened.
+    pub fn is_broken(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| process.broken)
+    }
+
+    /// Ends of the process that were not wanted.
+    pub fn crashes(&self) -> u64 {
+        self.crashes
+    }
+
+    /// Answers that were given so far.
+    pub fn given(&self) -> u64 {
+        self.given
+    }
+
+    /// Loses the power right after so many answers were given in all.
+    pub fn set_ack_trap(&mut self, given: u64) {
+        self.ack_trap = Some(given);
+    }
+
+    /// The next answer.
+    pub fn next_answer(&mut self) -> Option<(Ticket, Answer)> {
+        self.answers.pop_front()
+    }
+
+    /// From now on the store may break, because something was done to its disk.
+    pub fn expect_breakage(&mut self) {
+        self.may_break = true;
+    }
+
+    /// Makes a call. Its answer comes by [`Machine::next_answer`], at once or after some work.
+    pub fn submit(&mut self, request: Request) -> Checked<Ticket> {
+        self.next_ticket += 1;
+        let ticket = Ticket(self.next_ticket);
+        self.oracle.asked(&request);
+        let now = self.clock.now();
+        let Some(process) = self.process.as_mut() else {
+            self.give(ticket, &request, Err(Failure::Unknown));
+            return Ok(ticket);
+        };
+        let answer = decide::decide(&mut process.book, request.clone(), now);
+        let mark = process.book.last_event();
+        process.sealed = false;
+        self.trace.line(|| format!("{now:?} {ticket:?} {request:?} -> {answer:?}"));
+        self.trace_disk();
+        if self.disk.is_dead() {
+            self.fall();
+            self.give(ticket, &request, Err(Failure::Unknown));
+            return Ok(ticket);
+        }
+        self.note_breakage(&answer)?;
+        self.oracle.decided(&request, &answer, now, &mut self.cover)?;
+        self.wait_for_landing(Decided { ticket, request, answer, mark, now, answered: false })?;
+        Ok(ticket)
+    }
+
+    /// Gives the answer now, or with the commit that it has to wait for.
+    fn wait_for_landing(&mut self, mut decided: Decided) -> Checked {
+        let Some(process) = self.process.as_mut() else { return Ok(()) };
+        let landed = process.book.awaited() <= process.book.landed_commit();
+        if landed {
+            self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
+        }
+        let hurried = match &decided.request {
+            Request::Claim(_) => true,
+            Request::Find(jobs) if process.book.have_landed(jobs) => {
+                // Told before anything that is in the air: so it must be true without that.
+                self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
+                self.cover.hit_if(Point::ReadEarly, !landed && !jobs.is_empty());
+                true
+            }
+            _ => false,
+        };
+        if landed || hurried {
+            decided.answered = true;
+            self.give(decided.ticket, &decided.request, decided.answer.clone());
+        }
+        let Some(process) = self.process.as_mut() else {
+            // The answer was the last thing the machine did.
+            self.oracle.fell(None, &[decided], &mut self.cover);
+            return Ok(());
+        };
+        match process.flying.as_mut().filter(|_| !process.book.has_work()) {
+            _ if landed || matches!(decided.request, Request::Find(_)) && hurried => {}
+            Some(flying) => flying.decided.push(decided),
+            None => process.gathered.push(decided),
+        }
+        Ok(())
+    }
+
+    /// What the disk was asked, for whoever looks into a failure.
+    fn trace_disk(&mut self) {
+        for line in self.disk.take_log() {
+            self.trace.line(|| format!("    disk: {line}"));
+        }
+    }
+
+    fn give(&mut self, ticket: Ticket, request: &Request, answer: Answer) {
+        self.trace.line(|| format!("  {ticket:?} is answered"));
+        self.oracle.answered(request, &answer, &mut self.cover);
+        self.answers.push_back((ticket, answer));
+        self.given += 1;
+        if self.process.is_some() && self.ack_trap.is_some_and(|trap| trap == self.given) {
+            self.ack_trap = None;
+            self.fall();
+        }
+    }
+
+    /// A store may say that it is broken only if something was done to its disk.
+    fn note_breakage(&mut self, answer: &Answer) -> Checked {
+        let Err(Failure::Refused(Refusal::StoreBroken { why })) = answer else { return Ok(()) };
+        let expected = self.may_break || self.disk.failed() > 0 || self.disk.is_dead();
+        ensure!(expected, "the store broke and nothing was done to its disk: {why}");
+        let process = self.process.as_mut();
+        let known = process.is_some_and(|process| std::mem::replace(&mut process.broken, true));
+        self.cover.hit_if(Point::BrokenRefuses, known);
+        Ok(())
+    }
+
+    /// The process is gone. Whoever waits for an answer gets none.
+    fn fall(&mut self) {
+        let Some(process) = self.process.take() else { return };
+        let Process { gathered, flying, .. } = process;
+        self.crashes += 1;
+        self.trace.line(|| "the process is gone".to_string());
+        self.cover.hit_if(Point::LeftoverCompaction, process.compacting);
+        self.cover.hit_if(Point::LeftoverCheckpoint, process.sketching);
+        let flying = flying.map(|flying| (flying.flight.events, flying.decided));
+        let mut unanswered = Vec::new();
+        let in_the_air = flying.iter().flat_map(|(_, decided)| decided);
+        for decided in in_the_air.chain(&gathered).filter(|decided| !decided.answered) {
+            unanswered.push((decided.ticket, decided.request.clone()));
+        }
+        self.oracle.fell(flying, &gathered, &mut self.cover);
+        for (ticket, request) in unanswered {
+            self.give(ticket, &request, Err(Failure::Unknown));
+        }
+    }
+
+    /// Everything a user can see right now, landed or not; `None` if the store does not answer.
+    fn look(&mut self) -> Option<Snapshot> {
+        let now = self.clock.now();
+        let process = self.process.as_mut()?;
+        match decide::decide(&mut process.book, Request::Audit, now) {
+            Ok(Reply::Audited(snapshot)) => Some(*snapshot),
+            Ok(_) | Err(_) => None,
+        }
+    }
+
+    /// With nothing on its way, everything there is must be what was told, and sound.
+    pub fn inspect(&mut self) -> Checked {
+        let snapshot = self.look();
+        let snapshot = snapshot.ok_or_else(|| Violation("the store cannot be read".into()))?;
+        self.oracle.audit(&snapshot)?;
+        let wrong = self.process.as_mut().map(|process| process.book.check());
+        let wrong = wrong.unwrap_or_default();
+        ensure!(wrong.is_empty(), "the store is unsound: {}", wrong.join("; "));
+        Ok(())
+    }
+}

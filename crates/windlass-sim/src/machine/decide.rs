@@ -1,0 +1,120 @@
+//! One call to the book, as `FileStore` makes it: room first, then the decision.
+
+use std::sync::Arc;
+
+use windlass::store::file::{Book, Need};
+use windlass::store::{Selection, StoreError};
+use windlass_core::filter::Filter;
+use windlass_core::job::NewJob;
+use windlass_core::ledger::{
+    Cancel, Clear, Command, Configure, Enqueue, Promote, Remove, Renew, Replay, ReplayEdited,
+    Reschedule, Settle,
+};
+use windlass_core::limits;
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Now;
+
+use crate::answer::{Answer, Failure, Reply, Request, Snapshot};
+
+/// Decides a call and says what it will be answered.
+pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
+    match request {
+        Request::Enqueue(jobs) => {
+            let need = Need::Growth(jobs.iter().map(size_of).sum());
+            commit(book, need, Enqueue { jobs }, now).map(Reply::Enqueued)
+        }
+        Request::Claim(claim) => {
+            let need = Need::Progress(claim.limit.min(limits::CLAIM_JOBS) as u64 * 256);
+            let claims = commit(book, need, claim, now)?;
+            Ok(Reply::Handed(book.hand(claims)?))
+        }
+        Request::Renew(renewals) => {
+            let lines = renewals.iter().flat_map(|renewal| &renewal.report.lines);
+            let bytes: u64 = lines.map(|line| line.text.len() as u64 + 64).sum();
+            let need = Need::Progress(bytes + 256 * renewals.len() as u64);
+            commit(book, need, Renew { renewals }, now).map(Reply::Renewed)
+        }
+        Request::Settle(settlements) => {
+            let sizes = settlements.iter().map(|settlement| {
+                let output = settlement.output.as_ref().map_or(0, |output| output.len());
+                let next: u64 = settlement.next.iter().map(size_of).sum();
+                output as u64 + next + 1_024
+            });
+            let need = Need::Progress(sizes.sum());
+            commit(book, need, Settle { settlements }, now).map(Reply::Settled)
+        }
+        Request::Rescue(rescue) => commit(book, Need::Progress(0), rescue, now).map(Reply::Rescued),
+        Request::Promote => commit(book, Need::Progress(0), Promote, now).map(Reply::Promoted),
+        Request::ReplayEdited(job, edited) => {
+            let need = Need::Growth(size_of_job(&edited));
+            let command = ReplayEdited { job, edited: *edited };
+            commit(book, need, command, now).map(Reply::Replaced)
+        }
+        Request::Configure(queue, change) => {
+            let command = Configure { queue, change };
+            commit(book, Need::Progress(0), command, now).map(Reply::Configured)
+        }
+        Request::Clear(queue) => {
+            commit(book, Need::Progress(0), Clear { queue }, now).map(Reply::Cleared)
+        }
+        Request::Find(jobs) => Ok(Reply::Found(book.find(&jobs, now)?)),
+        Request::Explain(job) => Ok(Reply::Explained(book.explain(job, now)?)),
+        Request::Audit => audit(book, now),
+        alteration => alter(book, alteration, now),
+    }
+}
+
+fn alter(book: &mut Book, alteration: Request, now: Now) -> Answer {
+    book.admit(Need::Progress(0), now)?;
+    match alteration {
+        Request::Cancel(jobs) => {
+            let jobs = book.select(Selection::Jobs(jobs), now)?;
+            Ok(Reply::Cancelled(book.apply(Cancel { jobs }, now)?))
+        }
+        Request::Reschedule(jobs, start) => {
+            Ok(Reply::Rescheduled(book.apply(Reschedule { jobs, start }, now)?))
+        }
+        Request::Remove(jobs) => Ok(Reply::Removed(book.apply(Remove { jobs }, now)?)),
+        Request::Replay(jobs) => Ok(Reply::Replayed(book.apply(Replay { jobs }, now)?)),
+        other => unreachable!("{other:?} alters nothing"),
+    }
+}
+
+fn commit<C: Command>(
+    book: &mut Book,
+    need: Need,
+    command: C,
+    now: Now,
+) -> Result<C::Reply, Failure> {
+    book.admit(need, now).map_err(|full: Refusal| match need {
+        Need::Growth(_) => Failure::Refused(full),
+        Need::Progress(_) => Failure::Unknown,
+    })?;
+    book.apply(command, now).map_err(|error: StoreError| error.into())
+}
+
+/// All jobs, page by page, and all counters.
+fn audit(book: &mut Book, now: Now) -> Answer {
+    let mut jobs = Vec::new();
+    let mut after = None;
+    loop {
+        let page = book.list(&Filter::default(), after, 100, now)?;
+        jobs.extend(page.jobs);
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    let counts = book.count(now);
+    Ok(Reply::Audited(Box::new(Snapshot { jobs, counts })))
+}
+
+fn size_of(job: &Arc<NewJob>) -> u64 {
+    size_of_job(job)
+}
+
+/// What `FileStore` takes a job for.
+fn size_of_job(job: &NewJob) -> u64 {
+    let labels: usize = job.metadata.iter().map(|(key, value)| key.len() + value.len() + 8).sum();
+    (job.payload.len() + labels + job.depends_on.len() * 17 + 1_024) as u64
+}

@@ -1,0 +1,213 @@
+//! The writer of `FileStore`, one step at a time.
+
+use super::{Flying, Machine, Process, Tending};
+use crate::Checked;
+use crate::answer::{Decided, Failure, Request, Ticket};
+use crate::cover::Point;
+
+/// What one step of the writer did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Worked {
+    /// There was nothing to do.
+    Idle,
+    /// It closed the commit that was being gathered.
+    Took,
+    /// It handed its bytes to the system.
+    Wrote,
+    /// It waited until they were on stable storage, and answered.
+    Landed,
+    /// It let a segment go.
+    LetGo,
+    /// It cleared a part of the oldest segment, or wrote a part of a checkpoint.
+    Tended,
+    /// It marked the journal as whole.
+    Sealed,
+    /// The disk failed, and the store refuses everything.
+    Failed,
+    /// The process is gone.
+    Died,
+}
+
+impl Machine {
+    /// Does one step of what the writer has to do. `budget` is how much of the oldest segment it
+    /// clears at most.
+    pub fn work(&mut self, budget: u64) -> Checked<Worked> {
+        let worked = self.step(budget)?;
+        if worked != Worked::Idle {
+            self.trace.line(|| format!("  writer: {worked:?}"));
+            self.trace_disk();
+        }
+        if self.disk.is_dead() && self.process.is_some() {
+            self.fall();
+            return Ok(Worked::Died);
+        }
+        Ok(if self.process.is_none() { Worked::Died } else { worked })
+    }
+
+    fn step(&mut self, budget: u64) -> Checked<Worked> {
+        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
+        if process.gave_up {
+            return Ok(Worked::Idle);
+        }
+        if let Some(retired) = process.retired.pop_front() {
+            self.cover.hit(Point::SegmentRetired);
+            // A file that cannot leave now is let go when the store is next opened.
+            if let Ok(spare) = retired.let_go() {
+                process.book.add_spare(spare);
+            }
+            return Ok(Worked::LetGo);
+        }
+        if process.tending != Tending::Nothing {
+            return self.tend(budget);
+        }
+        match &process.flying {
+            Some(flying) if flying.written => self.land(),
+            Some(_) => self.write(),
+            None => self.take(),
+        }
+    }
+
+    /// Keeps the journal small, and short to read.
+    fn tend(&mut self, budget: u64) -> Checked<Worked> {
+        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
+        let book = &mut process.book;
+        let compacts = process.tending == Tending::Compaction && book.wants_compaction();
+        let done = if compacts {
+            let had_work = book.has_work();
+            let done = book.compact(budget);
+            self.cover.hit_if(Point::CompactionStaged, !had_work && book.has_work());
+            // A step that finds nothing alive has nothing to write, so the next one follows.
+            let again = done.is_ok() && !book.has_work();
+            process.tending = if again { Tending::Compaction } else { Tending::Checkpoint };
+            done
+        } else {
+            process.tending = Tending::Nothing;
+            let wanted = book.wants_checkpoint();
+            self.cover.hit_if(Point::Checkpointed, wanted);
+            if wanted { book.checkpoint(budget) } else { Ok(()) }
+        };
+        process.compacting = book.wants_compaction();
+        process.sketching = book.wants_checkpoint();
+        if let Err(error) = done {
+            self.note_breakage(&Err(error.into()))?;
+        }
+        Ok(Worked::Tended)
+    }
+
+    fn take(&mut self) -> Checked<Worked> {
+        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
+        if process.book.has_work() {
+            self.disk.mark();
+            let flight = process.book.take();
+            let decided = std::mem::take(&mut process.gathered);
+            process.flying = Some(Flying { flight, decided, written: false });
+            return Ok(Worked::Took);
+        }
+        if process.sealed {
+            return Ok(Worked::Idle);
+        }
+        process.sealed = true;
+        let sealed = process.book.seal();
+        self.cover.hit_if(Point::Sealed, sealed.is_ok());
+        Ok(Worked::Sealed)
+    }
+
+    fn write(&mut self) -> Checked<Worked> {
+        let Some(flying) = self.process.as_mut().and_then(|process| process.flying.as_mut()) else {
+            return Ok(Worked::Idle);
+        };
+        match flying.flight.write() {
+            Ok(()) => {
+                flying.written = true;
+                Ok(Worked::Wrote)
+            }
+            Err(_) => Ok(self.fail()),
+        }
+    }
+
+    /// Waits for stable storage, tells what happened and answers.
+    fn land(&mut self) -> Checked<Worked> {
+        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
+        let Some(flying) = process.flying.take() else { return Ok(Worked::Idle) };
+        if flying.flight.sync().is_err() {
+            process.flying = Some(flying);
+            return Ok(self.fail());
+        }
+        process.book.written(flying.flight.number());
+        process.retired.extend(process.book.landed(&flying.flight));
+        process.tending = Tending::Compaction;
+        let Flying { mut flight, decided, .. } = flying;
+        let events = std::mem::take(&mut flight.events);
+        process.book.reuse(flight);
+        self.oracle.landed(&events, &decided, &mut self.cover)?;
+        self.answer(decided);
+        Ok(Worked::Landed)
+    }
+
+    fn answer(&mut self, decided: Vec<Decided>) {
+        for Decided { ticket, request, answer, answered, .. } in decided {
+            if self.process.is_none() && !answered {
+                // The machine went off between two answers.
+                self.give(ticket, &request, Err(Failure::Unknown));
+            } else if !answered {
+                self.give(ticket, &request, answer);
+            }
+        }
+    }
+
+    /// The disk failed: nothing is known any more, and whoever waits is told so.
+    fn fail(&mut self) -> Worked {
+        if self.disk.is_dead() {
+            return Worked::Died;
+        }
+        let Some(process) = self.process.as_mut() else { return Worked::Died };
+        process.book.fail("a write to the disk failed (simulated)".to_string());
+        (process.broken, process.gave_up) = (true, true);
+        self.cover.hit(Point::WriteFailed);
+        let Process { gathered, flying, .. } = process;
+        let gathered = std::mem::take(gathered);
+        let flying = flying.take().map(|flying| (flying.flight.events, flying.decided));
+        let in_the_air = flying.iter().flat_map(|(_, decided)| decided);
+        let waiting: Vec<(Ticket, Request)> = in_the_air
+            .chain(&gathered)
+            .filter(|decided| !decided.answered)
+            .map(|decided| (decided.ticket, decided.request.clone()))
+            .collect();
+        self.oracle.fell(flying, &gathered, &mut self.cover);
+        for (ticket, request) in waiting {
+            self.give(ticket, &request, Err(Failure::Unknown));
+        }
+        Worked::Failed
+    }
+
+    /// Begins to make a spare file, if one is wanted: the other thread of `FileStore`.
+    pub fn begin_spare(&mut self) -> bool {
+        let Some(process) = self.process.as_mut().filter(|process| process.spare.is_none()) else {
+            return false;
+        };
+        process.spare = process.book.wanted_spare();
+        process.spare.is_some()
+    }
+
+    /// Makes the spare file that was begun.
+    pub fn finish_spare(&mut self) {
+        let Some(process) = self.process.as_mut() else { return };
+        let Some((name, bytes)) = process.spare.take() else { return };
+        let made = process.disk.create(&name, bytes.into()).map(|_| (name, bytes));
+        process.book.add_spare(made.ok());
+        self.trace_disk();
+        if self.disk.is_dead() {
+            self.fall();
+        }
+    }
+
+    /// Works until there is nothing left to do.
+    pub fn work_to_rest(&mut self) -> Checked {
+        while !matches!(self.work(u64::MAX)?, Worked::Idle | Worked::Died) {
+            if self.is_broken() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
