@@ -165,7 +165,7 @@ impl Ledger {
     /// that is gone: it only tells what may be there.
     pub(crate) fn take_over_until(&mut self, said: &Said, mark: usize) {
         self.complain_of_nonsense(said);
-        let (before, after) = said.facts.split_at(mark);
+        let (before, after) = said.facts.split_at(mark.min(said.facts.len()));
         self.hear(before);
         self.log.push("-- the power failed; what follows may not have happened".to_string());
         for (_, fact) in after {

@@ -7,6 +7,7 @@ mod full;
 mod kill;
 mod plug;
 mod poison;
+mod site;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
