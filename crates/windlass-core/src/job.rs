@@ -126,7 +126,7 @@ pub enum UniqueScope {
     #[default]
     Open,
     /// The key is held in every state, until the window ends; without a window, for as long as the
-    /// job can be found.
+    /// job can be found. A job whose place an edited one took holds it no longer.
     Any,
 }
 

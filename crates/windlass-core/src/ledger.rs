@@ -32,6 +32,7 @@ mod renew;
 mod rescue;
 mod restore;
 mod settle;
+mod sketch;
 mod tally;
 mod view;
 
@@ -52,6 +53,7 @@ pub use renew::{Renew, Renewal, Renewed};
 pub use rescue::{Promote, Promoted, Recovery, RecoveryMode, Rescue, Rescued, RescuedJob};
 pub use restore::Restore;
 pub use settle::{Settle, Settled, Settlement};
+pub use sketch::Sketch;
 pub use view::{Counts, LineCount, QueueCount, WorkerView};
 
 pub use crate::record::Totals;
@@ -236,6 +238,11 @@ impl Ledger {
             event: self.next_event,
             wall: self.time.latest().wall,
         }
+    }
+
+    /// How many jobs are kept, in whatever state.
+    pub fn jobs(&self) -> u64 {
+        self.entries.len() as u64
     }
 
     /// The number of the last event told, 0 before the first.

@@ -1,9 +1,9 @@
 //! What is true about jobs, and nothing else.
 //!
 //! This crate holds every rule of the Windlass engine as pure functions over plain data. It is
-//! `#![no_std]`: a clock, a file, a socket, a thread or an unordered map cannot be named here, so
-//! the compiler and not a reviewer keeps it pure. Time is an argument, chance is an argument, and
-//! a lost race is a value.
+//! `#![no_std]`: a clock, a file, a socket or a thread cannot be named here, so the compiler and
+//! not a reviewer keeps it pure. Time is an argument, chance is an argument, and a lost race is a
+//! value.
 //!
 //! Reading order: [`job`] says what a job is, [`transition`] every legal change of one,
 //! [`outcome`] how an attempt's end becomes a verdict, and [`ledger`] is the whole book: it takes

@@ -51,6 +51,10 @@ fn job(number: u32) -> NewJob {
     NewJob::new(id(number), name("mail"), name("east"), Vec::new())
 }
 
+fn enqueue(jobs: impl IntoIterator<Item = NewJob>) -> Enqueue {
+    Enqueue { jobs: jobs.into_iter().map(Arc::new).collect() }
+}
+
 fn after(number: u32, on: &[(u32, OnFailure)]) -> NewJob {
     let edge =
         |(on, on_failure): &(u32, OnFailure)| Dependency { on: id(*on), on_failure: *on_failure };
@@ -109,12 +113,14 @@ impl Story {
             }
         }
         self.journal.write(&applied.changes, &mut self.ledger);
-        for cut in 0..=self.journal.len() {
+        let places = 0..=self.journal.len();
+        let spans = places.clone().flat_map(|to| (0..=to).map(move |from| from..to));
+        for span in spans {
             for all in [false, true] {
+                let when = format!("compacted {span:?}, all: {all}, after {told}");
                 let mut journal = self.journal.clone();
-                journal.compact(cut, all, &self.records, &mut self.ledger);
-                let back = journal.restore(limits());
-                self.compare(back, &format!("cut at {cut}, all: {all}, after {told}"));
+                journal.compact(span.clone(), all, &self.records, &mut self.ledger);
+                self.compare(journal.restore(limits()), &when);
             }
         }
         applied.reply
@@ -129,7 +135,7 @@ impl Story {
     }
 
     fn enqueue(&mut self, job: NewJob) -> Acceptance {
-        self.tell(Enqueue { jobs: vec![job] }).remove(0).acceptance
+        self.tell(enqueue([job])).remove(0).acceptance
     }
 
     /// A worker takes everything that is ready.
@@ -170,7 +176,7 @@ impl Story {
 #[test]
 fn what_each_policy_made_of_a_failure_is_known_after_a_restart() {
     let mut story = Story::new();
-    story.tell(Enqueue { jobs: vec![job(1), job(2)] });
+    story.tell(enqueue([job(1), job(2)]));
     for (number, policy) in [(3, OnFailure::Cascade), (4, OnFailure::Ignore), (5, OnFailure::Wait)]
     {
         story.enqueue(after(number, &[(1, policy), (2, OnFailure::Cascade)]));
@@ -194,7 +200,7 @@ fn what_each_policy_made_of_a_failure_is_known_after_a_restart() {
 #[test]
 fn a_failure_that_was_ignored_stays_ignored_when_the_failed_job_is_replayed() {
     let mut story = Story::new();
-    story.tell(Enqueue { jobs: vec![job(1), job(2)] });
+    story.tell(enqueue([job(1), job(2)]));
     story.enqueue(after(3, &[(1, OnFailure::Ignore), (2, OnFailure::Cascade)]));
     story.start();
     story.bury(1);
@@ -272,7 +278,7 @@ fn a_key_is_held_by_the_last_job_whose_window_has_not_ended() {
 #[test]
 fn a_dependency_that_was_removed_and_came_back_under_its_id_is_not_waited_for() {
     let mut story = Story::new();
-    story.tell(Enqueue { jobs: vec![job(1), job(2)] });
+    story.tell(enqueue([job(1), job(2)]));
     story.enqueue(after(3, &[(1, OnFailure::Cascade), (2, OnFailure::Cascade)]));
     story.start();
     story.settle(1, Verdict::Complete);
@@ -307,7 +313,7 @@ fn whoever_waits_for_a_removed_job_dies_and_stays_dead() {
 fn jobs_of_one_batch_that_wait_for_later_ones_do_so_after_a_restart() {
     let mut story = Story::new();
     let jobs = vec![after(1, &[(2, OnFailure::Cascade), (3, OnFailure::Wait)]), job(2), job(3)];
-    story.tell(Enqueue { jobs });
+    story.tell(enqueue(jobs));
     story.start();
     story.settle(3, Verdict::Complete);
     story.settle(2, Verdict::Complete);
@@ -345,7 +351,7 @@ fn a_count_is_handed_over_once_and_not_again_with_the_settings() {
     let mut ledger = Ledger::new(Limits { dead_letters: 0, ..Limits::default() });
     let now = Now::default();
     assert_eq!(ledger.drain_lines(), []);
-    ledger.apply(Enqueue { jobs: vec![job(1)] }, now);
+    ledger.apply(enqueue([job(1)]), now);
     assert!(
         matches!(&ledger.drain_lines()[..], [Change::Line { totals, .. }] if totals.enqueued == 1)
     );
@@ -373,7 +379,7 @@ fn a_ledger_knows_what_its_records_weigh() {
     let mut ledger = Ledger::new(limits());
     let now = Now::default();
     let heavy = Kept { place: 1 << 40, weight: u32::MAX };
-    ledger.apply(Enqueue { jobs: vec![job(1), job(2)] }, now);
+    ledger.apply(enqueue([job(1), job(2)]), now);
     assert_eq!((ledger.kept(id(1)), ledger.kept_bytes()), (Some(Kept::default()), 0));
     ledger.keep(id(1), heavy);
     ledger.keep(id(2), heavy);
@@ -439,7 +445,7 @@ fn dead_letters_beyond_a_lowered_bound_go_with_the_next_death() {
     }
     let mut ledger = restore.finish();
     assert_eq!(ledger.counts(Now::default()).in_state(StateName::Dead), 4);
-    ledger.apply(Enqueue { jobs: vec![job(5)] }, Now::default());
+    ledger.apply(enqueue([job(5)]), Now::default());
     ledger.apply(Cancel { jobs: vec![id(5)] }, Now::default());
     assert_eq!(ledger.counts(Now::default()).in_state(StateName::Dead), 3);
 }
@@ -448,7 +454,7 @@ fn dead_letters_beyond_a_lowered_bound_go_with_the_next_death() {
 fn jobs_are_listed_in_the_order_of_acceptance_whatever_has_gone() {
     let mut ledger = Ledger::new(Limits::default());
     let now = Now::default();
-    ledger.apply(Enqueue { jobs: (1..=300).map(job).collect() }, now);
+    ledger.apply(enqueue((1..=300).map(job)), now);
     let gone: Vec<JobId> =
         (1..=300).filter(|n| n % 3 == 0 || (64..=191).contains(n)).map(id).collect();
     ledger.apply(Cancel { jobs: gone.clone() }, now);
@@ -471,7 +477,7 @@ fn jobs_are_listed_in_the_order_of_acceptance_whatever_has_gone() {
 fn a_glimpse_tells_what_a_filter_asks_first() {
     let mut ledger = Ledger::new(Limits::default());
     let later = NewJob { start: Start::After(SECOND), kind: name("scan"), ..job(2) };
-    ledger.apply(Enqueue { jobs: vec![job(1), later] }, Now::default());
+    ledger.apply(enqueue([job(1), later]), Now::default());
     let filter = |states: &[StateName], kinds: &[&str], queues: &[&str]| Filter {
         states: states.to_vec(),
         kinds: kinds.iter().map(|kind| name(kind)).collect(),

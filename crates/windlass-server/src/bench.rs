@@ -3,24 +3,35 @@
 //! - `callers` measures producers: one job per call, a thousand per call, whole lifecycles
 //! - `workers` measures a worker: emptying a queue, and picking up the first job
 //! - `backlog` measures what a claim costs when few and when many jobs wait
-//! - `memory` measures what a waiting job costs
-//! - `result` is what they all return, and how it is printed
+//! - `memory` measures what a waiting job costs, `idle` what an engine without jobs costs
+//! - `reopen` measures how long opening takes
+//! - `limit` measures what the disk could do at best, to compare with
+//! - `ground` is where the stores stand, `process` what the system tells about this process
+//! - `result` is what they all return, `progress` what is shown meanwhile
 
 mod backlog;
 mod callers;
+mod ground;
+mod idle;
+mod limit;
 mod memory;
+mod process;
+mod progress;
+mod reopen;
 mod result;
 mod workers;
 
-use std::io::{IsTerminal, stderr};
+use std::sync::Arc;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
-use windlass::{Engine, Job};
+use windlass::Job;
 
-use crate::bench::result::{Measurement, print_table};
+use crate::bench::ground::Ground;
+use crate::bench::progress::Progress;
+use crate::bench::result::{Measurement, medians, print_table};
 use crate::cli::{BenchOptions, Format, Mode};
 use crate::output;
 
@@ -28,25 +39,28 @@ use crate::output;
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     store: String,
+    ground: Arc<Ground>,
     jobs: u64,
     concurrency: u32,
     payload: usize,
+    /// How long an idle engine is watched.
+    watch: Duration,
+    progress: Progress,
 }
 
 /// Measures what was asked for and prints each result.
 pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
-    // An address that cannot be opened is refused before anything is measured.
-    threads()?.block_on(Engine::open(&options.store))?;
+    let ground = Ground::new(&options.store, options.durability, options.keep)?;
+    let ground = Arc::new(ground);
+    let modes = modes(&options.mode, ground.is_a_disk())?;
+    let with_limit = modes.contains(&Mode::Limit);
     let mut measured = Vec::new();
-    for mode in modes(options.mode) {
-        let plan = plan(options, mode);
-        let spinner = spinner(mode, &plan);
-        let results = measure(mode, &plan)?;
-        spinner.finish_and_clear();
-        if options.format() == Format::Json {
-            results.iter().try_for_each(output::json)?;
+    for mode in &modes {
+        // It runs with those that are compared with it, if there are any.
+        if *mode == Mode::Limit && modes.iter().any(|mode| mode.has_a_limit()) {
+            continue;
         }
-        measured.extend(results);
+        measured.extend(measure_often(*mode, options, &ground, with_limit)?);
     }
     match options.format() {
         Format::Table => print_table(&measured, options),
@@ -54,85 +68,132 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     }
 }
 
-/// Memory comes first: what other measurements have freed would be used again unseen.
-fn modes(mode: Mode) -> Vec<Mode> {
-    match mode {
-        Mode::All => vec![
-            Mode::Memory,
-            Mode::Enqueue,
-            Mode::Bulk,
-            Mode::Drain,
-            Mode::Lifecycle,
-            Mode::Latency,
-            Mode::Backlog,
-        ],
-        Mode::Enqueue
-        | Mode::Bulk
-        | Mode::Drain
-        | Mode::Lifecycle
-        | Mode::Latency
-        | Mode::Backlog
-        | Mode::Memory => vec![mode],
+/// What was asked for, in the order given. Of all, memory comes first: what other measurements
+/// have freed would be used again unseen.
+fn modes(asked: &[Mode], is_a_disk: bool) -> anyhow::Result<Vec<Mode>> {
+    let all = [
+        Mode::Memory,
+        Mode::Enqueue,
+        Mode::Bulk,
+        Mode::Drain,
+        Mode::Lifecycle,
+        Mode::Latency,
+        Mode::Backlog,
+        Mode::Reopen,
+        Mode::Idle,
+        Mode::Limit,
+    ];
+    let mut modes = Vec::new();
+    for mode in asked {
+        match mode {
+            Mode::All => modes.extend(all.iter().filter(|mode| is_a_disk || !mode.needs_a_disk())),
+            mode if mode.needs_a_disk() && !is_a_disk => {
+                bail!("`{}` measures a disk; name a directory with --store", mode.name())
+            }
+            mode => modes.push(*mode),
+        }
+    }
+    let mut seen = Vec::new();
+    modes.retain(|mode| {
+        !seen.contains(mode) && {
+            seen.push(*mode);
+            true
+        }
+    });
+    Ok(modes)
+}
+
+/// Makes a measurement as often as asked, prints each as JSON, and returns what counts.
+fn measure_often(
+    mode: Mode,
+    options: &BenchOptions,
+    ground: &Arc<Ground>,
+    with_limit: bool,
+) -> anyhow::Result<Vec<Measurement>> {
+    let runs = if mode == Mode::Memory { 1 } else { options.runs };
+    let mut measured: Vec<Vec<Measurement>> = Vec::new();
+    for _ in 0..runs {
+        let plan = plan(options, mode, ground);
+        let results = measure(mode, &plan, with_limit);
+        plan.progress.finish();
+        let results = results?;
+        print_json(&results, options)?;
+        measured.push(results);
+    }
+    if runs == 1 {
+        return Ok(measured.pop().unwrap_or_default());
+    }
+    let medians = medians(&measured);
+    print_json(&medians, options)?;
+    Ok(medians)
+}
+
+fn print_json(results: &[Measurement], options: &BenchOptions) -> anyhow::Result<()> {
+    match options.format() {
+        Format::Table => Ok(()),
+        Format::Json => results.iter().try_for_each(output::json),
     }
 }
 
-fn plan(options: &BenchOptions, mode: Mode) -> Plan {
+fn plan(options: &BenchOptions, mode: Mode, ground: &Arc<Ground>) -> Plan {
     let jobs = options.jobs.unwrap_or(match mode {
-        Mode::Enqueue | Mode::Drain | Mode::Lifecycle => 100_000,
-        Mode::Bulk | Mode::Backlog | Mode::Memory => 1_000_000,
+        Mode::Enqueue | Mode::Drain | Mode::Lifecycle | Mode::Limit => 100_000,
+        Mode::Bulk | Mode::Backlog | Mode::Memory | Mode::Reopen => 1_000_000,
         Mode::Latency => 500,
-        // Only its parts are planned.
-        Mode::All => 0,
+        // One has no jobs, of the other only its parts are planned.
+        Mode::Idle | Mode::All => 0,
     });
     Plan {
         store: options.store.clone(),
+        ground: ground.clone(),
         jobs,
         concurrency: options.concurrency,
         payload: options.payload as usize,
+        watch: Duration::from_secs(options.seconds),
+        progress: Progress::start(describe(mode, jobs, options)),
     }
 }
 
-fn measure(mode: Mode, plan: &Plan) -> anyhow::Result<Vec<Measurement>> {
+fn describe(mode: Mode, jobs: u64, options: &BenchOptions) -> String {
+    let (name, jobs) = (mode.name(), output::grouped(jobs));
+    match mode {
+        Mode::Latency => format!("latency: {jobs} samples"),
+        Mode::Backlog => format!("backlog: up to {jobs} waiting jobs"),
+        Mode::Idle => format!("idle: {} seconds", options.seconds),
+        Mode::Enqueue | Mode::Lifecycle | Mode::Limit => {
+            format!("{name}: {jobs} jobs, {} callers", options.concurrency)
+        }
+        Mode::Bulk | Mode::Drain | Mode::Memory | Mode::Reopen | Mode::All => {
+            format!("{name}: {jobs} jobs")
+        }
+    }
+}
+
+fn measure(mode: Mode, plan: &Plan, with_limit: bool) -> anyhow::Result<Vec<Measurement>> {
     let runtime = threads()?;
     let one = |measured: anyhow::Result<Measurement>| measured.map(|each| vec![each]);
-    match mode {
+    let mut measured = match mode {
         Mode::Enqueue => one(runtime.block_on(callers::enqueue(plan))),
         Mode::Bulk => one(runtime.block_on(callers::bulk(plan))),
         Mode::Lifecycle => one(runtime.block_on(callers::lifecycle(plan))),
         Mode::Drain => one(runtime.block_on(workers::drain(plan))),
         Mode::Latency => one(runtime.block_on(workers::latency(plan))),
         Mode::Backlog => runtime.block_on(backlog::claim_cost(plan)),
-        Mode::Memory => memory::per_waiting_job(plan),
+        Mode::Memory => runtime.block_on(memory::per_waiting_job(plan)),
+        Mode::Reopen => one(runtime.block_on(reopen::reopen(plan))),
+        Mode::Idle => one(runtime.block_on(idle::idle(plan))),
+        Mode::Limit => runtime.block_on(limit::alone(plan)),
         Mode::All => Ok(Vec::new()),
+    }?;
+    if with_limit && mode.has_a_limit() {
+        let limits = runtime.block_on(limit::beside(mode, plan, &mut measured[0]))?;
+        measured.extend(limits);
     }
+    Ok(measured)
 }
 
 fn threads() -> std::io::Result<Runtime> {
     Builder::new_multi_thread().enable_all().build()
-}
-
-/// Shows that something goes on, if someone watches. It only ticks, and counts nothing, so that it
-/// does not disturb what it shows.
-fn spinner(mode: Mode, plan: &Plan) -> ProgressBar {
-    if !stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let jobs = output::grouped(plan.jobs);
-    let spinner = ProgressBar::new_spinner().with_message(match mode {
-        Mode::Latency => format!("latency: {jobs} samples"),
-        Mode::Backlog => format!("backlog: up to {jobs} waiting jobs"),
-        Mode::Enqueue | Mode::Lifecycle => {
-            format!("{}: {jobs} jobs, {} callers", mode.name(), plan.concurrency)
-        }
-        Mode::Bulk | Mode::Drain | Mode::Memory | Mode::All => {
-            format!("{}: {jobs} jobs", mode.name())
-        }
-    });
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} … {elapsed}") {
-        spinner.set_style(style);
-    }
-    spinner.enable_steady_tick(Duration::from_millis(120));
-    spinner
 }
 
 /// A job that does nothing, with a payload of a chosen size.

@@ -1,12 +1,17 @@
-//! The demonstration: an engine in memory, jobs that flow in by themselves, and a story.
+//! The demonstration: an engine, jobs that flow in by themselves, and a story.
+//!
+//! It keeps its jobs in a directory. Cut off by whatever it may be and started again, it says what
+//! it found there, runs what was left, and goes on.
 //!
 //! - `jobs` is what a program that uses the library would contain: kinds and handlers
 //! - `traffic` keeps ordinary jobs coming
 //! - `script` plays the scenes, each a thing that happens to jobs in real life
 //! - `story` puts into words what the engine tells about the scenes' jobs
+//! - `recovery` puts into words what an earlier run has left
 //! - `screen` shows it, and `report` adds it all up at the end
 
 mod jobs;
+mod recovery;
 mod report;
 mod screen;
 mod script;
@@ -24,14 +29,12 @@ use windlass::{Engine, StopReport, Subscription, Topics, Worker};
 
 use crate::cli::DemoOptions;
 use crate::demo::jobs::World;
+use crate::demo::recovery::Numbers;
 use crate::demo::report::Report;
 use crate::demo::screen::Screen;
 use crate::demo::script::Script;
 use crate::demo::story::{Cast, Line, Story};
 use crate::signals::Interrupts;
-
-/// The store of the demonstration.
-const STORE: &str = "memory:";
 
 /// How long a graceful stop waits for running jobs: longer than any of them but the one whose
 /// length the user chooses.
@@ -51,7 +54,7 @@ pub(crate) fn run(options: &DemoOptions, verbose: bool) -> anyhow::Result<()> {
 
 async fn play(options: &DemoOptions, verbose: bool) -> anyhow::Result<()> {
     let mut interrupts = Interrupts::listen()?;
-    let engine = Engine::open(STORE).await?;
+    let engine = Engine::open(&options.store).await?;
     let (say, said) = mpsc::unbounded_channel();
     let cast = Arc::new(Cast::default());
     let world = Arc::new(World::default());
@@ -59,16 +62,20 @@ async fn play(options: &DemoOptions, verbose: bool) -> anyhow::Result<()> {
         // Subscribed before anything happens, so that the story misses nothing.
         events: engine.subscribe(Topics::all()),
         engine: engine.clone(),
+        store: options.store.clone(),
         story: Story::new(cast.clone()),
         said,
         screen: Screen::new(options.output, verbose),
         frame: frames(),
     };
+    let numbers = stage.open().await?;
+    world.figures_arrive(numbers.round - 1);
     let worker = jobs::worker(&engine, world.clone()).grace(GRACE).start().await?;
     let longest = Duration::from_secs(options.longest);
+    let script = Script { engine: engine.clone(), cast, world, say, longest, numbers };
     let mut performers = JoinSet::new();
-    performers.spawn(traffic::flow(engine.clone(), options.seed));
-    performers.spawn(script::play(Script { engine: engine.clone(), cast, world, say, longest }));
+    performers.spawn(traffic::flow(engine, options.seed, numbers.order));
+    performers.spawn(script::play(script));
 
     stage.show_until(ended(options.seconds, &mut interrupts, &mut performers)).await??;
     performers.shutdown().await;
@@ -128,6 +135,7 @@ fn stopping(worker: &Worker) -> Line {
 /// What is shown, and where it comes from.
 struct Stage {
     engine: Engine,
+    store: String,
     events: Subscription,
     said: mpsc::UnboundedReceiver<Line>,
     story: Story,
@@ -136,6 +144,20 @@ struct Stage {
 }
 
 impl Stage {
+    /// Tells where jobs are kept and what an earlier run has left, and says where to go on.
+    async fn open(&mut self) -> anyhow::Result<Numbers> {
+        self.tell(&recovery::header(&self.store, self.engine.durability()))?;
+        let counts = self.engine.counts().await?;
+        let found = self.engine.opened().map(|opened| recovery::tell(opened, &counts));
+        for line in found.unwrap_or_default() {
+            self.tell(&line)?;
+        }
+        for line in recovery::resume(&self.engine, &counts).await? {
+            self.tell(&line)?;
+        }
+        Ok(Numbers::after(&counts))
+    }
+
     /// Keeps the screen up to date until `end` is there.
     async fn show_until<T>(&mut self, end: impl Future<Output = T>) -> anyhow::Result<T> {
         tokio::pin!(end);
@@ -170,7 +192,8 @@ impl Stage {
             }
         }
         let counts = self.engine.counts().await?;
-        let report = Report::new(&counts, self.story.tally(), worker, forced);
+        let store = (self.store.as_str(), &self.engine);
+        let report = Report::new(store, &counts, self.story.tally(), worker, forced);
         self.engine.close().await;
         self.screen.finish(&counts, &report)
     }

@@ -10,9 +10,14 @@ use std::process::ExitCode;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
+use windlass::store::file::OpenError;
 
 /// What a failure exits with. Wrong usage exits with 2, before anything runs.
 const FAILED: u8 = 1;
+/// What was asked for is not there.
+const NOT_FOUND: u8 = 3;
+/// Someone else stands in the way.
+const CONFLICT: u8 = 4;
 
 /// Writes to standard output at once.
 pub(crate) fn write(bytes: &[u8]) -> anyhow::Result<()> {
@@ -57,6 +62,11 @@ pub(crate) fn grouped(number: u64) -> String {
     grouped
 }
 
+/// So many of something: `1 job`, `2 jobs`.
+pub(crate) fn counted(number: u64, what: &str) -> String {
+    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
 /// Whether colours are welcome on standard output.
 pub(crate) fn stdout_has_colour() -> bool {
     io::stdout().is_terminal() && colour_is_welcome()
@@ -80,8 +90,24 @@ pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
         Err(error) => {
             // If standard error is closed too, the exit code must do.
             let _ = writeln!(io::stderr(), "error: {error:#}");
-            ExitCode::from(FAILED)
+            ExitCode::from(code_of(&error))
         }
+    }
+}
+
+fn code_of(error: &anyhow::Error) -> u8 {
+    error.chain().find_map(code_of_cause).unwrap_or(FAILED)
+}
+
+fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    let opening = cause.downcast_ref().or(match cause.downcast_ref() {
+        Some(windlass::Error::Open(error)) => Some(error),
+        _ => None,
+    });
+    match opening {
+        Some(OpenError::InUse { .. }) => Some(CONFLICT),
+        Some(OpenError::NoStore { .. }) => Some(NOT_FOUND),
+        _ => None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! Enqueue, inspect, cancel, replay: everything that needs no worker in this process.
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::IntoFuture;
 use std::marker::PhantomData;
@@ -8,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, NewJob, Start, State, StateName};
+use windlass_core::job::{Bytes, JobId, NewJob, Start, State, StateName};
 use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Counts, Enqueued, QueueChange};
 use windlass_core::name::{InvalidName, Name};
 use windlass_core::record::{JobRecord, QueueSettings};
@@ -144,7 +145,7 @@ impl Engine {
         let mut new = NewJob::clone(&old.job);
         new.id = crate::options::new_id();
         new.kind = Name::new(J::KIND)?;
-        new.payload = payload.into();
+        new.payload = payload;
         new.parent = Some(job);
         new.depends_on = Vec::new();
         new.start = Start::Now;
@@ -182,9 +183,25 @@ impl Engine {
     }
 }
 
-fn encode<J: Job>(job: &J) -> Result<Vec<u8>, Error> {
-    let kind = J::KIND.to_string();
-    serde_json::to_vec(job).map_err(|source| Error::Encode { kind, source })
+/// The largest buffer that a thread keeps to write payloads in.
+const BUFFER_KEPT: usize = 64 * 1024;
+
+thread_local! {
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Writes a payload. In a buffer that is used again and again, because its length is known only
+/// when it is written, and what is stored has exactly that length.
+fn encode<J: Job>(job: &J) -> Result<Bytes, Error> {
+    // Taken, not borrowed: a payload may encode others on the way.
+    let mut buffer = BUFFER.take();
+    buffer.clear();
+    let written = serde_json::to_writer(&mut buffer, job);
+    let payload = Bytes::from(buffer.as_slice());
+    if buffer.capacity() <= BUFFER_KEPT {
+        BUFFER.set(buffer);
+    }
+    written.map(|()| payload).map_err(|source| Error::Encode { kind: J::KIND.to_string(), source })
 }
 
 /// Puts a job together from its payload and options.

@@ -1,6 +1,7 @@
 //! Open, wire together, close: the one file that knows every part.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::error::Error;
 use crate::events::{Subscription, Topics, Waiters, pump, remind};
 use crate::housekeeper::keep_house;
 use crate::store::file::{BookOptions, FileOptions, Opened};
-use crate::store::{Durability, FileStore, MemoryStore, Store};
+use crate::store::{Address, Durability, FileStore, MemoryStore, Store};
 use crate::supervise::supervise;
 use crate::wake::{LocalWake, Wake};
 use crate::worker::{Shared, Stage, StopReport, WorkerBuilder};
@@ -220,33 +221,27 @@ impl EngineBuilder {
         self.check()?;
         let clock = self.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::new()));
         let wake = self.wake.clone().unwrap_or_else(|| Arc::new(LocalWake::new()));
-        let store: Arc<dyn Store> = match address {
-            "memory:" => {
+        let store: Arc<dyn Store> = match address.parse()? {
+            Address::Memory => {
                 Arc::new(MemoryStore::new(self.limits.clone(), clock.clone(), wake.clone()))
             }
-            other => Arc::new(self.open_file(other, &clock, &wake).await?),
+            Address::Directory(path) => Arc::new(self.open_file(path, &clock, &wake).await?),
         };
         Ok(self.start(store, wake, clock))
     }
 
-    /// Opens the directory that `address` names. Reading it may take a while, so it is done where
-    /// waiting holds up nobody.
+    /// Opens a directory. Reading it may take a while, so it is done where waiting holds up nobody.
     async fn open_file(
         &self,
-        address: &str,
+        path: PathBuf,
         clock: &Arc<dyn Clock>,
         wake: &Arc<dyn Wake>,
     ) -> Result<FileStore, Error> {
-        let path = address.strip_prefix("file:").unwrap_or(address);
-        if path.is_empty() || path.contains("://") || path.starts_with("memory:") {
-            return Err(Error::UnknownStore { address: address.to_string() });
-        }
-        let path = std::path::PathBuf::from(path);
         let options = FileOptions {
             book: BookOptions {
                 limits: self.limits.clone(),
                 recovery: self.recovery,
-                segment_bytes: None,
+                ..BookOptions::default()
             },
             durability: self.durability.unwrap_or(Durability::Sync),
         };

@@ -50,3 +50,12 @@ pub use windlass_core::refusal::Refusal;
 pub use windlass_core::retry::{Backoff, Jitter, Retry};
 pub use windlass_core::time::Timestamp;
 pub use worker::{StopReport, Worker, WorkerBuilder};
+
+/// The code on the pages about the file store compiles.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/durability.md")]
+    struct Durability;
+    #[doc = include_str!("../../../docs/recovery.md")]
+    struct Recovery;
+}

@@ -1,5 +1,6 @@
 //! What a producer may say about a job: the same words on [`Options`] and on an enqueue.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -166,17 +167,16 @@ impl Options {
     option_setters!();
 
     /// The job these options and a payload make.
-    pub(crate) fn into_new_job(self, kind: &str, payload: Vec<u8>) -> Result<NewJob, Error> {
+    pub(crate) fn into_new_job(self, kind: &str, payload: Bytes) -> Result<NewJob, Error> {
         let id = self.id.unwrap_or_else(new_id);
         let trace = self.trace.map_or_else(|| Ok(crate::trace::of_new_job(id)), check_trace)?;
-        let queue = Name::new(self.queue.as_deref().unwrap_or(DEFAULT_QUEUE))?;
+        let queue = name(self.queue.as_deref().unwrap_or(DEFAULT_QUEUE))?;
         let unique = self.unique_key.map(|key| Unique {
             key,
             scope: self.unique_scope,
             window: self.unique_window,
         });
-        let tags: Result<Vec<Name>, InvalidName> =
-            self.tags.iter().map(|tag| Name::new(tag)).collect();
+        let tags: Result<Vec<Name>, InvalidName> = self.tags.iter().map(|tag| name(tag)).collect();
         Ok(NewJob {
             priority: self.priority,
             start: self.start,
@@ -189,9 +189,31 @@ impl Options {
             tags: tags?,
             metadata: self.metadata,
             trace: Some(trace),
-            ..NewJob::new(id, Name::new(kind)?, queue, Bytes::from(payload))
+            ..NewJob::new(id, name(kind)?, queue, payload)
         })
     }
+}
+
+/// How many names a thread remembers.
+const NAMES_KEPT: usize = 16;
+
+/// A name, made once for all the jobs that a thread enqueues one after the other: there are few
+/// kinds and queues, and many jobs.
+fn name(text: &str) -> Result<Name, InvalidName> {
+    thread_local! {
+        static USED: RefCell<Vec<Name>> = const { RefCell::new(Vec::new()) };
+    }
+    USED.with_borrow_mut(|used| {
+        if let Some(name) = used.iter().find(|name| name.as_str() == text) {
+            return Ok(name.clone());
+        }
+        let name = Name::new(text)?;
+        if used.len() == NAMES_KEPT {
+            used.clear();
+        }
+        used.push(name.clone());
+        Ok(name)
+    })
 }
 
 /// A fresh id that sorts by time.

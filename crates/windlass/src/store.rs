@@ -12,12 +12,14 @@
 //! The rules themselves are those of [`windlass_core::transition`] and of the ledger. A store that
 //! is not a ledger (one in SQL) must repeat them, and [`crate::conformance`] tells whether it does.
 
+mod address;
 pub mod file;
 mod memory;
 
 use std::fmt;
 use std::sync::Arc;
 
+pub use address::Address;
 use async_trait::async_trait;
 pub use file::FileStore;
 pub use memory::MemoryStore;
@@ -127,7 +129,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// *Empty.* Nothing matched.
     async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>>;
 
-    /// Puts `edited` in the place of the dead job `job`, which is then cancelled as replaced.
+    /// Puts `edited` in the place of the dead job `job`, which is then cancelled as replaced and
+    /// gives up its unique key.
     ///
     /// *Order.* The new job is accepted now. *Atomic.* Both or neither. *After a crash.* Likewise;
     /// repeating it after it happened is refused, because `job` is no longer dead. *Empty.* Never.
@@ -205,6 +208,11 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// What was found and done when the store was opened; `None` for a store that starts empty.
     fn opened(&self) -> Option<&file::Opened> {
+        None
+    }
+
+    /// What the store takes on its disk; `None` for a store without one.
+    fn space(&self) -> Option<file::Space> {
         None
     }
 

@@ -120,21 +120,35 @@ impl Entry {
         });
         let mut entry = Self {
             id: job.id,
-            phase: Phase::of(&condition.state),
             fingerprint: job.fingerprint(),
             sequence,
             extras,
             line,
             priority: job.priority,
-            attempts: 0,
             max_attempts: job.max_attempts().unwrap_or(0),
+            ..Self::blank()
+        };
+        entry.set(condition);
+        entry
+    }
+
+    /// An entry that says nothing yet.
+    pub(super) fn blank() -> Self {
+        Self {
+            id: JobId::from_u128(0),
+            phase: Phase::Ready { since: Timestamp::default() },
+            fingerprint: 0,
+            sequence: 0,
+            extras: None,
+            line: 0,
+            priority: Priority::NORMAL,
+            attempts: 0,
+            max_attempts: 0,
             recoveries: 0,
             generation: 0,
             weight: 0,
             place: 0,
-        };
-        entry.set(condition);
-        entry
+        }
     }
 
     /// Takes over a condition, all but the lease of a running job.
@@ -195,6 +209,10 @@ impl Slab {
         self.blocks[last].push(Some(entry));
         let slot = last * BLOCK + self.blocks[last].len() - 1;
         u32::try_from(slot).expect("fewer than 2^32 jobs fit in memory")
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.blocks.iter().map(Vec::len).sum::<usize>() - self.vacant.len()
     }
 
     pub(super) fn get(&self, slot: u32) -> &Entry {

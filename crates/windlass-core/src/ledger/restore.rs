@@ -16,6 +16,7 @@ use super::find::Sequences;
 use super::index::Place;
 use crate::job::{Condition, JobId, LeaseToken, NewJob, State};
 use crate::limits::Limits;
+use crate::name::Name;
 use crate::record::{Accepted, Change, Floors, JobRecord, Kept, Note, Update};
 use crate::time::Timestamp;
 
@@ -55,7 +56,7 @@ impl Restore {
                     }
                     self.remove(slot);
                 }
-                let slot = self.write(None, job, *sequence, *at, condition);
+                let slot = self.write(job, *sequence, *at, condition);
                 self.set_met(slot, met);
             }
             Change::Update(update) => self.update(update),
@@ -86,8 +87,7 @@ impl Restore {
     /// it before. Where its record is kept stays as it was said last.
     pub fn put(&mut self, record: &JobRecord) {
         let JobRecord { job, sequence, created_at, condition, .. } = record;
-        let known = self.find(job.id);
-        let slot = self.write(known, job, *sequence, *created_at, condition);
+        let slot = self.write(job, *sequence, *created_at, condition);
         self.set_met(slot, &record.met);
         self.ledger.time.resume_at(record.updated_at);
     }
@@ -152,19 +152,22 @@ impl Restore {
     }
 
     /// Writes a job as it is, over what was known of it.
-    fn write(
-        &mut self,
-        known: Option<u32>,
-        job: &NewJob,
-        sequence: u64,
-        at: Timestamp,
-        condition: &Condition,
-    ) -> u32 {
+    fn write(&mut self, job: &NewJob, sequence: u64, at: Timestamp, condition: &Condition) -> u32 {
+        let line = self.line(&job.queue, &job.kind);
+        self.write_entry(Entry::new(job, sequence, at, condition, line), condition)
+    }
+
+    /// The line of a queue and a kind, which may be new.
+    pub(super) fn line(&mut self, queue: &Name, kind: &Name) -> u32 {
+        let (queue, kind) = (self.ledger.queue_id(queue), self.ledger.kind_id(kind));
+        self.ledger.line_id(kind, queue)
+    }
+
+    /// Writes an entry over what was known of the job, except where its record is kept.
+    pub(super) fn write_entry(&mut self, mut entry: Entry, condition: &Condition) -> u32 {
+        let known = self.find(entry.id);
         let ledger = &mut self.ledger;
-        let (queue, kind) = (ledger.queue_id(&job.queue), ledger.kind_id(&job.kind));
-        let line = ledger.line_id(kind, queue);
-        let mut entry = Entry::new(job, sequence, at, condition, line);
-        ledger.next_sequence = ledger.next_sequence.max(sequence + 1);
+        ledger.next_sequence = ledger.next_sequence.max(entry.sequence + 1);
         let slot = match known {
             Some(slot) => {
                 self.forget_lease(slot);
@@ -174,8 +177,9 @@ impl Restore {
                 slot
             }
             None => {
+                let id = entry.id;
                 let slot = ledger.entries.insert(entry);
-                ledger.ids.insert(job.id, slot, &ledger.entries);
+                ledger.ids.insert(id, slot, &ledger.entries);
                 slot
             }
         };
@@ -212,7 +216,7 @@ impl Restore {
         self.ledger.entries.remove(slot);
     }
 
-    fn set_met(&mut self, slot: u32, met: &[JobId]) {
+    pub(super) fn set_met(&mut self, slot: u32, met: &[JobId]) {
         if met.is_empty() {
             self.met.remove(&slot);
         } else {
@@ -248,7 +252,7 @@ impl Ledger {
             let end = hold.until.unwrap_or(Timestamp::from_micros(i64::MAX));
             (end > now).then_some((key, Reverse((end, *sequence)), hold))
         });
-        let mut claims: Vec<(Key, Reverse<(Timestamp, u64)>, Hold)> = claims.collect();
+        let mut claims: Vec<_> = claims.collect();
         claims.sort_unstable_by(|one, other| (&one.0, one.1).cmp(&(&other.0, other.1)));
         claims.dedup_by(|next, first| next.0 == first.0);
         claims.into_iter().map(|(key, _, hold)| (key, hold)).collect()

@@ -1,6 +1,7 @@
 //! What a store would have on disk: changes in order and, where it compacted, whole records.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use windlass_core::job::JobId;
 use windlass_core::ledger::{Ledger, Restore};
@@ -45,9 +46,9 @@ impl Entry {
 /// The journal of one ledger.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Journal {
-    entries: Vec<Entry>,
-    /// Entries that were dropped from the front.
-    dropped: u64,
+    /// Each with the place at which it was written.
+    entries: Vec<(u64, Entry)>,
+    next_place: u64,
 }
 
 impl Journal {
@@ -63,45 +64,51 @@ impl Journal {
         self.entries.len()
     }
 
-    /// Drops the first `cut` entries, after writing once more what they alone tell: the jobs of
+    /// Drops the entries in `span`, after writing once more what they alone tell: the jobs of
     /// which a part stands there (or `all` jobs), and what is not about a job.
+    ///
+    /// A removal stays if something stands before it, which would come back to life.
     pub(crate) fn compact(
         &mut self,
-        cut: usize,
+        span: Range<usize>,
         all: bool,
         records: &BTreeMap<JobId, JobRecord>,
         ledger: &mut Ledger,
     ) {
-        let whole: BTreeSet<JobId> = self.entries[cut..]
-            .iter()
-            .filter(|each| each.is_whole())
-            .filter_map(Entry::job)
-            .collect();
+        let touched: BTreeSet<JobId> =
+            self.entries[span.clone()].iter().filter_map(|(_, each)| each.job()).collect();
+        let later = self.entries[span.end..].iter().map(|(_, each)| each);
+        let whole: BTreeSet<JobId> =
+            later.filter(|each| each.is_whole()).filter_map(Entry::job).collect();
         for change in ledger.image() {
             self.push(Entry::Change(change), ledger);
         }
         self.push(Entry::Floors(ledger.floors()), ledger);
         // Not in the order in which they were accepted.
         for (job, record) in records.iter().rev() {
-            if all || !whole.contains(job) {
+            if all || (touched.contains(job) && !whole.contains(job)) {
                 self.push(Entry::Whole(Box::new(record.clone())), ledger);
             }
         }
-        self.entries.drain(..cut);
-        self.dropped += cut as u64;
+        let is_removal = |each: &Entry| matches!(each, Entry::Change(Change::Remove { .. }));
+        let mut number = 0;
+        self.entries.retain(|(_, each)| {
+            number += 1;
+            !span.contains(&(number - 1)) || (span.start > 0 && is_removal(each))
+        });
     }
 
     /// The ledger that this journal tells of.
     pub(crate) fn restore(&self, limits: Limits) -> Ledger {
         let mut restore = Restore::new(limits);
-        for (place, entry) in (self.dropped..).zip(&self.entries) {
+        for (place, entry) in &self.entries {
             match entry {
                 Entry::Change(change) => restore.absorb(change),
                 Entry::Whole(record) => restore.put(record),
                 Entry::Floors(floors) => restore.floors(*floors),
             }
             if let Some(job) = entry.job() {
-                restore.keep(job, kept(place));
+                restore.keep(job, kept(*place));
             }
         }
         restore.finish()
@@ -109,9 +116,10 @@ impl Journal {
 
     fn push(&mut self, entry: Entry, ledger: &mut Ledger) {
         if let Some(job) = entry.job() {
-            ledger.keep(job, kept(self.dropped + self.entries.len() as u64));
+            ledger.keep(job, kept(self.next_place));
         }
-        self.entries.push(entry);
+        self.entries.push((self.next_place, entry));
+        self.next_place += 1;
     }
 }
 

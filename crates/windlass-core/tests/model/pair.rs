@@ -108,9 +108,10 @@ impl<'a> Pair<'a> {
 
     /// Takes one step on both sides and compares everything.
     pub(crate) fn take(&mut self, step: Step) -> TestCaseResult {
-        if let Step::Compact { cut, all } = step {
-            let cut = self.journal.len() * usize::from(cut) / 100;
-            self.journal.compact(cut, all, &self.records, &mut self.ledger);
+        if let Step::Compact { from, to, all } = step {
+            let place = |hundredth: u8| self.journal.len() * usize::from(hundredth) / 100;
+            let span = place(from)..place(to.max(from));
+            self.journal.compact(span, all, &self.records, &mut self.ledger);
             return Ok(());
         }
         self.turn_clocks(&step);
@@ -494,7 +495,7 @@ impl<'a> Pair<'a> {
         prop_assert!(tokens.is_sorted_by(|one, next| one < next), "tokens repeat: {tokens:?}");
         let from_journal = self.journal.restore(limits());
         self.compare_kept(&from_journal)?;
-        let mut rebuilt = [self.from_changes()?, from_journal];
+        let mut rebuilt = [self.rebuilt_from_changes()?, from_journal];
         self.reading = self.ledger.glance(self.reading);
         for second in &mut rebuilt {
             second.glance(self.reading);
@@ -513,14 +514,27 @@ impl<'a> Pair<'a> {
         self.reading.steady = self.reading.steady + Duration::from_secs(10);
         self.go_on(&mut rebuilt, &steps::take_everything())?;
         self.go_on(&mut rebuilt, &Promote)?;
+        self.end_everything(&mut rebuilt)?;
         for second in &rebuilt {
             prop_assert_eq!(second.dump(), self.ledger.dump());
         }
         Ok(())
     }
 
+    /// What runs completes, and what is left is called off.
+    fn end_everything(&mut self, rebuilt: &mut [Ledger]) -> TestCaseResult {
+        let jobs: Vec<JobId> = self.model.jobs.keys().copied().collect();
+        let completed = jobs.iter().filter_map(|job| match self.ledger.condition_of(*job)?.state {
+            State::Running(lease) => Some(Settlement::new(*job, lease.token, Verdict::Complete)),
+            _ => None,
+        });
+        let settlements = completed.collect();
+        self.go_on(rebuilt, &Settle { settlements })?;
+        self.go_on(rebuilt, &Cancel { jobs })
+    }
+
     /// A ledger that took over every change, each twice, which is harmless.
-    fn from_changes(&self) -> Result<Ledger, TestCaseError> {
+    fn rebuilt_from_changes(&self) -> Result<Ledger, TestCaseError> {
         let mut restore = Restore::new(limits());
         let mut reached = Timestamp::default();
         for change in self.changes.iter().chain(&self.ledger.image()) {

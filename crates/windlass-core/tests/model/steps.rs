@@ -75,10 +75,11 @@ pub(crate) enum Step {
     Remove(Vec<Pick>),
     Clear(u8),
     Configure(u8, QueueChange),
-    /// The journal is cut at so many hundredths of its length; `all` jobs are written once more,
-    /// or only those that need it.
+    /// The journal is compacted between two hundredths of its length; `all` jobs are written once
+    /// more, or only those that need it.
     Compact {
-        cut: u8,
+        from: u8,
+        to: u8,
         all: bool,
     },
 }
@@ -300,8 +301,13 @@ fn step() -> impl Strategy<Value = Step> {
         1 => some(&[Dead, Completed, Cancelled]).prop_map(Step::Remove),
         1 => (0u8..2).prop_map(Step::Clear),
         3 => (0u8..2, queue_change()).prop_map(|(queue, change)| Step::Configure(queue, change)),
-        3 => (0u8..=100, any::<bool>()).prop_map(|(cut, all)| Step::Compact { cut, all }),
+        3 => compaction(),
     ]
+}
+
+fn compaction() -> impl Strategy<Value = Step> {
+    let from = prop_oneof![1 => Just(0), 1 => 0u8..=100];
+    (from, 0u8..=100, any::<bool>()).prop_map(|(from, to, all)| Step::Compact { from, to, all })
 }
 
 fn pick(states: &[StateName]) -> impl Strategy<Value = Pick> + use<> {

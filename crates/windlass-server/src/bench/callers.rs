@@ -1,33 +1,38 @@
 //! Producers: how fast jobs are accepted, and how fast whole lifecycles go.
 
 use std::future::Future;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use windlass::{Engine, Error};
 
+use crate::bench::ground::Subject;
 use crate::bench::result::{Extra, Latencies, Measurement};
 use crate::bench::workers::start_worker;
 use crate::bench::{Nothing, Plan};
 use crate::cli::Mode;
 
 /// Jobs in one call of `bulk`.
-const BATCH: u64 = 1_000;
+pub(crate) const BATCH: u64 = 1_000;
 
 /// Callers enqueue one job per call and wait for each answer.
 pub(crate) async fn enqueue(plan: &Plan) -> anyhow::Result<Measurement> {
-    let engine = Engine::open(&plan.store).await?;
+    let subject = Subject::open(Mode::Enqueue, plan).await?;
     let call = |engine: Engine, job| async move { engine.enqueue(job).await.map(drop) };
-    by_callers(Mode::Enqueue, plan, &engine, call).await
+    let measured = by_callers(Mode::Enqueue, plan, &subject, call).await?;
+    subject.end().await;
+    Ok(measured)
 }
 
 /// Callers enqueue one job and wait for its outcome, while a worker runs.
 pub(crate) async fn lifecycle(plan: &Plan) -> anyhow::Result<Measurement> {
-    let engine = Engine::open(&plan.store).await?;
-    let worker = start_worker(&engine, plan, |_: Nothing| async { Ok::<_, Error>(()) }).await?;
+    let subject = Subject::open(Mode::Lifecycle, plan).await?;
+    let nothing = |_: Nothing| async { Ok::<_, Error>(()) };
+    let worker = start_worker(&subject.engine, plan, nothing).await?;
     let call = |engine: Engine, job| async move { engine.enqueue(job).await?.outcome().await };
-    let measured = by_callers(Mode::Lifecycle, plan, &engine, call).await?;
+    let measured = by_callers(Mode::Lifecycle, plan, &subject, call).await?;
     worker.stop().await?;
+    subject.end().await;
     Ok(measured)
 }
 
@@ -35,7 +40,7 @@ pub(crate) async fn lifecycle(plan: &Plan) -> anyhow::Result<Measurement> {
 async fn by_callers<C, Fut>(
     mode: Mode,
     plan: &Plan,
-    engine: &Engine,
+    subject: &Subject,
     call: C,
 ) -> anyhow::Result<Measurement>
 where
@@ -46,7 +51,7 @@ where
     let mut callers = JoinSet::new();
     let began = Instant::now();
     for share in shares(plan.jobs, plan.concurrency) {
-        let (engine, job) = (engine.clone(), job.clone());
+        let (engine, job) = (subject.engine.clone(), job.clone());
         callers.spawn(async move {
             let mut latencies = Latencies::new()?;
             for _ in 0..share {
@@ -63,34 +68,37 @@ where
         latencies.absorb(&caller??)?;
     }
     let took = began.elapsed();
-    let measured = Measurement::new(mode, plan, plan.jobs).concurrency(plan.concurrency);
+    let measured = subject.measured(mode, plan, plan.jobs).concurrency(plan.concurrency);
     Ok(measured.took(took).latencies(&latencies))
 }
 
 /// How many jobs each caller gets: as evenly as they divide.
-fn shares(jobs: u64, callers: u32) -> impl Iterator<Item = u64> {
+pub(crate) fn shares(jobs: u64, callers: u32) -> impl Iterator<Item = u64> {
     let callers = u64::from(callers);
     (0..callers).map(move |caller| jobs / callers + u64::from(caller < jobs % callers))
 }
 
 /// One caller enqueues a thousand jobs per call; the latencies are those of whole calls.
 pub(crate) async fn bulk(plan: &Plan) -> anyhow::Result<Measurement> {
-    let engine = Engine::open(&plan.store).await?;
+    let subject = Subject::open(Mode::Bulk, plan).await?;
     let mut latencies = Latencies::new()?;
     let began = Instant::now();
-    fill(&engine, plan.jobs, plan.payload, |took| latencies.note(took)).await?;
+    fill(&subject.engine, plan.jobs, plan.payload, |took, _| latencies.note(took)).await?;
     let took = began.elapsed();
-    let batch = BATCH.min(plan.jobs);
-    let measured = Measurement::new(Mode::Bulk, plan, plan.jobs).extra(Extra::Batch { batch });
-    Ok(measured.took(took).latencies(&latencies))
+    let measured = subject.measured(Mode::Bulk, plan, plan.jobs);
+    subject.end().await;
+    let bytes_per_s = measured.bytes_per_job() * plan.jobs as f64 / took.as_secs_f64().max(1e-9);
+    let bytes_per_s = Some(bytes_per_s.round());
+    let extra = Extra::Batch { batch: BATCH.min(plan.jobs), bytes_per_s };
+    Ok(measured.took(took).latencies(&latencies).extra(extra))
 }
 
-/// Enqueues so many jobs in batches, and says how long each batch took.
+/// Enqueues so many jobs in batches, and says how long each batch took and how many it held.
 pub(crate) async fn fill(
     engine: &Engine,
     jobs: u64,
     payload: usize,
-    mut note: impl FnMut(std::time::Duration),
+    mut note: impl FnMut(Duration, u64),
 ) -> anyhow::Result<()> {
     let job = Nothing::of_bytes(payload);
     let mut left = jobs;
@@ -102,7 +110,7 @@ pub(crate) async fn fill(
             batch.add(job.clone())?;
         }
         batch.commit().await?;
-        note(called.elapsed());
+        note(called.elapsed(), size);
         left -= size;
     }
     Ok(())

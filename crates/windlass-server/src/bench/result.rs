@@ -1,68 +1,115 @@
-//! What a measurement returns, and how it is printed.
+//! What a measurement returns, the median of several, and how it is printed.
 
 use std::time::Duration;
 
+use comfy_table::CellAlignment;
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
+use windlass::store::Durability;
 
 use crate::bench::Plan;
+use crate::bench::process::resident_bytes;
 use crate::cli::{BenchOptions, Mode};
 use crate::output::{self, grouped, table};
 
+/// Something that was measured; `None` where it means nothing or the system does not tell.
+pub(crate) type Figure = Option<f64>;
+
 /// One measurement: one line of JSON, whose keys are the same for every mode and `null` where they
 /// mean nothing. What only one mode has comes last.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Measurement {
     system: &'static str,
     store: String,
-    durability: &'static str,
+    durability: String,
     mode: &'static str,
+    /// Whether each figure is the median of several runs.
+    median: bool,
     /// Jobs, or samples, that were measured.
     n: u64,
     concurrency: u32,
     payload_bytes: usize,
-    jobs_per_s: Option<f64>,
-    p50_ms: Option<f64>,
-    p99_ms: Option<f64>,
-    max_ms: Option<f64>,
+    jobs_per_s: Figure,
+    p50_ms: Figure,
+    p99_ms: Figure,
+    max_ms: Figure,
     /// Memory of the whole process when the measurement ended.
-    rss_bytes: Option<u64>,
-    bytes_written_per_job: u64,
+    #[serde(serialize_with = "whole")]
+    rss_bytes: Figure,
+    /// Bytes written to the store's journal; zeros that make room beforehand are not among them.
+    #[serde(serialize_with = "whole")]
+    bytes_written_per_job: Figure,
+    /// Which part of the speed of a bare log was reached.
+    ratio_to_limit: Figure,
+    /// The same, if the bare log needs one write where the engine needs two.
+    limit_one_write_ratio: Figure,
     #[serde(flatten)]
     extra: Extra,
 }
 
 /// What only one mode has.
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Extra {
     #[default]
     None,
     Batch {
         batch: u64,
+        #[serde(serialize_with = "whole")]
+        bytes_per_s: Figure,
     },
     Backlog {
         /// Waiting jobs while it was measured.
         backlog: u64,
-        ns_per_job: f64,
+        /// To claim and settle a job.
+        ns_per_job: Figure,
         /// How much more than with the smallest backlog.
-        ratio: f64,
+        ratio: Figure,
+        /// To claim a job.
+        claim_ns_per_job: Figure,
+        claim_ratio: Figure,
     },
     Memory {
+        /// The ledger alone, or the whole store.
+        of: &'static str,
         /// The state the jobs wait in.
         state: &'static str,
-        bytes_per_job: Option<f64>,
+        bytes_per_job: Figure,
+    },
+    Reopen {
+        open_ms: Figure,
+        /// What its files take, unused ones included.
+        #[serde(serialize_with = "whole")]
+        disk_bytes: Figure,
+        /// What its jobs take.
+        #[serde(serialize_with = "whole")]
+        live_bytes: Figure,
+        disk_ratio: Figure,
+    },
+    Idle {
+        seconds: u64,
+        /// Of one core.
+        cpu_percent: Figure,
+    },
+    Limit {
+        /// The mode it is the limit of.
+        of: &'static str,
+        writes_per_job: f64,
+        bytes_per_write: u64,
+        #[serde(serialize_with = "whole")]
+        bytes_per_s: Figure,
     },
 }
 
 impl Measurement {
-    /// A measurement of `n` jobs that ends now.
+    /// A measurement of `n` jobs that ends now, of something that promises nothing.
     pub(crate) fn new(mode: Mode, plan: &Plan, n: u64) -> Self {
         Self {
             system: "windlass",
             store: plan.store.clone(),
-            durability: durability(&plan.store),
+            durability: Durability::None.to_string(),
             mode: mode.name(),
+            median: false,
             n,
             concurrency: 1,
             payload_bytes: plan.payload,
@@ -70,10 +117,23 @@ impl Measurement {
             p50_ms: None,
             p99_ms: None,
             max_ms: None,
-            rss_bytes: resident_bytes(),
-            bytes_written_per_job: 0,
+            rss_bytes: resident_bytes().map(|bytes| bytes as f64),
+            bytes_written_per_job: Some(0.0),
+            ratio_to_limit: None,
+            limit_one_write_ratio: None,
             extra: Extra::None,
         }
+    }
+
+    /// Answers meant this.
+    pub(crate) fn durability(self, durability: Durability) -> Self {
+        Self { durability: durability.to_string(), ..self }
+    }
+
+    /// All jobs together wrote so many bytes.
+    pub(crate) fn wrote(self, bytes: u64) -> Self {
+        let bytes_written_per_job = (self.n > 0).then(|| bytes as f64 / self.n as f64);
+        Self { bytes_written_per_job, ..self }
     }
 
     /// With so many callers, or slots.
@@ -104,40 +164,157 @@ impl Measurement {
         Self { payload_bytes: 0, ..self }
     }
 
+    pub(crate) fn bytes_per_job(&self) -> f64 {
+        self.bytes_written_per_job.unwrap_or(0.0)
+    }
+
+    /// Notes how near it came to what a bare log does.
+    pub(crate) fn compare(&mut self, limit: &Measurement) {
+        self.ratio_to_limit = self.part_of(limit);
+    }
+
+    /// Notes how near it came to a bare log that needs only one write per job.
+    pub(crate) fn compare_with_one_write(&mut self, limit: &Measurement) {
+        self.limit_one_write_ratio = self.part_of(limit);
+    }
+
+    fn part_of(&self, limit: &Measurement) -> Figure {
+        let (reached, possible) = self.jobs_per_s.zip(limit.jobs_per_s)?;
+        Some(rounded(reached / possible.max(1e-9), 3))
+    }
+
+    /// Everything that differs from run to run, always in the same order.
+    fn figures(&mut self) -> Vec<&mut Figure> {
+        let mut figures = vec![
+            &mut self.jobs_per_s,
+            &mut self.p50_ms,
+            &mut self.p99_ms,
+            &mut self.max_ms,
+            &mut self.rss_bytes,
+            &mut self.bytes_written_per_job,
+            &mut self.ratio_to_limit,
+            &mut self.limit_one_write_ratio,
+        ];
+        figures.extend(self.extra.figures());
+        figures
+    }
+
     fn cells(&self) -> Vec<String> {
-        let millis = |value: Option<f64>| value.map_or("–".to_string(), |ms| format!("{ms:.3}"));
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_string());
+        let millis = |value: Figure| or_dash(value.map(|ms| format!("{ms:.3}")));
+        let whole = |value: Figure| or_dash(value.map(|value| grouped(value.round() as u64)));
+        let mut of_limit = or_dash(self.ratio_to_limit.map(|ratio| format!("{ratio:.2}")));
+        if let Some(ratio) = self.limit_one_write_ratio {
+            of_limit = format!("{of_limit} ({ratio:.2})");
+        }
         vec![
             format!("{}{}", self.mode, self.extra.variant()),
             short(self.n),
             grouped(self.concurrency.into()),
-            self.jobs_per_s.map_or("–".to_string(), |rate| grouped(rate.round() as u64)),
+            whole(self.jobs_per_s),
             millis(self.p50_ms),
             millis(self.p99_ms),
             millis(self.max_ms),
+            whole(self.bytes_written_per_job),
+            of_limit,
             self.extra.words(),
         ]
     }
 }
 
 impl Extra {
-    /// What tells two lines of one mode apart.
-    fn variant(&self) -> String {
+    fn figures(&mut self) -> Vec<&mut Figure> {
         match self {
-            Extra::None => String::new(),
-            Extra::Batch { batch } => format!(" × {}", short(*batch)),
-            Extra::Backlog { backlog, .. } => format!(" {}", short(*backlog)),
-            Extra::Memory { state, .. } => format!(" {state}"),
+            Extra::None => Vec::new(),
+            Extra::Batch { batch: _, bytes_per_s } => vec![bytes_per_s],
+            Extra::Backlog { backlog: _, ns_per_job, ratio, claim_ns_per_job, claim_ratio } => {
+                vec![ns_per_job, ratio, claim_ns_per_job, claim_ratio]
+            }
+            Extra::Memory { of: _, state: _, bytes_per_job } => vec![bytes_per_job],
+            Extra::Reopen { open_ms, disk_bytes, live_bytes, disk_ratio } => {
+                vec![open_ms, disk_bytes, live_bytes, disk_ratio]
+            }
+            Extra::Idle { seconds: _, cpu_percent } => vec![cpu_percent],
+            Extra::Limit { of: _, writes_per_job: _, bytes_per_write: _, bytes_per_s } => {
+                vec![bytes_per_s]
+            }
         }
     }
 
-    fn words(&self) -> String {
+    /// What tells two lines of one mode apart.
+    fn variant(&self) -> String {
         match self {
-            Extra::None | Extra::Batch { .. } => String::new(),
-            Extra::Backlog { ns_per_job, ratio, .. } => format!("{ns_per_job:.0} ns × {ratio:.2}"),
-            Extra::Memory { bytes_per_job: Some(bytes), .. } => format!("{bytes:.0} bytes"),
-            Extra::Memory { bytes_per_job: None, .. } => "unknown here".to_string(),
+            Extra::None | Extra::Reopen { .. } | Extra::Idle { .. } => String::new(),
+            Extra::Batch { batch, .. } => format!(" × {}", short(*batch)),
+            Extra::Backlog { backlog, .. } => format!(" {}", short(*backlog)),
+            Extra::Memory { of, state, .. } => format!(" {of}, {state}"),
+            Extra::Limit { of, writes_per_job, .. } if *writes_per_job > 1.0 => {
+                format!(" of {of}, {writes_per_job:.0} writes")
+            }
+            Extra::Limit { of, .. } => format!(" of {of}"),
         }
     }
+
+    /// What the columns do not say.
+    fn words(&self) -> String {
+        let unknown = || "unknown here".to_string();
+        let megabytes = |bytes: &Figure| bytes.unwrap_or(0.0) / 1e6;
+        match self {
+            Extra::None => String::new(),
+            Extra::Batch { bytes_per_s, .. } | Extra::Limit { bytes_per_s, .. } => {
+                format!("{:.1} MB/s", megabytes(bytes_per_s))
+            }
+            Extra::Backlog { ns_per_job, ratio, claim_ns_per_job, claim_ratio, .. } => {
+                let [both, ratio] = [ns_per_job, ratio].map(|figure| figure.unwrap_or(0.0));
+                let [claim, claim_ratio] =
+                    [claim_ns_per_job, claim_ratio].map(|figure| figure.unwrap_or(0.0));
+                format!("{both:.0} ns × {ratio:.2} (claim {claim:.0} ns × {claim_ratio:.2})")
+            }
+            Extra::Memory { bytes_per_job, .. } => {
+                bytes_per_job.map_or_else(unknown, |bytes| format!("{bytes:.0} bytes of memory"))
+            }
+            Extra::Reopen { open_ms, disk_bytes, disk_ratio, .. } => {
+                let [millis, ratio] = [open_ms, disk_ratio].map(|figure| figure.unwrap_or(0.0));
+                let disk = megabytes(disk_bytes);
+                format!("{millis:.0} ms, {disk:.0} MB on disk = {ratio:.2} × live")
+            }
+            Extra::Idle { cpu_percent, .. } => {
+                cpu_percent.map_or_else(unknown, |percent| format!("{percent:.2} % of a core"))
+            }
+        }
+    }
+}
+
+/// The median of each figure over several runs, each of which gave the same measurements.
+pub(crate) fn medians(runs: &[Vec<Measurement>]) -> Vec<Measurement> {
+    let Some(first) = runs.first() else { return Vec::new() };
+    let of = |index: usize| runs.iter().filter_map(move |run| run.get(index)).cloned().collect();
+    (0..first.len()).filter_map(|index| median_of(of(index))).collect()
+}
+
+fn median_of(mut runs: Vec<Measurement>) -> Option<Measurement> {
+    let mut median = Measurement { median: true, ..runs.first()?.clone() };
+    let mut columns: Vec<Vec<f64>> = Vec::new();
+    for run in &mut runs {
+        let figures = run.figures();
+        columns.resize(figures.len(), Vec::new());
+        for (column, figure) in columns.iter_mut().zip(figures) {
+            column.extend(*figure);
+        }
+    }
+    for (figure, column) in median.figures().into_iter().zip(&mut columns) {
+        *figure = middle(column).map(|middle| rounded(middle, 4));
+    }
+    Some(median)
+}
+
+/// The middle of some numbers, or the mean of the two in the middle.
+fn middle(numbers: &mut [f64]) -> Figure {
+    numbers.sort_unstable_by(f64::total_cmp);
+    let half = numbers.len() / 2;
+    let upper = numbers.get(half)?;
+    let lower = if numbers.len().is_multiple_of(2) { numbers.get(half - 1)? } else { upper };
+    Some(f64::midpoint(*lower, *upper))
 }
 
 /// A number as short as it can be said exactly: 20k, 1M, 1,234.
@@ -150,52 +327,58 @@ fn short(number: u64) -> String {
     grouped(number)
 }
 
-impl Mode {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Mode::Enqueue => "enqueue",
-            Mode::Bulk => "bulk",
-            Mode::Drain => "drain",
-            Mode::Lifecycle => "lifecycle",
-            Mode::Latency => "latency",
-            Mode::Backlog => "backlog",
-            Mode::Memory => "memory",
-            Mode::All => "all",
-        }
-    }
-}
-
-/// What the store promises once a call has returned.
-fn durability(store: &str) -> &'static str {
-    match store {
-        "memory:" => "none",
-        _ => "unknown",
-    }
-}
-
 /// To so many digits after the point.
 pub(crate) fn rounded(value: f64, digits: i32) -> f64 {
     let scale = 10_f64.powi(digits);
     (value * scale).round() / scale
 }
 
+/// Writes a figure that has no digits after the point.
+fn whole<S: Serializer>(figure: &Figure, serializer: S) -> Result<S::Ok, S::Error> {
+    figure.map(|value| value.round() as u64).serialize(serializer)
+}
+
 /// Prints what was measured for a person.
 pub(crate) fn print_table(measured: &[Measurement], options: &BenchOptions) -> anyhow::Result<()> {
-    let header = ["mode", "n", "at once", "jobs/s", "p50 ms", "p99 ms", "max ms", "per job"];
+    let header = [
+        "mode",
+        "n",
+        "at once",
+        "jobs/s",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "bytes/job",
+        "of limit",
+        "",
+    ];
     let mut rows = table(&header);
     if let Some(column) = rows.column_mut(header.len() - 1) {
-        column.set_cell_alignment(comfy_table::CellAlignment::Left);
+        column.set_cell_alignment(CellAlignment::Left);
     }
     for each in measured {
         rows.add_row(each.cells());
     }
     let (store, payload) = (&options.store, grouped(options.payload.into()));
-    let durability = durability(store);
+    let promises = measured.iter().map(|each| each.durability.as_str());
+    let durability = promises.reduce(|one, other| if one == "none" { other } else { one });
+    let durability = durability.unwrap_or("none");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let runs = match options.runs {
+        1 => String::new(),
+        runs => format!(", medians of {runs} runs"),
+    };
     output::line(&format!(
-        "store {store} (durability: {durability}), {payload} bytes of payload, {cores} cores\n"
+        "store {store} (durability: {durability}), {payload} bytes of payload, {cores} cores{runs}\n"
     ))?;
-    output::line(&rows.trim_fmt())
+    output::line(&rows.trim_fmt())?;
+    if measured.iter().any(|each| each.ratio_to_limit.is_some()) {
+        output::line(
+            "\nof limit: the part of a bare log's speed on the same disk; for lifecycle with two \
+             writes per job (with one). `windlass bench --help` says more.",
+        )?;
+    }
+    Ok(())
 }
 
 /// How long calls took, to three digits.
@@ -228,10 +411,15 @@ impl Latencies {
     }
 }
 
-/// Memory of this process that is resident, where the system tells.
-pub(crate) fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kibibytes * 1_024)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_of_numbers() {
+        assert_eq!(middle(&mut []), None);
+        assert_eq!(middle(&mut [3.0]), Some(3.0));
+        assert_eq!(middle(&mut [9.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(middle(&mut [4.0, 1.0, 2.0, 9.0]), Some(3.0));
+    }
 }

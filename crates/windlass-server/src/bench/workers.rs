@@ -10,6 +10,7 @@ use windlass::core::ledger::Counts;
 use windlass::{Engine, Error, Handler, StateName, Worker};
 
 use crate::bench::callers::fill;
+use crate::bench::ground::Subject;
 use crate::bench::result::{Latencies, Measurement};
 use crate::bench::{Nothing, Plan};
 use crate::cli::Mode;
@@ -29,8 +30,9 @@ pub(crate) async fn start_worker<A: 'static, H: Handler<A>>(
 
 /// A worker empties a queue of jobs that do nothing.
 pub(crate) async fn drain(plan: &Plan) -> anyhow::Result<Measurement> {
-    let engine = Engine::open(&plan.store).await?;
-    fill(&engine, plan.jobs, plan.payload, |_| {}).await?;
+    let mut subject = Subject::open(Mode::Drain, plan).await?;
+    fill(&subject.engine, plan.jobs, plan.payload, |_, _| {}).await?;
+    subject.begin();
     let (ran, last) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
     let handler = {
         let (ran, last, jobs) = (ran.clone(), last.clone(), plan.jobs);
@@ -42,15 +44,16 @@ pub(crate) async fn drain(plan: &Plan) -> anyhow::Result<Measurement> {
         }
     };
     let began = Instant::now();
-    let worker = start_worker(&engine, plan, handler).await?;
+    let worker = start_worker(&subject.engine, plan, handler).await?;
     last.notified().await;
     // The last one has started; what is left is to be settled, which takes no longer than a batch.
-    while open(&engine.counts().await?) > 0 {
+    while open(&subject.engine.counts().await?) > 0 {
         tokio::task::yield_now().await;
     }
     let took = began.elapsed();
     worker.stop().await?;
-    let measured = Measurement::new(Mode::Drain, plan, plan.jobs).concurrency(plan.concurrency);
+    let measured = subject.measured(Mode::Drain, plan, plan.jobs).concurrency(plan.concurrency);
+    subject.end().await;
     Ok(measured.took(took))
 }
 
@@ -61,26 +64,28 @@ fn open(counts: &Counts) -> u64 {
 
 /// From the call of `enqueue` on an idle engine until the handler starts.
 pub(crate) async fn latency(plan: &Plan) -> anyhow::Result<Measurement> {
-    let engine = Engine::open(&plan.store).await?;
+    let subject = Subject::open(Mode::Latency, plan).await?;
     let (start, mut started) = mpsc::unbounded_channel();
     let handler = move |_: Nothing| {
         // The receiver outlives the worker.
         let _ = start.send(Instant::now());
         async { Ok::<_, Error>(()) }
     };
-    let worker = start_worker(&engine, plan, handler).await?;
+    let worker = start_worker(&subject.engine, plan, handler).await?;
     let job = Nothing::of_bytes(plan.payload);
     let mut latencies = Latencies::new()?;
     for _ in 0..plan.jobs {
         sleep(REST).await;
         let job = job.clone();
         let called = Instant::now();
-        let handle = engine.enqueue(job).await?;
+        let handle = subject.engine.enqueue(job).await?;
         let began = started.recv().await;
         let began = began.ok_or_else(|| anyhow::anyhow!("the worker is gone"))?;
         latencies.note(began.saturating_duration_since(called));
         handle.outcome().await?;
     }
     worker.stop().await?;
-    Ok(Measurement::new(Mode::Latency, plan, plan.jobs).latencies(&latencies))
+    let measured = subject.measured(Mode::Latency, plan, plan.jobs);
+    subject.end().await;
+    Ok(measured.latencies(&latencies))
 }

@@ -1,18 +1,21 @@
 //! Adding it all up: nothing that was accepted may be missing.
 
 use serde::Serialize;
-use windlass::{Counts, StateName, StopReport};
+use windlass::store::Durability;
+use windlass::{Counts, Engine, StateName, StopReport};
 
-use crate::demo::STORE;
 use crate::demo::story::Tally;
 use crate::output::{grouped, table};
 
 /// What happened, and what is left.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
-    pub(crate) store: &'static str,
+    pub(crate) store: String,
+    pub(crate) durability: String,
     /// A second request to stop came before the running jobs had finished.
     pub(crate) forced: bool,
+    /// This and what follows counts over all runs on the store; what is only heard, and not kept,
+    /// counts in this run: `snoozed`, `replayed`, `duplicates`.
     pub(crate) enqueued: u64,
     pub(crate) completed: u64,
     /// Jobs among the dead letters now; `died` counts every death, also of those replayed since.
@@ -29,7 +32,11 @@ pub(crate) struct Report {
     pub(crate) events_missed: u64,
     pub(crate) worker: WorkerReport,
     pub(crate) lost: i128,
+    /// Jobs that were running when the run before was cut off.
+    pub(crate) recovered: u64,
     pub(crate) note: String,
+    #[serde(skip)]
+    keeps: bool,
 }
 
 /// The worker's own report.
@@ -56,7 +63,13 @@ impl From<StopReport> for WorkerReport {
 }
 
 impl Report {
-    pub(crate) fn new(counts: &Counts, tally: Tally, worker: StopReport, forced: bool) -> Self {
+    pub(crate) fn new(
+        (store, engine): (&str, &Engine),
+        counts: &Counts,
+        tally: Tally,
+        worker: StopReport,
+        forced: bool,
+    ) -> Self {
         let totals = counts.totals();
         let open = StateName::ALL.into_iter().filter(|state| !state.is_terminal());
         let open = open.map(|state| counts.in_state(state)).sum();
@@ -65,7 +78,8 @@ impl Report {
         let (completed, cancelled) = (totals.completed, totals.cancelled);
         let found = [completed, dead, cancelled, open].into_iter().map(i128::from).sum::<i128>();
         Self {
-            store: STORE,
+            store: store.to_string(),
+            durability: engine.durability().to_string(),
             forced,
             enqueued: totals.enqueued,
             completed,
@@ -81,7 +95,14 @@ impl Report {
             events_missed: tally.missed,
             worker: worker.into(),
             lost: i128::from(totals.enqueued) - found,
-            note: format!("`{STORE}` keeps nothing after exit"),
+            note: match engine.durability() {
+                Durability::None => format!("`{store}` keeps nothing after exit"),
+                Durability::Relaxed(_) | Durability::Sync => {
+                    format!("`{store}` keeps everything: start again and it goes on")
+                }
+            },
+            recovered: engine.opened().map_or(0, |opened| opened.recovered.len() as u64),
+            keeps: engine.durability() != Durability::None,
         }
     }
 
@@ -93,11 +114,12 @@ impl Report {
             ("completed", self.completed, ""),
             ("failed attempts", self.failed_attempts, ""),
             ("retried", self.retried, "of the failed attempts"),
-            ("snoozed", self.snoozed, "called again later, not failed"),
+            ("snoozed", self.snoozed, "in this run: called again later, not failed"),
             ("died", self.died, ""),
-            ("replayed", self.replayed, "of those that died"),
+            ("replayed", self.replayed, "in this run, of those that died"),
             ("cancelled", self.cancelled, "closed by their corrected copies"),
-            ("duplicates", self.duplicates, "recognised, nothing added"),
+            ("duplicates", self.duplicates, "in this run: recognised, nothing added"),
+            ("recovered", self.recovered, "cut off with the run before"),
             ("dead", self.dead, "among the dead letters now"),
             ("open", self.open, "waiting, or interrupted"),
         ];
@@ -105,7 +127,7 @@ impl Report {
             rows.add_row([name.to_string(), grouped(number), remark.to_string()]);
         }
         let rows = rows.trim_fmt();
-        format!("{}\n{rows}\n\n{}\n{}", self.heading(), self.balance(), self.memory())
+        format!("{}\n{rows}\n\n{}\n{}", self.heading(), self.balance(), self.rest())
     }
 
     fn heading(&self) -> String {
@@ -126,11 +148,15 @@ impl Report {
         )
     }
 
-    fn memory(&self) -> String {
-        match self.open {
-            0 => format!("{}.", self.note),
-            1 => format!("{}: the open job ends here.", self.note),
-            open => format!("{}: the {open} open jobs end here.", self.note),
+    /// What becomes of the open jobs.
+    fn rest(&self) -> String {
+        let note = &self.note;
+        match (self.keeps, self.open) {
+            (_, 0) => format!("{note}."),
+            (false, 1) => format!("{note}: the open job ends here."),
+            (false, open) => format!("{note}: the {open} open jobs end here."),
+            (true, 1) => format!("{note} with the open job."),
+            (true, open) => format!("{note} with the {open} open jobs."),
         }
     }
 }

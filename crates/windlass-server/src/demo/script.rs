@@ -12,6 +12,7 @@ use windlass::{Engine, Job, JobId, Options, new_id};
 use crate::demo::jobs::{
     BuildReport, Charge, Extract, Load, Resize, SendReceipt, Transcode, Transform, World,
 };
+use crate::demo::recovery::Numbers;
 use crate::demo::story::{Cast, Line};
 
 /// Between two rounds.
@@ -27,6 +28,8 @@ pub(crate) struct Script {
     pub(crate) say: mpsc::UnboundedSender<Line>,
     /// How long the longest job runs.
     pub(crate) longest: Duration,
+    /// Where to begin.
+    pub(crate) numbers: Numbers,
 }
 
 /// The scenes of one round, whose parts end with it.
@@ -47,7 +50,7 @@ async fn after(millis: u64, scene: impl Future<Output = anyhow::Result<()>>) -> 
 impl Script {
     /// Plays all scenes at once, round after round.
     async fn rounds(&self) -> anyhow::Result<()> {
-        for round in 1.. {
+        for round in self.numbers.round.. {
             let order = 1_000 + round;
             tokio::try_join!(
                 after(200, self.retry(order)),
@@ -65,7 +68,7 @@ impl Script {
 
     /// Jobs that take their time and say how far they are, one after the other.
     async fn videos(&self) -> anyhow::Result<()> {
-        for video in 1.. {
+        for video in self.numbers.video.. {
             sleep(Duration::from_millis(900)).await;
             let id = self.part("progress", format!("video {video}"));
             let takes_ms = u64::try_from(self.longest.as_millis()).unwrap_or(u64::MAX);

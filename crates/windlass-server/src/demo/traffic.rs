@@ -13,10 +13,10 @@ const FIRST_ORDER: u64 = 10_000;
 /// How often something may come in.
 const BEAT: Duration = Duration::from_millis(25);
 
-/// Enqueues jobs of four kinds until it is dropped.
-pub(crate) async fn flow(engine: Engine, seed: u64) -> anyhow::Result<()> {
+/// Enqueues jobs of four kinds until it is dropped. So many orders came in before.
+pub(crate) async fn flow(engine: Engine, seed: u64, before: u64) -> anyhow::Result<()> {
     let mut dice = Dice::new(seed);
-    let mut order = FIRST_ORDER;
+    let mut order = FIRST_ORDER + before;
     let mut beat = interval(BEAT);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

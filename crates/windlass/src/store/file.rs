@@ -16,6 +16,7 @@ mod copy;
 mod disk;
 mod journal;
 mod layout;
+mod look;
 mod scan;
 
 use std::collections::VecDeque;
@@ -27,10 +28,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub use book::{Book, BookOptions, Flight, Opened, Space};
+pub use book::{Book, BookOptions, Flight, Need, Opened, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use journal::Retired;
+pub use look::Look;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use windlass_core::event::Event;
@@ -48,7 +50,6 @@ use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady};
 
-use self::book::Need;
 use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, Page, Selection, Store,
     StoreError,
@@ -186,6 +187,8 @@ struct Gathering {
     trailing: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
     /// The last commit of which callers were told: it has landed, or need not have.
     answered: u64,
+    /// How many calls there have been.
+    calls: u64,
     writer_sleeps: bool,
     closing: bool,
 }
@@ -214,6 +217,16 @@ impl FileStore {
         wake: Arc<dyn Wake>,
     ) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open(path)?);
+        Self::with_writer(disk, options, clock, wake)
+    }
+
+    /// Opens a store on a disk of your own, with a writer thread; within a tokio runtime.
+    pub fn with_writer(
+        disk: Arc<dyn Disk>,
+        options: &FileOptions,
+        clock: Arc<dyn Clock>,
+        wake: Arc<dyn Wake>,
+    ) -> Result<Self, OpenError> {
         Self::start(disk, options, clock, wake, Some(Handle::current()))
     }
 
@@ -245,6 +258,7 @@ impl FileStore {
         told.keep(events);
         let gathering = Gathering {
             answered: book.landed_commit(),
+            calls: 0,
             book: Some(book),
             waiting: Vec::new(),
             trailing: Vec::new(),
@@ -278,15 +292,19 @@ impl FileStore {
         command: C,
         read: impl FnOnce(&mut Book, C::Reply) -> Answer<T>,
     ) -> Answer<T> {
-        self.turn(doing, Patience::Landed, |book, now| {
-            book.admit(need, now).map_err(|full| match need {
-                Need::Growth(_) => StoreError::Refused(full),
-                // Not refused: whoever has something to settle must try again.
-                Need::Progress(_) => StoreError::Unknown { doing, source: Box::new(full) },
-            })?;
-            let reply = book.apply(command, now)?;
-            read(book, reply)
-        })
+        self.turn(
+            doing,
+            |_| Patience::Landed,
+            |book, now| {
+                book.admit(need, now).map_err(|full| match need {
+                    Need::Growth(_) => StoreError::Refused(full),
+                    // Not refused: whoever has something to settle must try again.
+                    Need::Progress(_) => StoreError::Unknown { doing, source: Box::new(full) },
+                })?;
+                let reply = book.apply(command, now)?;
+                read(book, reply)
+            },
+        )
         .await
     }
 
@@ -295,15 +313,16 @@ impl FileStore {
     async fn turn<T>(
         &self,
         doing: &'static str,
-        patience: Patience,
+        patience: impl FnOnce(&Book) -> Patience,
         turn: impl FnOnce(&mut Book, Now) -> Answer<T>,
     ) -> Answer<T> {
         let (answer, landing, landed_here) = {
             let mut state = self.shared.lock()?;
+            state.calls += 1;
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
             let answer = turn(book, now);
-            let hurried = patience == Patience::Decided && !book.tokens_run_out();
+            let hurried = patience(book) == Patience::Decided;
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
                 (answer, None, Some(landed?))
@@ -383,6 +402,24 @@ impl Shared {
         }
     }
 
+    /// Waits for as long as calls keep coming in: a sync costs more than a moment's patience, and
+    /// whoever comes too late for it waits for the next. Costs a lone caller nothing.
+    fn gather<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, Gathering>,
+    ) -> Option<MutexGuard<'a, Gathering>> {
+        for _ in 0..GATHER_ROUNDS {
+            let calls = state.calls;
+            drop(state);
+            std::thread::yield_now();
+            state = self.lock().ok()?;
+            if state.calls == calls {
+                break;
+            }
+        }
+        Some(state)
+    }
+
     /// Writes what was gathered, on the caller's own time.
     fn land_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<Vec<Ring>> {
         let Some(book) = state.book.as_mut() else { return Ok(Vec::new()) };
@@ -404,8 +441,12 @@ impl Shared {
                     let _ = retired.let_go().map(|spare| book.add_spare(spare));
                 }
             }
+            let step = flight.bytes().saturating_mul(4).max(COMPACT_STEP);
             if book.wants_compaction() {
-                book.compact(flight.bytes().saturating_mul(4).max(COMPACT_STEP))?;
+                book.compact(step)?;
+            }
+            if book.wants_checkpoint() {
+                book.checkpoint(step)?;
             }
             rings.extend(flight.rings);
             self.told.keep(flight.events);
@@ -465,6 +506,9 @@ impl Told {
     }
 }
 
+/// How often the writer looks whether more calls have come in before it syncs.
+const GATHER_ROUNDS: usize = 8;
+
 /// Bytes of the oldest segment that are cleared per commit at least.
 const COMPACT_STEP: u64 = 256 << 10;
 
@@ -516,9 +560,9 @@ impl Writer {
                 _ => None,
             };
             let closing = state.closing;
-            let book = state.book.as_mut()?;
-            if book.has_work() {
-                let flight = book.take();
+            if state.book.as_ref()?.has_work() {
+                state = shared.gather(state)?;
+                let flight = state.book.as_mut()?.take();
                 let waiting = std::mem::take(&mut state.waiting);
                 return Some((Some(flight), waiting));
             }
@@ -526,7 +570,7 @@ impl Writer {
                 return Some((None, Vec::new()));
             }
             // Nothing to write: what has landed is marked as such.
-            let _ = book.seal();
+            let _ = state.book.as_ref()?.seal();
             if closing {
                 state.book = None;
                 return None;
@@ -604,6 +648,7 @@ impl Writer {
             if !relaxed {
                 for flight in self.unsynced.drain(..) {
                     retired.extend(book.landed(&flight));
+                    book.reuse(flight);
                 }
             }
         }
@@ -621,6 +666,12 @@ impl Writer {
             && book.compact(step).is_ok()
             && !book.has_work()
         {}
+        if let Ok(mut state) = self.shared.lock()
+            && let Some(book) = state.book.as_mut()
+            && book.wants_checkpoint()
+        {
+            let _ = book.checkpoint(step);
+        }
         if self.spare.as_ref().is_some_and(|making| !making.is_finished()) {
             return;
         }
@@ -679,7 +730,11 @@ impl Store for FileStore {
 
     async fn claim(&self, claim: Claim) -> Answer<Handed> {
         let need = Need::Progress(claim.limit.min(limits::CLAIM_JOBS) as u64 * 256);
-        self.turn("claim", Patience::Decided, |book, now| {
+        let patience = |book: &Book| match book.tokens_run_out() {
+            true => Patience::Landed,
+            false => Patience::Decided,
+        };
+        self.turn("claim", patience, |book, now| {
             let unknown = |full| StoreError::Unknown { doing: "claim", source: Box::new(full) };
             book.admit(need, now).map_err(unknown)?;
             let claims = book.apply(claim, now)?;
@@ -715,33 +770,37 @@ impl Store for FileStore {
     }
 
     async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
-        self.turn("change jobs", Patience::Landed, |book, now| {
-            book.admit(Need::Progress(0), now)?;
-            let jobs = book.select(selection, now)?;
-            let altered = |(job, result)| Altered { job, result };
-            let results: Vec<Result<Deed, Refusal>> = match alteration {
-                Alteration::Cancel => {
-                    let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
-                    reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
-                }
-                Alteration::Reschedule(start) => {
-                    let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
-                    reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
-                }
-                Alteration::Remove => {
-                    let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
-                    reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
-                }
-                Alteration::Replay => {
-                    let reply = book.apply(Replay { jobs }, now)?;
-                    let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
-                        altered((job, each.map(|()| Deed::Replayed)))
-                    };
-                    return Ok(reply.into_iter().map(replayed).collect());
-                }
-            };
-            Ok(jobs.into_iter().zip(results).map(altered).collect())
-        })
+        self.turn(
+            "change jobs",
+            |_| Patience::Landed,
+            |book, now| {
+                book.admit(Need::Progress(0), now)?;
+                let jobs = book.select(selection, now)?;
+                let altered = |(job, result)| Altered { job, result };
+                let results: Vec<Result<Deed, Refusal>> = match alteration {
+                    Alteration::Cancel => {
+                        let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
+                        reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
+                    }
+                    Alteration::Reschedule(start) => {
+                        let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
+                        reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
+                    }
+                    Alteration::Remove => {
+                        let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
+                        reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
+                    }
+                    Alteration::Replay => {
+                        let reply = book.apply(Replay { jobs }, now)?;
+                        let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
+                            altered((job, each.map(|()| Deed::Replayed)))
+                        };
+                        return Ok(reply.into_iter().map(replayed).collect());
+                    }
+                };
+                Ok(jobs.into_iter().zip(results).map(altered).collect())
+            },
+        )
         .await
     }
 
@@ -765,24 +824,29 @@ impl Store for FileStore {
     }
 
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
-        self.turn("find", Patience::Landed, |book, now| book.find(jobs, now)).await
+        // Whoever asks for what has landed need not wait for what others are about to write.
+        let patience = |book: &Book| match book.have_landed(jobs) {
+            true => Patience::Decided,
+            false => Patience::Landed,
+        };
+        self.turn("find", patience, |book, now| book.find(jobs, now)).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
         let list = |book: &mut Book, now| book.list(filter, after, limit, now);
-        self.turn("list", Patience::Landed, list).await
+        self.turn("list", |_| Patience::Landed, list).await
     }
 
     async fn count(&self) -> Answer<Counts> {
-        self.turn("count", Patience::Landed, |book, now| Ok(book.count(now))).await
+        self.turn("count", |_| Patience::Landed, |book, now| Ok(book.count(now))).await
     }
 
     async fn explain(&self, job: JobId) -> Answer<Explanation> {
-        self.turn("explain", Patience::Landed, |book, now| book.explain(job, now)).await
+        self.turn("explain", |_| Patience::Landed, |book, now| book.explain(job, now)).await
     }
 
     async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        self.turn("read", Patience::Landed, |book, _| Ok(book.dependents(job))).await
+        self.turn("read", |_| Patience::Landed, |book, _| Ok(book.dependents(job))).await
     }
 
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
@@ -799,6 +863,10 @@ impl Store for FileStore {
 
     fn opened(&self) -> Option<&Opened> {
         Some(&self.opened)
+    }
+
+    fn space(&self) -> Option<Space> {
+        Some(FileStore::space(self))
     }
 
     async fn close(&self) {

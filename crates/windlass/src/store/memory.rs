@@ -40,8 +40,8 @@ pub struct MemoryStore {
 #[derive(Debug)]
 struct Book {
     ledger: Ledger,
-    /// By sequence, so that a list goes by acceptance.
-    records: BTreeMap<u64, JobRecord>,
+    /// By sequence, so that a list goes by acceptance. Boxed, because the map moves what it holds.
+    records: BTreeMap<u64, Box<JobRecord>>,
     sequences: BTreeMap<JobId, u64>,
     events: VecDeque<Arc<Event>>,
 }
@@ -91,13 +91,17 @@ impl MemoryStore {
         let seen = book.ledger.glance(now).wall;
         let command = choose(&book, seen);
         let Applied { reply, changes, events, rings } = book.ledger.apply(command, now);
-        changes.iter().for_each(|change| book.keep(change));
+        let mut gone = Gone::default();
+        changes.iter().for_each(|change| book.keep(change, &mut gone));
         let told = !events.is_empty();
-        book.remember(events);
+        book.remember(events, &mut gone);
         let reply = reply.map(|reply| read(&book, reply)).map_err(Into::into);
         if told {
             self.committed.send_replace(book.ledger.last_event());
         }
+        // Others wait for the book: what is no longer needed is dropped without it.
+        drop(book);
+        drop((changes, gone));
         (reply, rings.into_iter().collect())
     }
 
@@ -108,12 +112,20 @@ impl MemoryStore {
     }
 }
 
+/// What a commit has let go of.
+#[derive(Default)]
+struct Gone {
+    #[expect(clippy::vec_box, reason = "as they were kept; they are only dropped")]
+    records: Vec<Box<JobRecord>>,
+    events: Vec<Arc<Event>>,
+}
+
 impl Book {
-    fn keep(&mut self, change: &Change) {
+    fn keep(&mut self, change: &Change, gone: &mut Gone) {
         match change {
             Change::Insert(accepted) => {
                 self.sequences.insert(accepted.job.id, accepted.sequence);
-                self.records.insert(accepted.sequence, JobRecord::new(accepted));
+                self.records.insert(accepted.sequence, Box::new(JobRecord::new(accepted)));
             }
             Change::Update(update) => {
                 let sequence = self.sequences.get(&update.job);
@@ -123,7 +135,7 @@ impl Book {
             }
             Change::Remove { job } => {
                 if let Some(sequence) = self.sequences.remove(job) {
-                    self.records.remove(&sequence);
+                    gone.records.extend(self.records.remove(&sequence));
                 }
             }
             // The ledger itself keeps these for as long as the process lives.
@@ -131,17 +143,17 @@ impl Book {
         }
     }
 
-    fn remember(&mut self, events: Vec<Event>) {
+    fn remember(&mut self, events: Vec<Event>, gone: &mut Gone) {
         for event in events {
             if self.events.len() == limits::EVENTS_KEPT {
-                self.events.pop_front();
+                gone.events.extend(self.events.pop_front());
             }
             self.events.push_back(Arc::new(event));
         }
     }
 
     fn record(&self, job: JobId) -> Option<&JobRecord> {
-        self.records.get(self.sequences.get(&job)?)
+        self.records.get(self.sequences.get(&job)?).map(|record| &**record)
     }
 
     fn select(&self, selection: Selection, now: Timestamp) -> Vec<JobId> {
@@ -151,7 +163,7 @@ impl Book {
                 .records
                 .values()
                 .filter(|record| filter.matches(record, now))
-                .map(JobRecord::id)
+                .map(|record| record.id())
                 .collect(),
         }
     }

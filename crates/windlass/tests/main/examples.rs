@@ -48,6 +48,18 @@ fn hello_greets() {
 }
 
 #[test]
+fn survive_recovers_the_job_of_a_process_that_died() {
+    prints(
+        "survive",
+        &[
+            "the first process ended well: false",
+            "recovered: 1 job, now scheduled",
+            "order 7 charged at attempt 2",
+        ],
+    );
+}
+
+#[test]
 fn retries_fails_dies_and_is_replayed() {
     prints(
         "retries",

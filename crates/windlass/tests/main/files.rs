@@ -8,10 +8,11 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use windlass::clock::SystemClock;
 use windlass::core::filter::Filter;
 use windlass::core::job::{Dependency, NewJob, OnFailure, StateName};
 use windlass::core::ledger::{
@@ -99,7 +100,9 @@ async fn everything(store: &FileStore) -> Vec<JobRecord> {
 
 /// Jobs in every state, with everything a record can hold.
 async fn a_bit_of_everything(store: &FileStore, clock: &VirtualClock) {
-    accept(store, (1..=6).map(job)).await;
+    let mut follows = job(9);
+    follows.depends_on = vec![Dependency { on: id(2), on_failure: OnFailure::Cascade }];
+    accept(store, (1..=6).map(job).chain([follows])).await;
     let handed = claim(store, 4).await.jobs;
     let lease = |index: usize| (handed[index].job.id, handed[index].lease.token);
     let (done, token) = lease(0);
@@ -134,6 +137,22 @@ async fn a_bit_of_everything(store: &FileStore, clock: &VirtualClock) {
     clock.step_forward(SECOND);
 }
 
+/// A bit of everything, and enough after it for segments to leave and checkpoints to be written.
+pub(crate) async fn a_life_in_every_state(store: &FileStore, clock: &VirtualClock) {
+    a_bit_of_everything(store, clock).await;
+    for round in 0..60u128 {
+        let number = 100 + round * 10;
+        let large = |job: NewJob| NewJob { payload: vec![3; 1_000].into(), ..job };
+        let mut after = job(number + 1);
+        after.depends_on = vec![Dependency { on: id(number), on_failure: OnFailure::Ignore }];
+        accept(store, [large(job(number)), large(after), large(job(number + 2))]).await;
+        if let Some(handed) = claim(store, 1).await.jobs.pop() {
+            let verdict = Verdict::Bury(DeadReason::Permanent);
+            settle(store, Settlement::new(handed.job.id, handed.lease.token, verdict)).await;
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn everything_is_as_it_was_after_closing_and_opening() {
     let mut bench = Bench::new();
@@ -147,7 +166,9 @@ async fn everything_is_as_it_was_after_closing_and_opening() {
     let (after, recounted) = (everything(&store).await, store.count().await.expect("counted"));
     assert_eq!(before, after);
     assert_eq!((counts.lines, counts.queues), (recounted.lines, recounted.queues));
-    assert_eq!(before.len(), 8);
+    assert_eq!(before.len(), 9);
+    let dead = before.iter().filter(|record| record.state() == StateName::Dead);
+    assert_eq!(dead.count(), 2, "the dead job took its dependent with it");
 }
 
 #[tokio::test(start_paused = true)]
@@ -367,6 +388,29 @@ async fn space_is_given_back_while_jobs_flow_and_history_keeps_its_bound() {
     assert_eq!(totals, store.count().await.expect("counted").totals());
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_opening_from_a_checkpoint_finds_what_reading_everything_finds() {
+    let mut bench = Bench::new();
+    bench.options.book.checkpoint_bytes = Some(20_000);
+    bench.options.book.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
+    let store = bench.open();
+    a_life_in_every_state(&store, &bench.clock).await;
+    let (before, counts) = (everything(&store).await, store.count().await.expect("counted"));
+    store.close().await;
+    let mut commits = Vec::new();
+    for thorough in [true, false, false] {
+        bench.options.book.thorough = thorough;
+        let store = bench.open();
+        assert_eq!(before, everything(&store).await);
+        let recounted = store.count().await.expect("counted");
+        assert_eq!((&counts.lines, &counts.queues), (&recounted.lines, &recounted.queues));
+        commits.push(store.opened().expect("told").commits);
+        store.close().await;
+    }
+    assert!(commits[1] < commits[0] / 2, "{commits:?} commits were read");
+    assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
+}
+
 /// A disk whose calls can be made to fail.
 #[derive(Debug)]
 struct Failing {
@@ -380,6 +424,7 @@ struct Switches {
     write_fails: AtomicBool,
     full: AtomicBool,
     syncs: AtomicU64,
+    gate: Arc<Gate>,
 }
 
 impl Switches {
@@ -397,6 +442,7 @@ struct FailingFile {
 impl Failing {
     fn open(path: &Path) -> (Arc<Self>, Arc<Switches>) {
         let switches = Arc::new(Switches::default());
+        switches.gate.set(true);
         let disk = RealDisk::open(path).expect("it is nobody's");
         (Arc::new(Self { disk, switches: switches.clone() }), switches)
     }
@@ -451,6 +497,7 @@ impl DiskFile for FailingFile {
 
     fn sync(&self) -> io::Result<()> {
         self.switches.syncs.fetch_add(1, Ordering::SeqCst);
+        self.switches.gate.pass();
         self.switches.check(&self.switches.sync_fails)?;
         self.file.sync()
     }
@@ -480,6 +527,64 @@ async fn after_a_failed_sync_nothing_is_acknowledged_until_reopened() {
         let found = store.find(&[id(1), id(3)]).await.expect("found");
         assert!(found[0].is_some() && found[1].is_none());
     }
+}
+
+/// The writer's syncs wait for this.
+#[derive(Debug, Default)]
+struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+    reached: tokio::sync::Notify,
+}
+
+impl Gate {
+    fn set(&self, open: bool) {
+        *self.open.lock().expect("nobody panics here") = open;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        self.reached.notify_one();
+        let mut open = self.open.lock().expect("nobody panics here");
+        while !*open {
+            open = self.opened.wait(open).expect("nobody panics here");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_answered_or_told_before_the_sync_has_returned() {
+    let directory = Directory::new();
+    let (disk, switches) = Failing::open(&directory.path().join("jobs"));
+    let gate = switches.gate.clone();
+    gate.set(true);
+    let clock = Arc::new(SystemClock::new());
+    let wake = Arc::new(LocalWake::new());
+    let options = FileOptions::default();
+    let store = FileStore::with_writer(disk, &options, clock, wake).expect("it opens");
+    let store = Arc::new(store);
+    accept(&store, [job(1)]).await;
+    let told = *store.committed().borrow();
+    gate.set(false);
+    // A ring left over from the first sync would be taken for that of the second.
+    let _ = tokio::time::timeout(Duration::ZERO, gate.reached.notified()).await;
+    let (one, other) = (store.clone(), store.clone());
+    let mut enqueue = tokio::spawn(async move { one.enqueue(vec![Arc::new(job(2))]).await });
+    gate.reached.notified().await;
+    let mut find = tokio::spawn(async move { other.find(&[id(2)]).await });
+    // Written, on its way to the disk: whatever runs now could tell too early.
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!enqueue.is_finished(), "it was acknowledged before the sync");
+    assert!(!find.is_finished(), "a read showed what was not durable");
+    assert_eq!(*store.committed().borrow(), told, "it was told before the sync");
+    let unharmed = store.find(&[id(1)]).await.expect("what has landed can be read");
+    assert!(unharmed[0].is_some());
+    gate.set(true);
+    (&mut enqueue).await.expect("no panic").expect("acknowledged");
+    assert!((&mut find).await.expect("no panic").expect("found")[0].is_some());
+    assert!(*store.committed().borrow() > told);
 }
 
 #[tokio::test(start_paused = true)]
@@ -535,7 +640,7 @@ async fn every_flipped_byte_is_reported_or_harmless() {
             Err(OpenError::Newer { .. }) => refused += 1,
             Err(other) => panic!("byte {at}: {other}"),
             Ok(checked) => {
-                assert_eq!((checked.jobs, checked.wrong), (8, Vec::new()), "byte {at}");
+                assert_eq!((checked.jobs, checked.wrong), (9, Vec::new()), "byte {at}");
                 harmless += 1;
             }
         }
@@ -596,8 +701,8 @@ async fn a_store_of_a_later_version_is_refused_politely() {
     let path = bench.path().join(&segments(&bench.path())[0]);
     let mut content = fs::read(&path).expect("a segment");
     content[8] = 2;
-    let check = crc32(&content[..20]);
-    content[20..24].copy_from_slice(&check.to_le_bytes());
+    let check = crc32(&content[..24]);
+    content[24..28].copy_from_slice(&check.to_le_bytes());
     fs::write(&path, content).expect("written");
     let refused = bench.try_open().expect_err("it is newer").to_string();
     assert!(refused.contains("format 2") && refused.contains("newer version"), "{refused}");

@@ -9,6 +9,7 @@ mod events;
 mod examples;
 mod faults;
 mod files;
+mod golden;
 mod journey;
 mod refusals;
 mod stopping;

@@ -19,7 +19,7 @@ use windlass_core::ledger::{
     Applied, Claims, Command, Counts, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
 };
 use windlass_core::limits::{self, Limits};
-use windlass_core::record::{Change, JobRecord, Kept, Update};
+use windlass_core::record::{Accepted, Change, JobRecord, Kept, Update};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -41,7 +41,8 @@ const TOKENS_OF_A_COPY: u64 = 1 << 40;
 /// The name of the file that says that a store is a restored copy.
 pub(super) const COPY_MARK: &str = "restored-copy";
 
-/// Room that is kept back when the disk is full, so that running work can be settled.
+/// Room that is kept back when the disk is full, so that running work can be settled. A store with
+/// segments of a fixed size keeps no more than a sixteenth of one.
 const RESERVE: u64 = 256 << 10;
 
 /// How long to wait before a full disk is asked for space again, in microseconds.
@@ -49,11 +50,17 @@ const ASK_AGAIN: u64 = 200_000;
 
 /// Jobs accepted lately whose data is still at hand, and their bytes: what is claimed soon after
 /// it was enqueued is not read back from the disk.
-const RECENT_JOBS: usize = 16_384;
+const RECENT_JOBS: usize = 4_096;
 const RECENT_BYTES: usize = 8 << 20;
 
 /// Records one page may read from the disk when only they can tell whether they match.
 const PAGE_READS: usize = 2_000;
+
+/// See [`BookOptions::checkpoint_bytes`].
+const CHECKPOINT_BYTES: u64 = 256 << 20;
+
+/// About how many bytes a sketch takes.
+const SKETCH_BYTES: u64 = 96;
 
 /// How a store is opened.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +71,11 @@ pub struct BookOptions {
     pub recovery: Recovery,
     /// The size of every segment; `None` lets it grow with the store from 4 to 64 MiB.
     pub segment_bytes: Option<u32>,
+    /// Read the whole journal when opening, not only what follows the last checkpoint.
+    pub thorough: bool,
+    /// How many bytes an opening may have to read, beyond four times what a checkpoint takes,
+    /// before one is written; `None` for 256 MiB.
+    pub checkpoint_bytes: Option<u64>,
 }
 
 /// What was found and done when a store was opened.
@@ -85,7 +97,7 @@ pub struct Opened {
 
 /// How much a command may write.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Need {
+pub enum Need {
     /// It adds jobs of about so many bytes: refused when only the reserve is left.
     Growth(u64),
     /// It moves on what is there, writing about so many bytes.
@@ -133,8 +145,11 @@ pub struct Book {
     events: Vec<Event>,
     rings: BTreeSet<Ring>,
     sweep: Option<Sweep>,
+    checkpoint: Option<Checkpoint>,
+    checkpoint_bytes: u64,
     landed_token: u64,
     broken: Option<String>,
+    reserve: u64,
     ask_again_at: Steady,
 }
 
@@ -144,6 +159,20 @@ struct Sweep {
     segment: u32,
     at: u32,
     fragment: Option<Fragment>,
+}
+
+/// A checkpoint that is being written: a sketch of every job, in order of acceptance.
+#[derive(Debug)]
+struct Checkpoint {
+    /// Where it began.
+    position: u64,
+    /// What was written before it began.
+    before: u64,
+    /// The last job that was sketched, and the last one that has to be.
+    sketched: u64,
+    until: u64,
+    /// The commit that holds the last of it.
+    complete: Option<u64>,
 }
 
 impl Book {
@@ -156,12 +185,12 @@ impl Book {
         let copied = disk.list().is_ok_and(|names| names.iter().any(|name| name == COPY_MARK));
         let (mut book, found) = Self::read(disk.clone(), options, copied)?;
         let mut opened = Opened {
-            jobs: book.ledger.glimpses_after(0).count() as u64,
+            jobs: book.ledger.jobs(),
             commits: found.commits,
-            torn: found.torn,
+            torn: found.torn.clone(),
             ..Opened::default()
         };
-        book.journal.begin().map_err(|error| OpenError::disk("tidy up", error))?;
+        book.journal.begin(&found).map_err(|error| OpenError::disk("tidy up", error))?;
         book.journal.touch().map_err(OpenError::full)?;
         book.recover(options.recovery, now, &mut opened)?;
         let flight = book.take();
@@ -188,7 +217,7 @@ impl Book {
     ) -> Result<(Self, Found), OpenError> {
         let mut restore = Restore::new(options.limits.clone());
         let size = options.segment_bytes;
-        let (journal, found) = Journal::open(disk, size, &mut |place, body| {
+        let (journal, found) = Journal::open(disk, size, options.thorough, &mut |place, body| {
             absorb(&mut restore, place, body).map_err(str::to_string)
         })?;
         let mut floors = found.floors;
@@ -203,8 +232,11 @@ impl Book {
             events: Vec::new(),
             rings: BTreeSet::new(),
             sweep: None,
+            checkpoint: None,
+            checkpoint_bytes: options.checkpoint_bytes.unwrap_or(CHECKPOINT_BYTES),
             landed_token,
             broken: None,
+            reserve: size.map_or(RESERVE, |bytes| RESERVE.min(u64::from(bytes) / 16)),
             ask_again_at: Steady::default(),
         };
         Ok((book, found))
@@ -237,7 +269,7 @@ impl Book {
     pub fn apply<C: Command>(&mut self, command: C, now: Now) -> Result<C::Reply, StoreError> {
         self.usable()?;
         let Applied { reply, changes, events, rings } = self.ledger.apply(command, now);
-        let kept = self.persist(&changes).and_then(|()| match events.is_empty() {
+        let kept = self.persist(changes).and_then(|()| match events.is_empty() {
             true => Ok(()),
             // Even without a change: an event's number must not be given away twice.
             false => self.journal.touch().map_err(Trouble::Full),
@@ -271,9 +303,9 @@ impl Book {
     }
 
     /// Makes sure that there is room for what a command writes, before it is decided.
-    pub(super) fn admit(&mut self, need: Need, now: Now) -> Result<(), Refusal> {
+    pub fn admit(&mut self, need: Need, now: Now) -> Result<(), Refusal> {
         let bytes = match need {
-            Need::Growth(bytes) => bytes + RESERVE,
+            Need::Growth(bytes) => bytes + self.reserve,
             Need::Progress(bytes) => bytes + 4_096,
         };
         while self.journal.room() < bytes {
@@ -289,23 +321,24 @@ impl Book {
         Ok(())
     }
 
-    fn persist(&mut self, changes: &[Change]) -> Result<(), Trouble> {
+    fn persist(&mut self, changes: Vec<Change>) -> Result<(), Trouble> {
         for change in changes {
+            if let Change::Update(update) = &change {
+                self.persist_update(update)?;
+                continue;
+            }
+            let staged = self.journal.stage(|to| codec::encode_change(&change, to));
+            let (place, weight) = staged.map_err(Trouble::Full)?;
             match change {
                 Change::Insert(accepted) => {
-                    let staged = self.journal.stage(|to| codec::encode_change(change, to));
-                    let (place, weight) = staged.map_err(Trouble::Full)?;
                     self.ledger.keep(accepted.job.id, Kept { place: place.pack(), weight });
-                    self.recent.add(accepted.job.clone(), accepted.at);
+                    self.recent.add(accepted);
                 }
-                Change::Update(update) => self.persist_update(update)?,
-                Change::Remove { .. }
+                Change::Remove { job } => self.recent.forget(job),
+                Change::Update(_)
                 | Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. } => {
-                    let staged = self.journal.stage(|to| codec::encode_change(change, to));
-                    staged.map_err(Trouble::Full)?;
-                }
+                | Change::Line { .. } => {}
             }
         }
         Ok(())
@@ -325,11 +358,13 @@ impl Book {
         if previous.depth == DEPTH_MAX {
             let mut record = self.stored(update.job, previous).map_err(Trouble::Unreadable)?;
             record.absorb(update);
+            self.recent.forget(update.job);
             return self.persist_whole(&record);
         }
         let staged =
             self.journal.stage(|to| codec::encode_update(update, kept.place, kept.weight, to));
         let (mut place, bytes) = staged.map_err(Trouble::Full)?;
+        self.recent.absorb(update);
         place.depth = previous.depth + 1;
         let weight = kept.weight.saturating_add(bytes);
         self.ledger.keep(update.job, Kept { place: place.pack(), weight });
@@ -368,7 +403,7 @@ impl Book {
     /// be followed by [`Book::written`] and [`Book::landed`].
     pub fn take(&mut self) -> Flight {
         let lines = self.ledger.drain_lines();
-        if let Err(trouble) = self.persist(&lines) {
+        if let Err(trouble) = self.persist(lines) {
             self.break_down(trouble);
         }
         let batch = self.journal.take(self.ledger.floors(), self.journal.landed_commit());
@@ -384,7 +419,14 @@ impl Book {
     /// The commit is on stable storage. Returns the files that may leave.
     pub fn landed(&mut self, flight: &Flight) -> Vec<Retired> {
         self.landed_token = self.landed_token.max(flight.batch.token);
-        self.journal.landed(&flight.batch)
+        let retired = self.journal.landed(&flight.batch);
+        self.conclude_checkpoint();
+        retired
+    }
+
+    /// Takes back the memory of a commit that has landed.
+    pub fn reuse(&mut self, flight: Flight) {
+        self.journal.reuse(flight.batch);
     }
 
     /// A file that can be used for the next segment.
@@ -463,6 +505,63 @@ impl Book {
         Ok(())
     }
 
+    /// Whether so much was written since the last checkpoint that opening would take long.
+    pub fn wants_checkpoint(&self) -> bool {
+        let sketches = self.ledger.jobs() * SKETCH_BYTES;
+        let due = self.journal.since_begin() > self.checkpoint_bytes + 4 * sketches;
+        self.broken.is_none()
+            && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
+    }
+
+    /// Writes about `budget` bytes of a checkpoint into the commit that is being gathered.
+    pub fn checkpoint(&mut self, budget: u64) -> Result<(), StoreError> {
+        self.usable()?;
+        self.sketch(budget).map_err(|trouble| self.break_down(trouble))
+    }
+
+    fn sketch(&mut self, budget: u64) -> Result<(), Trouble> {
+        let (position, before) = (self.journal.position(), self.journal.since_begin());
+        let last = self.ledger.floors().sequence.saturating_sub(1);
+        if self.checkpoint.is_none() {
+            // What is not a job is sketched first.
+            let image = self.ledger.image();
+            self.persist(image)?;
+        }
+        let begun = self.checkpoint.get_or_insert(Checkpoint {
+            position,
+            before,
+            sketched: 0,
+            until: last,
+            complete: None,
+        });
+        let count = usize::try_from(budget / SKETCH_BYTES + 1).unwrap_or(usize::MAX);
+        let mut sketched = 0;
+        for sketch in self.ledger.sketches_after(begun.sketched).take(count) {
+            if sketch.sequence > begun.until {
+                break;
+            }
+            sketched += 1;
+            begun.sketched = sketch.sequence;
+            let staged = self.journal.stage(|to| codec::encode_sketch(&sketch, to));
+            staged.map_err(Trouble::Full)?;
+        }
+        if sketched < count {
+            self.journal.touch().map_err(Trouble::Full)?;
+            begun.complete = Some(self.journal.next_commit());
+        }
+        Ok(())
+    }
+
+    /// Once all of a checkpoint is on stable storage, reading may begin with it.
+    fn conclude_checkpoint(&mut self) {
+        if let Some(Checkpoint { position, before, complete: Some(commit), .. }) = self.checkpoint
+            && commit <= self.journal.landed_commit()
+        {
+            self.journal.begin_at(position, self.journal.since_begin() - before);
+            self.checkpoint = None;
+        }
+    }
+
     /// Copies a job to the end of the journal if `base` is where its chain starts.
     fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<u64, Trouble> {
         let Some(kept) = self.ledger.kept(job) else { return Ok(0) };
@@ -479,7 +578,7 @@ impl Book {
     /// what is not a job is written anew, because it may have stood there alone.
     fn let_go(&mut self, segment: u32) -> Result<(), Trouble> {
         let image = self.ledger.image();
-        self.persist(&image)?;
+        self.persist(image)?;
         self.journal.touch().map_err(Trouble::Full)?;
         self.journal.let_go_before(segment + 1);
         Ok(())
@@ -487,7 +586,10 @@ impl Book {
 
     /// The record of a job as it lies on the disk.
     fn stored(&mut self, job: JobId, tip: Place) -> Result<JobRecord, Unreadable> {
-        self.chain(job, tip).map(|(_, record)| record)
+        match self.recent.record(job) {
+            Some(record) => Ok(record),
+            None => self.chain(job, tip).map(|(_, record)| record),
+        }
     }
 
     /// Follows a job's chain to its base. Returns where that stands, and the job as of `tip`.
@@ -528,6 +630,15 @@ impl Book {
             record.condition = condition;
         }
         Ok(Some(record.seen_at(now)))
+    }
+
+    /// Whether all that is known of these jobs has landed.
+    pub(super) fn have_landed(&self, jobs: &[JobId]) -> bool {
+        let landed = |job: &JobId| {
+            let kept = self.ledger.kept(*job);
+            kept.is_some_and(|kept| self.journal.has_landed(Place::unpack(kept.place)))
+        };
+        !self.journal.is_in_flight() || jobs.iter().all(landed)
     }
 
     /// Reads jobs by id.
@@ -603,15 +714,14 @@ impl Book {
     pub fn hand(&mut self, claims: Claims) -> Result<Handed, StoreError> {
         let mut jobs = Vec::with_capacity(claims.jobs.len());
         for claimed in claims.jobs {
-            let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
-            let tip = Place::unpack(tip);
-            let fresh = (tip.depth == 1).then(|| self.recent.take(claimed.id)).flatten();
-            let (job, created_at, first_started_at) = match fresh {
-                Some((job, created_at)) => (job, created_at, claimed.lease.since),
+            let since = claimed.lease.since;
+            let (job, created_at, first_started_at) = match self.recent.claimed(claimed.id, since) {
+                Some(recent) => recent,
                 None => {
-                    let record = self.stored(claimed.id, tip);
+                    let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
+                    let record = self.stored(claimed.id, Place::unpack(tip));
                     let record = record.map_err(|why| self.break_down(Trouble::Unreadable(why)))?;
-                    let started = record.first_started_at.unwrap_or(claimed.lease.since);
+                    let started = record.first_started_at.unwrap_or(since);
                     (record.job, record.created_at, started)
                 }
             };
@@ -648,7 +758,7 @@ impl Book {
     }
 
     /// What was told while the store was opened.
-    pub(super) fn opening_events(&mut self) -> Vec<Event> {
+    pub fn opening_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
 
@@ -663,18 +773,21 @@ impl Book {
             used: self.journal.used(),
             live: self.ledger.kept_bytes(),
             segments: self.journal.segment_count(),
+            written: self.journal.bytes_written(),
         }
     }
 
     /// Everything that is wrong with the store, in words; every record is read and compared.
-    pub(super) fn check(&mut self) -> Vec<String> {
+    pub fn check(&mut self) -> Vec<String> {
         let mut wrong = self.ledger.check();
         let jobs: Vec<JobId> = self.ledger.glimpses_after(0).map(|glimpse| glimpse.id).collect();
         for job in jobs {
             let Some(kept) = self.ledger.kept(job) else { continue };
-            match self.stored(job, Place::unpack(kept.place)) {
+            match self.chain(job, Place::unpack(kept.place)) {
                 Err(Unreadable(why)) => wrong.push(format!("job {job}: {why}")),
-                Ok(record) if Some(&record.condition) != self.ledger.condition_of(job).as_ref() => {
+                Ok((_, record))
+                    if Some(&record.condition) != self.ledger.condition_of(job).as_ref() =>
+                {
                     wrong.push(format!("job {job}: its record and the ledger disagree"));
                 }
                 Ok(_) => {}
@@ -693,6 +806,8 @@ pub struct Space {
     pub live: u64,
     /// Files.
     pub segments: usize,
+    /// Bytes written to the journal since it was opened; what compaction copies is among them.
+    pub written: u64,
 }
 
 /// Why a commit could not be put together.
@@ -723,6 +838,7 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
             let weight = weight.saturating_add(bytes);
             restore.keep(job, Kept { place: Place { depth, ..place }.pack(), weight });
         }
+        Entry::Sketch(sketch) => restore.sketch(&sketch),
         Entry::Whole(record) => {
             restore.put(&record);
             restore.keep(record.id(), Kept { place: place.pack(), weight: bytes });
@@ -731,30 +847,81 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
     Ok(())
 }
 
-/// Jobs accepted lately, oldest first.
+/// Jobs accepted lately, with what became of them since.
 #[derive(Debug, Default)]
 struct Recent {
-    jobs: HashMap<JobId, (Arc<NewJob>, Timestamp)>,
+    jobs: HashMap<JobId, Recalled>,
+    /// In the order in which they came; some may be gone.
     order: VecDeque<JobId>,
     bytes: usize,
 }
 
-impl Recent {
-    fn add(&mut self, job: Arc<NewJob>, at: Timestamp) {
-        self.bytes += job.payload.len();
-        self.order.push_back(job.id);
-        if let Some((old, _)) = self.jobs.insert(job.id, (job, at)) {
-            self.bytes -= old.payload.len();
+#[derive(Debug)]
+enum Recalled {
+    /// Nothing has happened yet.
+    Accepted(Box<Accepted>),
+    Record(Box<JobRecord>),
+}
+
+impl Recalled {
+    fn bytes(&self) -> usize {
+        match self {
+            Recalled::Accepted(accepted) => accepted.job.payload.len(),
+            Recalled::Record(record) => {
+                record.job.payload.len() + record.output.as_ref().map_or(0, |output| output.len())
+            }
         }
+    }
+}
+
+impl Recent {
+    fn add(&mut self, accepted: Box<Accepted>) {
+        let id = accepted.job.id;
+        self.forget(id);
+        let recalled = Recalled::Accepted(accepted);
+        self.bytes += recalled.bytes();
+        self.order.push_back(id);
+        self.jobs.insert(id, recalled);
         while self.order.len() > RECENT_JOBS || self.bytes > RECENT_BYTES {
             let Some(oldest) = self.order.pop_front() else { break };
-            self.take(oldest);
+            self.forget(oldest);
         }
     }
 
-    fn take(&mut self, job: JobId) -> Option<(Arc<NewJob>, Timestamp)> {
-        let taken = self.jobs.remove(&job)?;
-        self.bytes -= taken.0.payload.len();
-        Some(taken)
+    fn absorb(&mut self, update: &Update) {
+        let Some(recalled) = self.jobs.get_mut(&update.job) else { return };
+        self.bytes -= recalled.bytes();
+        if let Recalled::Accepted(accepted) = recalled {
+            *recalled = Recalled::Record(Box::new(JobRecord::new(accepted)));
+        }
+        if let Recalled::Record(record) = recalled {
+            record.absorb(update);
+        }
+        self.bytes += recalled.bytes();
+    }
+
+    fn forget(&mut self, job: JobId) {
+        if let Some(recalled) = self.jobs.remove(&job) {
+            self.bytes -= recalled.bytes();
+        }
+    }
+
+    fn record(&self, job: JobId) -> Option<JobRecord> {
+        Some(match self.jobs.get(&job)? {
+            Recalled::Accepted(accepted) => JobRecord::new(accepted),
+            Recalled::Record(record) => JobRecord::clone(record),
+        })
+    }
+
+    /// What a worker needs of a job it claimed: the job, when it was accepted, and when it first
+    /// started, which is now unless it did before.
+    fn claimed(&self, job: JobId, now: Timestamp) -> Option<(Arc<NewJob>, Timestamp, Timestamp)> {
+        Some(match self.jobs.get(&job)? {
+            Recalled::Accepted(accepted) => (accepted.job.clone(), accepted.at, now),
+            Recalled::Record(record) => {
+                let started = record.first_started_at.unwrap_or(now);
+                (record.job.clone(), record.created_at, started)
+            }
+        })
     }
 }

@@ -14,11 +14,12 @@ use windlass_core::job::{
     CancelReason, Condition, DeadReason, Dependency, JobId, Lease, LeaseToken, NewJob, OnFailure,
     Priority, Start, State, Timeout, Unique, UniqueScope,
 };
+use windlass_core::ledger::Sketch;
 use windlass_core::name::Name;
 use windlass_core::outcome::ErrorText;
 use windlass_core::record::{
-    Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, LogLine, Note, Progress, QueueSettings,
-    Report, Totals, Update,
+    Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, Kept, LogLine, Note, Progress,
+    QueueSettings, Report, Totals, Update,
 };
 use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
@@ -35,6 +36,8 @@ pub(super) enum Entry {
     Update { update: Update, previous: u64, weight: u32 },
     /// A whole job as it was when it was copied here; entries before this one no longer count.
     Whole(Box<JobRecord>),
+    /// What the ledger knew of a job at this point, for those who begin to read here.
+    Sketch(Box<Sketch>),
 }
 
 const INSERT: u8 = 1;
@@ -44,6 +47,7 @@ const QUEUE: u8 = 4;
 const RATE: u8 = 5;
 const LINE: u8 = 6;
 const WHOLE: u8 = 7;
+const SKETCH: u8 = 8;
 
 /// Whether an entry with this first byte is one that a chain of updates starts from.
 pub(super) fn is_base(kind: u8) -> bool {
@@ -138,6 +142,32 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
     ids(&record.met, to);
 }
 
+/// Writes a sketch. Times are given in full: there is no other in it that they could be told from.
+pub(super) fn encode_sketch(sketch: &Sketch, to: &mut Vec<u8>) {
+    to.push(SKETCH);
+    to.extend(sketch.id.to_bytes());
+    text(sketch.kind.as_str(), to);
+    text(sketch.queue.as_str(), to);
+    varint(sketch.sequence, to);
+    condition(&sketch.condition, NO_TIME, to);
+    to.extend(sketch.fingerprint.to_le_bytes());
+    to.extend(sketch.priority.0.to_le_bytes());
+    varint(sketch.max_attempts.into(), to);
+    dependencies(&sketch.depends_on, to);
+    ids(&sketch.met, to);
+    option(sketch.unique.as_ref(), to, |(key, scope, until), to| {
+        text(key, to);
+        to.push(u8::from(*scope == UniqueScope::Any));
+        option(*until, to, time);
+    });
+    option(sketch.expires_at, to, time);
+    to.extend(sketch.kept.place.to_le_bytes());
+    varint(sketch.kept.weight.into(), to);
+}
+
+/// A time that no state can begin at.
+const NO_TIME: Timestamp = Timestamp::from_micros(i64::MIN);
+
 /// Reads one entry, which must be all there is.
 pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
     let mut from = Reader { left: body };
@@ -182,6 +212,7 @@ pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
             },
         }),
         WHOLE => Entry::Whole(Box::new(from.whole()?)),
+        SKETCH => Entry::Sketch(Box::new(from.sketch()?)),
         _ => return Err("its type is unknown"),
     };
     if from.left.is_empty() { Ok(entry) } else { Err("it is longer than what it says") }
@@ -287,15 +318,7 @@ fn new_job(job: &NewJob, to: &mut Vec<u8>) {
         option(unique.window, to, duration);
     }
     if !job.depends_on.is_empty() {
-        varint(job.depends_on.len() as u64, to);
-        for dependency in &job.depends_on {
-            to.extend(dependency.on.to_bytes());
-            to.push(match dependency.on_failure {
-                OnFailure::Cascade => 0,
-                OnFailure::Ignore => 1,
-                OnFailure::Wait => 2,
-            });
-        }
+        dependencies(&job.depends_on, to);
     }
     if let Some(policy) = &job.retry {
         retry(policy, to);
@@ -325,6 +348,18 @@ fn new_job(job: &NewJob, to: &mut Vec<u8>) {
     }
     if let Some(parent) = job.parent {
         to.extend(parent.to_bytes());
+    }
+}
+
+fn dependencies(dependencies: &[Dependency], to: &mut Vec<u8>) {
+    varint(dependencies.len() as u64, to);
+    for dependency in dependencies {
+        to.extend(dependency.on.to_bytes());
+        to.push(match dependency.on_failure {
+            OnFailure::Cascade => 0,
+            OnFailure::Ignore => 1,
+            OnFailure::Wait => 2,
+        });
     }
 }
 
@@ -597,8 +632,7 @@ impl<'a> Reader<'a> {
             });
         }
         if has(present::DEPENDS_ON) {
-            job.depends_on =
-                (0..self.count(17)?).map(|_| self.dependency()).collect::<Result<_, _>>()?;
+            job.depends_on = self.dependencies()?;
         }
         if has(present::RETRY) {
             job.retry = Some(self.retry()?);
@@ -629,6 +663,10 @@ impl<'a> Reader<'a> {
             job.parent = Some(self.id()?);
         }
         Ok(job)
+    }
+
+    fn dependencies(&mut self) -> Result<Vec<Dependency>, Wrong> {
+        (0..self.count(17)?).map(|_| self.dependency()).collect()
     }
 
     fn dependency(&mut self) -> Result<Dependency, Wrong> {
@@ -765,6 +803,28 @@ impl<'a> Reader<'a> {
             Ok(LogLine { at, attempt, text: from.text()?.to_string() })
         };
         (0..self.count(10)?).map(|_| line(self)).collect()
+    }
+
+    fn sketch(&mut self) -> Result<Sketch, Wrong> {
+        Ok(Sketch {
+            id: self.id()?,
+            kind: self.name()?,
+            queue: self.name()?,
+            sequence: self.varint()?,
+            condition: self.condition(NO_TIME)?,
+            fingerprint: self.long()?,
+            priority: Priority(i32::from_le_bytes(self.array()?)),
+            max_attempts: self.short()?,
+            depends_on: self.dependencies()?,
+            met: self.ids()?,
+            unique: self.option(|from| {
+                let key = from.text()?.to_string();
+                let scope = if from.flag()? { UniqueScope::Any } else { UniqueScope::Open };
+                Ok((key, scope, from.option(Reader::time)?))
+            })?,
+            expires_at: self.option(Reader::time)?,
+            kept: Kept { place: self.long()?, weight: self.short()? },
+        })
     }
 
     fn attempt(&mut self) -> Result<AttemptRecord, Wrong> {
@@ -928,6 +988,25 @@ mod tests {
         record
     }
 
+    fn sketch(condition: Condition) -> Sketch {
+        let job = full_job();
+        Sketch {
+            id: job.id,
+            kind: job.kind,
+            queue: job.queue,
+            sequence: 5,
+            condition,
+            fingerprint: u64::MAX,
+            priority: job.priority,
+            max_attempts: 7,
+            depends_on: job.depends_on,
+            met: vec![id(1)],
+            unique: Some(("key".to_string(), UniqueScope::Any, Some(at(9)))),
+            expires_at: Some(at(8)),
+            kept: Kept { place: u64::MAX, weight: 6 },
+        }
+    }
+
     /// Every kind of entry, with everything it can hold.
     fn all() -> Vec<(Entry, Vec<u8>)> {
         let mut all = Vec::new();
@@ -947,6 +1026,8 @@ mod tests {
             }
             let record = whole(condition.state.clone());
             add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
+            let sketch = sketch(condition.clone());
+            add(Entry::Sketch(Box::new(sketch.clone())), &|to| encode_sketch(&sketch, to));
             let (job, met) = (Arc::new(full_job()), vec![id(9)]);
             let accepted = Accepted { job, sequence: 1, at: at(10), condition, met };
             let insert = Change::Insert(Box::new(accepted));

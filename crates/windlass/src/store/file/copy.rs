@@ -35,9 +35,10 @@ pub struct Checked {
 /// nothing; refuses a store that someone has open.
 pub fn check(path: &Path) -> Result<Checked, OpenError> {
     let disk = Arc::new(RealDisk::open_existing(path)?);
-    let (mut book, found) = Book::read(disk, &BookOptions::default(), false)?;
+    let options = BookOptions { thorough: true, ..BookOptions::default() };
+    let (mut book, found) = Book::read(disk, &options, false)?;
     Ok(Checked {
-        jobs: book.ledger().glimpses_after(0).count() as u64,
+        jobs: book.ledger().jobs(),
         commits: found.commits,
         space: book.space(),
         torn: found.torn,
@@ -70,14 +71,28 @@ pub fn back_up(from: &Path, to: &Path) -> Result<Copied, OpenError> {
     let mut name = to.file_name().unwrap_or_default().to_os_string();
     name.push(".unfinished");
     let unfinished = to.with_file_name(name);
-    let mut tries = 0;
-    let (bytes, checked) = loop {
-        tries += 1;
+    let (bytes, checked) = copy_whole(from, &unfinished).inspect_err(|_| {
         let _ = fs::remove_dir_all(&unfinished);
-        drop(RealDisk::open(&unfinished)?);
-        let bytes = copy_segments(from, &unfinished).map_err(failed)?;
-        match check(&unfinished) {
-            Ok(checked) if checked.wrong.is_empty() => break (bytes, checked),
+    })?;
+    let mark = File::create(unfinished.join(COPY_MARK)).and_then(|mark| mark.sync_all());
+    mark.and_then(|()| File::open(&unfinished)?.sync_all()).map_err(failed)?;
+    fs::rename(&unfinished, to).map_err(failed)?;
+    let parent = to.canonicalize().ok().and_then(|to| to.parent().map(Path::to_path_buf));
+    parent.map_or(Ok(()), |parent| File::open(parent)?.sync_all()).map_err(failed)?;
+    Ok(Copied { jobs: checked.jobs, bytes })
+}
+
+/// Copies until the copy is whole, which takes more than once only if segments leave meanwhile.
+fn copy_whole(from: &Path, to: &Path) -> Result<(u64, Checked), OpenError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let _ = fs::remove_dir_all(to);
+        drop(RealDisk::open(to)?);
+        let copied = copy_segments(from, to);
+        let bytes = copied.map_err(|error| OpenError::io(to, "copy the store to", error))?;
+        match check(to) {
+            Ok(checked) if checked.wrong.is_empty() => return Ok((bytes, checked)),
             // A segment left while it was being copied: what it held stands further on by now.
             _ if tries < TRIES => {}
             Ok(checked) => {
@@ -86,13 +101,7 @@ pub fn back_up(from: &Path, to: &Path) -> Result<Copied, OpenError> {
             }
             Err(error) => return Err(error),
         }
-    };
-    let mark = File::create(unfinished.join(COPY_MARK)).and_then(|mark| mark.sync_all());
-    mark.and_then(|()| File::open(&unfinished)?.sync_all()).map_err(failed)?;
-    fs::rename(&unfinished, to).map_err(failed)?;
-    let parent = to.canonicalize().ok().and_then(|to| to.parent().map(Path::to_path_buf));
-    parent.map_or(Ok(()), |parent| File::open(parent)?.sync_all()).map_err(failed)?;
-    Ok(Copied { jobs: checked.jobs, bytes })
+    }
 }
 
 /// How often a copy is begun anew when segments leave meanwhile.

@@ -22,10 +22,10 @@ use super::OpenError;
 use super::disk::{Disk, DiskFile};
 use super::layout::{
     ENTRY_HEADER, FORMAT, HEADER, Header, LAST, Place, SEAL, SEGMENT_HEADER, SPARE, Unreadable,
-    VERSION, check_body, entries_from, entry_at, length_at, padded, parse_name, segment_header,
-    segment_name, show,
+    VERSION, check_body, entries_from, entry_at, last_header, length_at, padded, parse_name,
+    segment_header, segment_name, show,
 };
-use super::scan::{Found, Read, Scan};
+use super::scan::{Found, Read, Scan, Unproven};
 
 /// The largest segment: an offset within it has 26 bits in a [`Place`].
 const SEGMENT_MAX: u32 = 64 << 20;
@@ -33,6 +33,9 @@ const SEGMENT_MAX: u32 = 64 << 20;
 const SEGMENT_MIN: u32 = 4 << 20;
 /// The smallest segment that is tried when the disk is almost full.
 const SEGMENT_LAST_RESORT: u32 = 1 << 20;
+/// Buffers that are kept for the next commits, and how large each may be.
+const BUFFERS: usize = 4;
+const BUFFER_MAX: usize = 4 << 20;
 /// How much is read at once from a segment that is no longer written.
 const READ_AHEAD: usize = 64 << 10;
 
@@ -115,13 +118,21 @@ pub(super) struct Journal {
     spares: Vec<(String, u32)>,
     spare_number: u64,
     staged: Vec<Staged>,
+    /// Buffers of commits that have landed, to be filled again.
+    buffers: Vec<Vec<u8>>,
     /// Headers of segments that were started since the last commit was taken.
     started: Vec<Write>,
     flying: Vec<Arc<Batch>>,
     next_commit: u64,
     landed: u64,
+    /// Bytes of all commits that were taken since it was opened.
+    written: u64,
     opening: u32,
     oldest: u32,
+    /// Where one may begin to read, packed; 0 for the beginning.
+    begin: u64,
+    /// Bytes that were written since there.
+    since_begin: u64,
     window: Option<(u32, u32, Vec<u8>)>,
     /// Files that are not part of the journal any more, found when it was opened.
     unused: Vec<String>,
@@ -131,9 +142,11 @@ pub(super) struct Journal {
 impl Journal {
     /// Reads every commit on the disk, oldest first, and answers with a journal that goes on after
     /// the last whole one. `read` is given each entry of each whole commit and where it stands.
+    /// Unless it is to be thorough, it begins at the last checkpoint.
     pub(super) fn open(
         disk: Arc<dyn Disk>,
         fixed_size: Option<u32>,
+        thorough: bool,
         read: Read<'_>,
     ) -> Result<(Self, Found), OpenError> {
         let failed = |error| OpenError::disk("list the files", error);
@@ -156,20 +169,31 @@ impl Journal {
             spares: Vec::new(),
             spare_number: 0,
             staged: Vec::new(),
+            buffers: Vec::new(),
             started: Vec::new(),
             flying: Vec::new(),
             next_commit: 1,
             landed: 0,
+            written: 0,
             opening: 0,
             oldest: numbers.first().copied().unwrap_or(1),
+            begin: 0,
+            since_begin: 0,
             window: None,
             unused: Vec::new(),
             used_before,
         };
-        let mut scan = Scan::new(numbers.first().copied());
+        let begin = if thorough { None } else { journal.find_begin(&numbers)? };
+        let mut scan = Scan::new(&numbers)?;
         for number in &numbers {
-            let (segment, content) = journal.open_segment(*number)?;
-            scan.segment(*number, &content, read)?;
+            // What lies before the beginning is read when someone asks for it.
+            let skipped = begin.is_some_and(|begin| *number < begin.segment);
+            let (segment, content) = journal.open_segment(*number, !skipped)?;
+            scan.head(*number, &content, segment.bytes)?;
+            if !skipped {
+                let from = begin.filter(|begin| begin.segment == *number);
+                scan.segment(*number, from.map(|begin| begin.offset), &content, read)?;
+            }
             journal.segments.insert(*number, segment);
         }
         let found = scan.finish(used_before)?;
@@ -191,6 +215,8 @@ impl Journal {
         }
         self.active = active;
         self.oldest = oldest;
+        self.begin = found.begin;
+        self.since_begin = found.bytes;
         self.next_commit = found.commit + 1;
         self.landed = found.commit;
         self.opening = found.opening;
@@ -198,12 +224,32 @@ impl Journal {
 
     /// Deletes files that hold nothing that was ever acknowledged, or that are no longer needed,
     /// and begins a new opening. The first commit after it must land before anything is answered.
-    pub(super) fn begin(&mut self) -> io::Result<()> {
+    pub(super) fn begin(&mut self, found: &Found) -> io::Result<()> {
         for name in std::mem::take(&mut self.unused) {
             self.disk.remove(&name)?;
         }
         self.opening += 1;
-        self.disk.sync_directory()
+        self.disk.sync_directory()?;
+        self.secure(&found.unproven)
+    }
+
+    /// Makes the last commits durable before anything is built on them. That they can be read only
+    /// says that they were handed to the system, whose process may have ended before the sync. They
+    /// are written again, because after a sync that failed a system shows what it will never write.
+    fn secure(&self, unproven: &[Unproven]) -> io::Result<()> {
+        let mut touched = BTreeMap::new();
+        for fragment in unproven {
+            let Some(segment) = self.segments.get(&fragment.segment) else { continue };
+            touched.insert(fragment.segment, segment);
+            segment.file.write_at(&fragment.bytes, fragment.offset.into())?;
+        }
+        for (number, segment) in touched {
+            let previous_end = self.segments.get(&(number - 1)).map_or(0, |segment| segment.end);
+            let header = segment_header(number, segment.bytes, previous_end);
+            segment.file.write_at(&header, 0)?;
+            segment.file.sync()?;
+        }
+        Ok(())
     }
 
     /// Notes, once, that a commit has landed here: from now on an empty journal is damage.
@@ -218,14 +264,28 @@ impl Journal {
         Ok(())
     }
 
-    fn open_segment(&self, number: u32) -> Result<(Segment, Vec<u8>), OpenError> {
+    /// Where the last checkpoint begins, as the newest commit that can be read says.
+    fn find_begin(&self, numbers: &[u32]) -> Result<Option<Place>, OpenError> {
+        for number in numbers.iter().rev() {
+            let (_, content) = self.open_segment(*number, true)?;
+            if let Some(last) = last_header(*number, &content) {
+                let begin = Place::unpack(last.begin);
+                let there = begin.segment >= last.oldest && numbers.contains(&begin.segment);
+                return Ok(there.then_some(begin));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Opens a segment, and reads all of it if it is needed.
+    fn open_segment(&self, number: u32, all: bool) -> Result<(Segment, Vec<u8>), OpenError> {
         let name = segment_name(number);
         let failed = |error| OpenError::disk("read a segment", error);
         let file = self.disk.open(&name).map_err(failed)?;
         let size = file.size().map_err(failed)?;
         let bytes = u32::try_from(size).ok().filter(|bytes| *bytes <= SEGMENT_MAX);
         let bytes = bytes.ok_or_else(|| OpenError::damaged(&name, 0, "it is too large"))?;
-        let mut content = vec![0; bytes as usize];
+        let mut content = vec![0; if all { bytes } else { bytes.min(SEGMENT_HEADER) } as usize];
         file.read_at(&mut content, 0).map_err(failed)?;
         Ok((Segment { file, bytes, end: SEGMENT_HEADER }, content))
     }
@@ -276,7 +336,8 @@ impl Journal {
             return;
         }
         let (segment, at) = (self.active, segment.end);
-        let bytes = vec![0; HEADER];
+        let mut bytes = self.buffers.pop().unwrap_or_default();
+        bytes.resize(HEADER, 0);
         self.staged.push(Staged { segment, at, bytes, check: crc32fast::Hasher::new() });
     }
 
@@ -300,7 +361,8 @@ impl Journal {
         let name = segment_name(number);
         self.disk.rename(&spare, &name).map_err(Full)?;
         let file = self.disk.open(&name).map_err(Full)?;
-        let header = segment_header(number, bytes);
+        let previous_end = self.segments.get(&self.active).map_or(0, |segment| segment.end);
+        let header = segment_header(number, bytes, previous_end);
         self.started.push(Write { segment: number, at: 0, bytes: header, file: file.clone() });
         self.segments.insert(number, Segment { file, bytes, end: SEGMENT_HEADER });
         self.active = number;
@@ -371,9 +433,35 @@ impl Journal {
         self.landed
     }
 
+    /// Where the commit that is being put together begins: a checkpoint that begins with it needs
+    /// nothing from before.
+    pub(super) fn position(&self) -> u64 {
+        let end = self.segments.get(&self.active).map_or(SEGMENT_HEADER, |segment| segment.end);
+        let first = self.staged.first().map(|fragment| (fragment.segment, fragment.at));
+        let (segment, offset) = first.unwrap_or((self.active, end));
+        Place { segment, offset, depth: 0 }.pack()
+    }
+
+    /// A checkpoint that began there is on stable storage: from now on reading may begin there.
+    pub(super) fn begin_at(&mut self, position: u64, bytes: u64) {
+        if Place::unpack(position).segment >= self.oldest {
+            self.begin = position;
+            self.since_begin = bytes;
+        }
+    }
+
+    /// Bytes that would have to be read if the store were opened now.
+    pub(super) fn since_begin(&self) -> u64 {
+        self.since_begin
+    }
+
     /// From this commit on, segments before `oldest` are not needed.
     pub(super) fn let_go_before(&mut self, oldest: u32) {
         self.oldest = oldest;
+        if Place::unpack(self.begin).segment < oldest {
+            self.begin = 0;
+            self.since_begin = self.used();
+        }
     }
 
     /// Closes the commit that is being put together. `synced` is the last commit that is known to
@@ -399,6 +487,7 @@ impl Journal {
                 opening: self.opening,
                 oldest: self.oldest,
                 floors,
+                begin: self.begin,
             };
             fragment.bytes[..HEADER].copy_from_slice(&header.encode());
             let (file, at) = (segment.file.clone(), fragment.at);
@@ -407,8 +496,10 @@ impl Journal {
         let (number, oldest) = (self.next_commit, self.oldest);
         self.next_commit += 1;
         let token = floors.token;
+        self.since_begin += writes.iter().map(|write| write.bytes.len() as u64).sum::<u64>();
         let batch =
             Arc::new(Batch { number, token, oldest, writes, names, disk: self.disk.clone() });
+        self.written += batch.bytes();
         self.flying.push(batch.clone());
         batch
     }
@@ -433,6 +524,17 @@ impl Journal {
         self.flying.retain(|batch| batch.number > number);
     }
 
+    /// Takes back the memory of a commit that nobody reads any more.
+    pub(super) fn reuse(&mut self, batch: Arc<Batch>) {
+        let Some(batch) = Arc::into_inner(batch) else { return };
+        for mut write in batch.writes {
+            if self.buffers.len() < BUFFERS && write.bytes.capacity() <= BUFFER_MAX {
+                write.bytes.clear();
+                self.buffers.push(write.bytes);
+            }
+        }
+    }
+
     /// A mark behind the last commit that says that it is on stable storage: from now on damage to
     /// it is damage. The next commit is written over it.
     pub(super) fn seal(&self, floors: Floors) -> Option<(Arc<dyn DiskFile>, u64, Vec<u8>)> {
@@ -452,6 +554,7 @@ impl Journal {
             opening: self.opening,
             oldest: self.oldest,
             floors,
+            begin: self.begin,
         };
         Some((segment.file.clone(), segment.end.into(), header.encode().to_vec()))
     }
@@ -510,6 +613,21 @@ impl Journal {
         entry
     }
 
+    /// Whether any commit is being put together or on its way.
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.is_staged() || !self.flying.is_empty()
+    }
+
+    /// Whether the entry at this place belongs to none of them.
+    pub(super) fn has_landed(&self, place: Place) -> bool {
+        let Place { segment, offset, .. } = place;
+        let flying = self.flying.iter().flat_map(|batch| &batch.writes);
+        let mut from = flying.map(|write| (write.segment, write.at));
+        let staged = self.staged.first().map(|fragment| (fragment.segment, fragment.at));
+        let first = from.find(|(_, at)| *at >= SEGMENT_HEADER).or(staged);
+        first.is_none_or(|first| (segment, offset) < first)
+    }
+
     /// Whether everything that will ever stand in this segment has been written: only then may
     /// what was read from it be used again.
     fn is_complete(&self, number: u32) -> bool {
@@ -556,6 +674,10 @@ impl Journal {
             u64::from(if *number == self.active { segment.end } else { segment.bytes })
         });
         used.sum()
+    }
+
+    pub(super) fn bytes_written(&self) -> u64 {
+        self.written
     }
 
     pub(super) fn segment_count(&self) -> usize {

@@ -64,12 +64,12 @@ pub(super) fn show(place: Place) -> String {
     format!("{} at byte {}", segment_name(place.segment), place.offset)
 }
 
-pub(super) fn segment_header(number: u32, bytes: u32) -> Vec<u8> {
+pub(super) fn segment_header(number: u32, bytes: u32, previous_end: u32) -> Vec<u8> {
     let mut header = Vec::with_capacity(SEGMENT_HEADER as usize);
     header.extend(SEGMENT_MAGIC);
-    header.extend(VERSION.to_le_bytes());
-    header.extend(number.to_le_bytes());
-    header.extend(bytes.to_le_bytes());
+    for number in [VERSION, number, bytes, previous_end] {
+        header.extend(number.to_le_bytes());
+    }
     let check = crc32fast::hash(&header);
     header.extend(check.to_le_bytes());
     header.resize(SEGMENT_HEADER as usize, 0);
@@ -91,6 +91,8 @@ pub(super) struct Header {
     pub(super) opening: u32,
     pub(super) oldest: u32,
     pub(super) floors: Floors,
+    /// Where one may begin to read: behind it stands a sketch of every job from before it.
+    pub(super) begin: u64,
 }
 
 impl Header {
@@ -110,7 +112,7 @@ impl Header {
             to.extend(number.to_le_bytes());
         }
         to.extend(self.floors.wall.as_micros().to_le_bytes());
-        to.resize(HEADER, 0);
+        to.extend(self.begin.to_le_bytes());
         let check = crc32fast::hash(&to[8..]);
         to[4..8].copy_from_slice(&check.to_le_bytes());
         to.try_into().unwrap_or([0; HEADER])
@@ -142,6 +144,7 @@ impl Header {
                 event: long(72),
                 wall: Timestamp::from_micros(long(80) as i64),
             },
+            begin: long(88),
         })
     }
 }
@@ -161,6 +164,19 @@ pub(super) fn entry_at(bytes: &[u8], at: usize, place: Place) -> Result<Vec<u8>,
         return Err(unreadable("its checksum does not match"));
     }
     Ok(body.to_vec())
+}
+
+/// The head of the last fragment of a segment that can be read on its own.
+pub(super) fn last_header(segment: u32, content: &[u8]) -> Option<Header> {
+    let mut last = None;
+    let mut at = SEGMENT_HEADER;
+    while let Some(bytes) = content.get(at as usize..)
+        && let Some(header) = Header::decode(bytes, segment, at)
+    {
+        last = Some(header);
+        at = padded(at.saturating_add(HEADER as u32).saturating_add(header.length));
+    }
+    last
 }
 
 /// Why an entry could not be read back.
@@ -197,26 +213,34 @@ pub(super) fn check_body(header: &Header, body: &[u8]) -> Result<(), &'static st
 
 pub(super) enum SegmentProblem {
     Newer(u32),
-    Damaged(&'static str),
+    /// A file has its full size before it becomes a segment, so no crash leaves a shorter one.
+    Cut(&'static str),
+    /// The header may not have been written yet when the power was lost.
+    Unreadable(&'static str),
 }
 
-pub(super) fn check_segment_header(number: u32, content: &[u8]) -> Result<(), SegmentProblem> {
-    let damaged = |why| Err(SegmentProblem::Damaged(why));
+/// Checks the head of a segment. Answers with where the segment before it ends.
+pub(super) fn check_segment_header(
+    number: u32,
+    content: &[u8],
+    bytes: u32,
+) -> Result<u32, SegmentProblem> {
+    let unreadable = |why| Err(SegmentProblem::Unreadable(why));
     let Some(head) = content.get(..SEGMENT_HEADER as usize) else {
-        return damaged("it is shorter than its header");
+        return Err(SegmentProblem::Cut("it is shorter than its header"));
     };
     let short = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or([0; 4]));
-    if head[..8] != SEGMENT_MAGIC || short(20) != crc32fast::hash(&head[..20]) {
-        return damaged("its header is damaged");
+    if head[..8] != SEGMENT_MAGIC || short(24) != crc32fast::hash(&head[..24]) {
+        return unreadable("its header is damaged");
     }
     if short(8) > VERSION {
         return Err(SegmentProblem::Newer(short(8)));
     }
     if short(12) != number {
-        return damaged("its header belongs to another segment");
+        return unreadable("its header belongs to another segment");
     }
-    if short(16) as usize != content.len() {
-        return damaged("it does not have the size its header says");
+    if short(16) != bytes {
+        return Err(SegmentProblem::Cut("it does not have the size its header says"));
     }
-    Ok(())
+    Ok(short(20))
 }

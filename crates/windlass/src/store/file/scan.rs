@@ -36,6 +36,21 @@ pub(super) struct Found {
     pub(super) commit: u64,
     /// The number of the opening that wrote it.
     pub(super) opening: u32,
+    /// Where one may begin to read, as it says.
+    pub(super) begin: u64,
+    /// Bytes that were read.
+    pub(super) bytes: u64,
+    /// The last commits: those that no later one knew to be on stable storage.
+    pub(super) unproven: Vec<Unproven>,
+}
+
+/// A fragment that is there and may not be on stable storage.
+#[derive(Debug)]
+pub(super) struct Unproven {
+    commit: u64,
+    pub(super) segment: u32,
+    pub(super) offset: u32,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// Reads segments in order and finds where the journal ends.
@@ -43,8 +58,9 @@ pub(super) struct Scan {
     /// Which fragment comes next; commit 0 before the first was read.
     commit: u64,
     index: u32,
-    /// Fragments of the commit that is not yet whole.
+    /// Fragments of the commit that is not yet whole, with their headers.
     pending: Vec<(Header, Vec<u8>)>,
+    unproven: Vec<Unproven>,
     /// Where the next fragment should stand and does not.
     gap: Option<Gap>,
     /// Something stands behind the gap that cannot count: the tail is torn.
@@ -53,12 +69,12 @@ pub(super) struct Scan {
     /// Where the last whole commit ends.
     tail: Option<(u32, u32)>,
     first_segment: Option<u32>,
-    previous_segment: Option<u32>,
     /// Where the fragments of each segment end.
     ends: BTreeMap<u32, u32>,
     /// Segments whose own header cannot be read.
     headless: Vec<(u32, &'static str)>,
     commits: u64,
+    bytes: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -69,45 +85,40 @@ struct Gap {
 }
 
 impl Scan {
-    pub(super) fn new(first_segment: Option<u32>) -> Self {
-        Self {
+    /// Fails if the numbers of the segments have a gap.
+    pub(super) fn new(numbers: &[u32]) -> Result<Self, OpenError> {
+        let missing = numbers.windows(2).find(|pair| pair[0] + 1 != pair[1]);
+        if let Some(pair) = missing {
+            let name = segment_name(pair[0] + 1);
+            return Err(OpenError::damaged(&name, 0, "the file is missing"));
+        }
+        Ok(Self {
             commit: 0,
             index: 0,
             pending: Vec::new(),
+            unproven: Vec::new(),
             gap: None,
             torn: false,
             last: None,
             tail: None,
-            first_segment,
-            previous_segment: None,
+            first_segment: numbers.first().copied(),
             ends: BTreeMap::new(),
             headless: Vec::new(),
             commits: 0,
-        }
+            bytes: 0,
+        })
     }
 
     pub(super) fn segment(
         &mut self,
         number: u32,
+        from: Option<u32>,
         content: &[u8],
         read: Read<'_>,
     ) -> Result<(), OpenError> {
-        if let Some(previous) = self.previous_segment.replace(number)
-            && previous + 1 != number
-        {
-            let missing = segment_name(previous + 1);
-            return Err(OpenError::damaged(&missing, 0, "the file is missing"));
-        }
-        match check_segment_header(number, content) {
-            Ok(()) => {}
-            Err(SegmentProblem::Newer(version)) => {
-                return Err(OpenError::Newer { version, known: VERSION });
-            }
-            Err(SegmentProblem::Damaged(why)) => self.headless.push((number, why)),
-        }
-        let mut at = SEGMENT_HEADER;
+        let mut at = from.unwrap_or(SEGMENT_HEADER);
         while !self.torn {
-            let (header, body) = match self.fragment(number, content, at) {
+            let (header, bytes) = match self.fragment(number, content, at) {
                 Ok(next) => next,
                 // Unused, torn or damaged: what stands further on will tell.
                 Err(why) => {
@@ -116,14 +127,15 @@ impl Scan {
                 }
             };
             self.gap = None;
+            self.bytes += u64::from(header.length);
             at = padded(at + HEADER as u32 + header.length);
-            self.take(header, body, at, read)?;
+            self.take(header, bytes, at, read)?;
         }
         self.ends.insert(number, at);
         self.look_ahead(number, content, at)
     }
 
-    /// The fragment at `at`, if it is the one that comes next.
+    /// The fragment at `at`, header and all, if it is the one that comes next.
     fn fragment(
         &self,
         number: u32,
@@ -142,11 +154,9 @@ impl Scan {
         if header.flags & SEAL != 0 {
             return Err("the journal was sealed here");
         }
-        let from = at as usize + HEADER;
-        let body = content.get(from..from + header.length as usize);
-        let body = body.ok_or("the commit is cut off")?;
-        check_body(&header, body)?;
-        Ok((header, body.to_vec()))
+        let bytes = bytes.get(..HEADER + header.length as usize).ok_or("the commit is cut off")?;
+        check_body(&header, &bytes[HEADER..])?;
+        Ok((header, bytes.to_vec()))
     }
 
     fn newest_opening(&self) -> u32 {
@@ -156,32 +166,54 @@ impl Scan {
     fn take(
         &mut self,
         header: Header,
-        body: Vec<u8>,
+        bytes: Vec<u8>,
         end: u32,
         read: Read<'_>,
     ) -> Result<(), OpenError> {
         let last = header.flags & LAST != 0;
         (self.commit, self.index) =
             if last { (header.commit + 1, 0) } else { (header.commit, header.index + 1) };
-        let segment = header.segment;
-        self.pending.push((header, body));
+        let (segment, synced) = (header.segment, header.synced);
+        self.pending.push((header, bytes));
         if !last {
             return Ok(());
         }
-        for (header, body) in std::mem::take(&mut self.pending) {
+        self.unproven.retain(|fragment| fragment.commit > synced);
+        for (header, bytes) in std::mem::take(&mut self.pending) {
+            let Header { commit, segment, offset, .. } = header;
             let from = header.offset + HEADER as u32;
-            for (within, entry) in entries_from(&body, 0) {
+            for (within, entry) in entries_from(&bytes[HEADER..], 0) {
                 let offset = from + within as u32;
                 let place = Place { segment: header.segment, offset, depth: 0 };
                 read(place, entry).map_err(|why| {
                     OpenError::damaged(&segment_name(header.segment), offset.into(), &why)
                 })?;
             }
+            self.unproven.push(Unproven { commit, segment, offset, bytes });
             self.last = Some(header);
         }
         self.tail = Some((segment, end));
         self.commits += 1;
         Ok(())
+    }
+
+    /// Checks the head of a segment, and learns where the one before it ends: that one need not be
+    /// read for it.
+    pub(super) fn head(&mut self, number: u32, head: &[u8], bytes: u32) -> Result<(), OpenError> {
+        match check_segment_header(number, head, bytes) {
+            Ok(previous_end) => {
+                self.ends.insert(number.saturating_sub(1), previous_end);
+                Ok(())
+            }
+            Err(SegmentProblem::Newer(version)) => {
+                Err(OpenError::Newer { version, known: VERSION })
+            }
+            Err(SegmentProblem::Cut(why)) => Err(OpenError::damaged(&segment_name(number), 0, why)),
+            Err(SegmentProblem::Unreadable(why)) => {
+                self.headless.push((number, why));
+                Ok(())
+            }
+        }
     }
 
     /// Looks for fragments that cannot count because one before them is missing. One that knew the
@@ -236,6 +268,9 @@ impl Scan {
             ends: self.ends,
             commit: last.commit,
             opening: last.opening,
+            begin: last.begin,
+            bytes: self.bytes,
+            unproven: self.unproven,
         })
     }
 }

@@ -1,0 +1,110 @@
+//! Jobs as the book knows them, without what only their records hold: what a checkpoint is made of.
+//!
+//! A store whose records are large reads sketches instead when it opens, and each record only when
+//! someone asks for it.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use super::book::{Entry, Extras, UniqueHold};
+use super::{Ledger, Restore};
+use crate::job::{Condition, Dependency, JobId, Priority, UniqueScope};
+use crate::name::Name;
+use crate::record::Kept;
+use crate::time::Timestamp;
+
+/// One job, without its record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sketch {
+    /// Its id.
+    pub id: JobId,
+    /// Its kind.
+    pub kind: Name,
+    /// Its queue.
+    pub queue: Name,
+    /// Its place in the order of acceptance.
+    pub sequence: u64,
+    /// Where it stands.
+    pub condition: Condition,
+    /// Tells a repeated enqueue from a reused id.
+    pub fingerprint: u64,
+    /// Its place among ready jobs.
+    pub priority: Priority,
+    /// Total runs its producer asked for; 0 leaves it to the worker's kind.
+    pub max_attempts: u32,
+    /// Jobs that must complete first.
+    pub depends_on: Vec<Dependency>,
+    /// Those of them that have.
+    pub met: Vec<JobId>,
+    /// Its unique key, the scope of that, and until when it is held.
+    pub unique: Option<(String, UniqueScope, Option<Timestamp>)>,
+    /// When it is cancelled unless it has started.
+    pub expires_at: Option<Timestamp>,
+    /// Where its record is kept.
+    pub kept: Kept,
+}
+
+impl Ledger {
+    /// Sketches of the jobs accepted after this sequence, in order.
+    pub fn sketches_after(&self, sequence: u64) -> impl Iterator<Item = Sketch> + '_ {
+        self.glimpses_after(sequence).filter_map(|glimpse| {
+            let slot = self.find(glimpse.id)?;
+            Some(self.sketch(slot))
+        })
+    }
+
+    fn sketch(&self, slot: u32) -> Sketch {
+        let entry = self.entry(slot);
+        let line = &self.lines[entry.line as usize];
+        let extras = entry.extras.as_ref();
+        let is_met = |on: &JobId| self.edges.get(&(*on, entry.id)).is_some_and(|edge| edge.met);
+        let unique = extras.and_then(|extras| extras.unique.as_ref());
+        Sketch {
+            id: entry.id,
+            kind: self.kinds[line.kind as usize].name.clone(),
+            queue: self.queues[line.queue as usize].name.clone(),
+            sequence: entry.sequence,
+            condition: self.condition(slot),
+            fingerprint: entry.fingerprint,
+            priority: entry.priority,
+            max_attempts: entry.max_attempts,
+            depends_on: entry.dependencies().copied().collect(),
+            met: entry.dependencies().map(|dependency| dependency.on).filter(is_met).collect(),
+            unique: unique.map(|unique| (unique.key.as_ref().into(), unique.scope, unique.until)),
+            expires_at: extras.and_then(|extras| extras.expires_at),
+            kept: entry.kept(),
+        }
+    }
+}
+
+impl Restore {
+    /// Takes over a sketch: the job is now like this in every respect.
+    pub fn sketch(&mut self, sketch: &Sketch) {
+        let unique = sketch.unique.as_ref().map(|(key, scope, until)| UniqueHold {
+            key: key.as_str().into(),
+            scope: *scope,
+            until: *until,
+        });
+        let expires_at = sketch.expires_at;
+        let plain = unique.is_none() && expires_at.is_none() && sketch.depends_on.is_empty();
+        let extras = (!plain).then(|| {
+            let depends_on = sketch.depends_on.clone().into_boxed_slice();
+            Box::new(Extras { depends_on, unique, expires_at })
+        });
+        let mut entry = Entry {
+            id: sketch.id,
+            fingerprint: sketch.fingerprint,
+            sequence: sketch.sequence,
+            extras,
+            line: self.line(&sketch.queue, &sketch.kind),
+            priority: sketch.priority,
+            max_attempts: sketch.max_attempts,
+            ..Entry::blank()
+        };
+        entry.set(&sketch.condition);
+        let slot = self.write_entry(entry, &sketch.condition);
+        self.set_met(slot, &sketch.met);
+        self.keep(sketch.id, sketch.kept);
+    }
+}

@@ -1,0 +1,225 @@
+//! Where the stores of the measurements stand: in memory, or each in a directory of its own.
+//!
+//! A directory that holds anything else is refused, because what a measurement leaves is removed
+//! with everything in it. A mark tells the directories that a bench has made.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use windlass::store::file::Space;
+use windlass::store::{Address, Durability};
+use windlass::{Engine, Error};
+
+use crate::bench::Plan;
+use crate::bench::result::Measurement;
+use crate::cli::Mode;
+
+/// The file that says that a directory belongs to a bench.
+const MARK: &str = "windlass-bench";
+
+/// Where stores are opened.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    root: Option<Root>,
+    durability: Option<Durability>,
+    keep: bool,
+}
+
+#[derive(Debug)]
+struct Root {
+    path: PathBuf,
+    made_directory: bool,
+    made_mark: bool,
+}
+
+impl Ground {
+    /// Refuses an address that cannot be opened, and a directory that holds something else.
+    pub(crate) fn new(
+        address: &str,
+        durability: Option<Durability>,
+        keep: bool,
+    ) -> anyhow::Result<Self> {
+        let root = match address.parse()? {
+            Address::Directory(path) => Some(Root::new(path)?),
+            Address::Memory if durability.is_some() => {
+                bail!(
+                    "`memory:` keeps nothing, so there is no durability to choose; \
+                       name a directory with --store"
+                )
+            }
+            Address::Memory => None,
+        };
+        Ok(Self { root, durability, keep })
+    }
+
+    pub(crate) fn is_a_disk(&self) -> bool {
+        self.root.is_some()
+    }
+
+    /// A new place for the stores of one measurement.
+    pub(crate) fn plot(&self, mode: Mode) -> anyhow::Result<Plot> {
+        let path = self.root.as_ref().map(|root| root.new_directory(mode.name())).transpose()?;
+        Ok(Plot { path, durability: self.durability, keep: self.keep })
+    }
+}
+
+impl Root {
+    fn new(path: PathBuf) -> anyhow::Result<Self> {
+        let made_directory = !path.exists();
+        let cannot = || format!("cannot measure in `{}`", path.display());
+        fs::create_dir_all(&path).with_context(cannot)?;
+        let made_mark = !path.join(MARK).exists();
+        if made_mark {
+            if fs::read_dir(&path).with_context(cannot)?.next().is_some() {
+                bail!(
+                    "`{}` is not empty and not made by a bench; nothing was changed. \
+                     Name a directory that is empty or not there yet",
+                    path.display()
+                );
+            }
+            fs::write(path.join(MARK), "Made by `windlass bench`, to be filled and emptied.\n")
+                .with_context(cannot)?;
+        }
+        Ok(Self { path, made_directory, made_mark })
+    }
+
+    fn new_directory(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let mut number = 1;
+        loop {
+            let path = self.path.join(format!("{name}-{number}"));
+            match fs::create_dir(&path) {
+                Ok(()) => return Ok(path),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot make {}", path.display()));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Ground {
+    /// Leaves things as they were. What cannot be removed stays, and is recognised next time.
+    fn drop(&mut self) {
+        let Some(root) = self.root.as_ref().filter(|root| root.made_mark && !self.keep) else {
+            return;
+        };
+        let _ = fs::remove_file(root.path.join(MARK));
+        if root.made_directory {
+            let _ = fs::remove_dir(&root.path);
+        }
+    }
+}
+
+/// The place of one measurement, emptied when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Plot {
+    path: Option<PathBuf>,
+    durability: Option<Durability>,
+    keep: bool,
+}
+
+impl Plot {
+    /// The directory; `None` in memory.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Opens the store that stands here.
+    pub(crate) async fn open(&self) -> Result<Engine, Error> {
+        let address = self.path.as_ref().map(|path| format!("file:{}", path.display()));
+        let mut builder = Engine::builder();
+        if let Some(durability) = self.durability {
+            builder = builder.durability(durability);
+        }
+        builder.open(address.as_deref().unwrap_or("memory:")).await
+    }
+
+    /// Bytes that the files here take on the disk, unused ones included.
+    pub(crate) fn bytes(&self) -> anyhow::Result<u64> {
+        let Some(path) = &self.path else { return Ok(0) };
+        let mut bytes = 0;
+        for entry in fs::read_dir(path)? {
+            bytes += entry?.metadata()?.len();
+        }
+        Ok(bytes)
+    }
+}
+
+impl Drop for Plot {
+    fn drop(&mut self) {
+        if let Some(path) = self.path.as_ref().filter(|_| !self.keep) {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// An engine that is measured, and the place of its store.
+pub(crate) struct Subject {
+    pub(crate) engine: Engine,
+    pub(crate) plot: Plot,
+    written_before: u64,
+}
+
+impl Subject {
+    /// A new engine on an empty store.
+    pub(crate) async fn open(mode: Mode, plan: &Plan) -> anyhow::Result<Self> {
+        let plot = plan.ground.plot(mode)?;
+        let mut subject = Self { engine: plot.open().await?, plot, written_before: 0 };
+        subject.begin();
+        Ok(subject)
+    }
+
+    /// From here on it is measured.
+    pub(crate) fn begin(&mut self) {
+        self.written_before = self.space().written;
+    }
+
+    /// What it takes on the disk; nothing in memory.
+    pub(crate) fn space(&self) -> Space {
+        self.engine.store().space().unwrap_or_default()
+    }
+
+    /// A measurement of `n` jobs that ends now.
+    pub(crate) fn measured(&self, mode: Mode, plan: &Plan, n: u64) -> Measurement {
+        let written = self.space().written - self.written_before;
+        Measurement::new(mode, plan, n).durability(self.engine.durability()).wrote(written)
+    }
+
+    /// Closes it; its store is removed.
+    pub(crate) async fn end(self) {
+        self.engine.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn temporary(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("windlass-{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn a_bench_leaves_nothing_behind_unless_it_is_kept() -> anyhow::Result<()> {
+        let path = temporary("ground");
+        let address = path.display().to_string();
+        for keep in [false, true] {
+            let ground = Ground::new(&address, None, keep)?;
+            let (one, other) = (ground.plot(Mode::Drain)?, ground.plot(Mode::Drain)?);
+            assert_ne!(one.directory(), other.directory());
+            drop((one, other, ground));
+            assert_eq!(path.exists(), keep);
+        }
+        assert!(path.join("drain-1").exists());
+        // What was kept is recognised, and stays.
+        drop(Ground::new(&address, None, false)?);
+        assert!(path.join("drain-1").exists());
+        fs::remove_file(path.join(MARK))?;
+        let refused = Ground::new(&address, None, false).expect_err("it holds something else");
+        assert!(refused.to_string().contains("is not empty"), "{refused}");
+        Ok(fs::remove_dir_all(path)?)
+    }
+}

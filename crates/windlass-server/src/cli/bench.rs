@@ -1,0 +1,206 @@
+//! What `windlass bench` can be asked for.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum, value_parser};
+use windlass::core::limits;
+use windlass::store::Durability;
+
+use crate::cli::Format;
+
+#[derive(Args, Debug)]
+#[command(after_long_help = COMPARED)]
+pub(crate) struct BenchOptions {
+    /// The store to measure: `memory:`, or a directory that is empty or not there yet, in which
+    /// each measurement gets a store of its own
+    #[arg(long, value_name = "ADDRESS", default_value = "memory:", env = "WINDLASS_STORE")]
+    pub(crate) store: String,
+
+    /// When a store on disk answers: `sync`, once it is on stable storage, or `relaxed:MS`, at once,
+    /// and on stable storage at most so many milliseconds later [default: sync]
+    #[arg(long, value_name = "HOW", value_parser = durability)]
+    pub(crate) durability: Option<Durability>,
+
+    /// What to measure; several with commas, such as `lifecycle,limit`
+    #[arg(long, value_name = "MODE", default_value = "all", value_delimiter = ',')]
+    pub(crate) mode: Vec<Mode>,
+
+    /// How many jobs, such as 20000, 100k or 1M; for `latency` how many samples, for `backlog`
+    /// how many wait at most [default: what the mode can do in seconds]
+    #[arg(long, value_name = "N", value_parser = job_count)]
+    pub(crate) jobs: Option<u64>,
+
+    /// How many callers, and how many slots for the worker
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(value_parser = value_parser!(u32).range(1..=10_000))]
+    pub(crate) concurrency: u32,
+
+    /// How many bytes of payload each job has
+    #[arg(long, value_name = "BYTES", default_value_t = 200)]
+    #[arg(value_parser = value_parser!(u32).range(PAYLOAD_MIN..=limits::PAYLOAD_BYTES as i64))]
+    pub(crate) payload: u32,
+
+    /// How long `idle` watches
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    #[arg(value_parser = value_parser!(u64).range(1..=3_600))]
+    pub(crate) seconds: u64,
+
+    /// How often each measurement is made; the median of each figure counts. `memory` is made
+    /// once: what one run frees, the next would use unseen
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+
+    /// Leave the stores where they are, to look at them afterwards
+    #[arg(long)]
+    pub(crate) keep: bool,
+
+    /// How to print
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    output: Format,
+
+    /// Short for `--output json`
+    #[arg(long, conflicts_with = "output")]
+    json: bool,
+}
+
+impl BenchOptions {
+    pub(crate) fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.output }
+    }
+}
+
+const COMPARED: &str = "\
+What is compared with `limit`, the bare log:
+  A bare log on the same disk does nothing but make bytes durable: callers on the same threads hand
+  over as many bytes as the engine wrote per job, one thread writes what has gathered into files
+  that were filled with zeros before the clock started, waits for the disk (fdatasync), and lets
+  the callers go on. It checks nothing, keeps nothing in order and can read nothing back, so no
+  store is faster on that disk. When `limit` is measured together with one of these, it runs right
+  after it and `ratio_to_limit` says which part of its speed was reached:
+    enqueue    as many callers, one write per job
+    lifecycle  as many callers, two writes per job, each waited for, of half its bytes;
+               `limit_one_write_ratio` is stricter: one write per job, of all its bytes
+    bulk       one caller, one write per thousand jobs
+  `limit` alone takes for the bytes of a job what an engine of this version writes.
+  Syncs are what a disk is slow at: with `relaxed` the engine may be faster than the limit.
+
+Examples:
+  windlass bench                                          the engine alone, in memory
+  windlass bench --store ./bench --mode lifecycle,limit --runs 5
+  windlass bench --store ./bench --mode backlog --jobs 10M --json";
+
+/// A payload is JSON, and an empty string is its smallest.
+const PAYLOAD_MIN: i64 = 2;
+
+/// Each mode is one file under `bench/`, or one function of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Mode {
+    /// Callers enqueue jobs one by one and wait for each answer
+    Enqueue,
+    /// One caller enqueues a thousand jobs per call
+    Bulk,
+    /// A worker empties a full queue of jobs that do nothing
+    Drain,
+    /// Callers enqueue a job, wait for its outcome, and go on
+    Lifecycle,
+    /// From an enqueue into an idle engine until the handler starts
+    Latency,
+    /// What a claim costs when few and when many jobs wait
+    Backlog,
+    /// What a waiting job costs in memory
+    Memory,
+    /// How long it takes to open a store in which many jobs wait
+    Reopen,
+    /// What an idle engine with a worker costs in processor time
+    Idle,
+    /// What the disk could do at best; see below
+    Limit,
+    /// All that the store has
+    All,
+}
+
+impl Mode {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Mode::Enqueue => "enqueue",
+            Mode::Bulk => "bulk",
+            Mode::Drain => "drain",
+            Mode::Lifecycle => "lifecycle",
+            Mode::Latency => "latency",
+            Mode::Backlog => "backlog",
+            Mode::Memory => "memory",
+            Mode::Reopen => "reopen",
+            Mode::Idle => "idle",
+            Mode::Limit => "limit",
+            Mode::All => "all",
+        }
+    }
+
+    /// Whether it only makes sense on a disk.
+    pub(crate) fn needs_a_disk(self) -> bool {
+        matches!(self, Mode::Reopen | Mode::Limit)
+    }
+
+    /// Whether the bare log can do the like.
+    pub(crate) fn has_a_limit(self) -> bool {
+        matches!(self, Mode::Enqueue | Mode::Bulk | Mode::Lifecycle)
+    }
+}
+
+/// Most jobs one measurement takes: some ten gigabytes of waiting jobs.
+const JOBS_MAX: u64 = 20_000_000;
+
+fn job_count(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1_000),
+        None => match text.strip_suffix(['m', 'M']) {
+            Some(digits) => (digits, 1_000_000),
+            None => (text, 1),
+        },
+    };
+    let number = digits.replace('_', "").parse::<u64>().ok();
+    let number = number.and_then(|number| number.checked_mul(unit));
+    number.filter(|number| (1..=JOBS_MAX).contains(number)).ok_or_else(|| {
+        format!("expected a number of jobs from 1 to {JOBS_MAX}, such as 20000, 100k or 1M")
+    })
+}
+
+/// The longest that may pass until what was answered is on stable storage.
+const RELAXED_MAX_MS: u64 = 60_000;
+
+fn durability(text: &str) -> Result<Durability, String> {
+    let relaxed = text.strip_prefix("relaxed:").and_then(|millis| millis.parse().ok());
+    match (text, relaxed) {
+        ("sync", _) => Ok(Durability::Sync),
+        (_, Some(millis @ 1..=RELAXED_MAX_MS)) => {
+            Ok(Durability::Relaxed(Duration::from_millis(millis)))
+        }
+        _ => Err(format!("expected `sync`, or `relaxed:MS` with 1 to {RELAXED_MAX_MS}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_may_have_a_unit() {
+        assert_eq!(job_count("20_000"), Ok(20_000));
+        assert_eq!(job_count("100k"), Ok(100_000));
+        assert_eq!(job_count("10M"), Ok(10_000_000));
+        for bad in ["", "0", "k", "-1", "1.5k", "999999999999999999999", "21M"] {
+            assert!(job_count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn durability_is_sync_or_relaxed_with_a_time() {
+        assert_eq!(durability("sync"), Ok(Durability::Sync));
+        let relaxed = Durability::Relaxed(Duration::from_millis(50));
+        assert_eq!(durability("relaxed:50"), Ok(relaxed));
+        for bad in ["", "none", "relaxed", "relaxed:", "relaxed:0", "relaxed:60001", "sync:1"] {
+            assert!(durability(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What the text that names a store means.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::error::Error;
+
+/// Where a store is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// `memory:`
+    Memory,
+    /// A path, or `file:` and a path.
+    Directory(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    /// Refuses what looks like the address of another system, such as `redis://host` or
+    /// `sqlite:jobs.db`: a directory of that name is hardly meant. If it is, say
+    /// `./sqlite:jobs.db`.
+    fn from_str(address: &str) -> Result<Self, Error> {
+        if address == "memory:" {
+            return Ok(Address::Memory);
+        }
+        let path = match address.strip_prefix("file:") {
+            Some(path) => path,
+            None if has_scheme(address) => "",
+            None => address,
+        };
+        if path.is_empty() || path.starts_with("//") {
+            return Err(Error::UnknownStore { address: address.to_string() });
+        }
+        Ok(Address::Directory(path.into()))
+    }
+}
+
+/// A single letter is a drive.
+fn has_scheme(address: &str) -> bool {
+    let of_a_scheme = |byte: u8| byte.is_ascii_alphanumeric() || b"+-".contains(&byte);
+    address
+        .split_once(':')
+        .is_some_and(|(scheme, _)| scheme.len() > 1 && scheme.bytes().all(of_a_scheme))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_a_directory_and_other_systems_are_refused() {
+        for path in ["./jobs", "/var/lib/jobs", "jobs", "file:jobs", "./redis://x", "c:\\jobs"] {
+            let expected = path.strip_prefix("file:").unwrap_or(path);
+            let address: Address = path.parse().expect(path);
+            assert_eq!(address, Address::Directory(expected.into()));
+        }
+        assert_eq!("memory:".parse::<Address>().expect("it is known"), Address::Memory);
+        for other in ["", "file:", "file://jobs", "redis://x", "sqlite:jobs", "memory:x", "no:"] {
+            let refused = other.parse::<Address>().expect_err(other).to_string();
+            assert!(refused.contains(&format!("`{other}`")), "{refused}");
+        }
+    }
+}
