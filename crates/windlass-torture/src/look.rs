@@ -1,21 +1,20 @@
-//! Looking at a store without changing it: is it whole, and what is in it?
+//! Looking at a store that nobody has open: is it whole, and what is in it?
 
 use std::path::Path;
 
-use windlass::store::file::{self, BookOptions, FileOptions};
-use windlass::{
-    DeadReason, Durability, Engine, JobRecord, JobState, OpenError, Recovery, RecoveryMode,
-    StateName,
-};
+use windlass::core::filter::Filter;
+use windlass::store::file::{self, Look};
+use windlass::store::{Cursor, Page};
+use windlass::{Counts, DeadReason, Engine, JobRecord, JobState, OpenError, StateName};
 
 use crate::facts::{Fact, Speaker, Standing};
 use crate::plan::{End, Id};
-use crate::victim::{limits, open_engine};
 
-/// Reads and compares every byte, then opens the store, leaves what was running as it is, and lists
-/// every job.
-#[tokio::main(flavor = "current_thread")]
-pub(crate) async fn check(path: &Path) -> anyhow::Result<()> {
+const PAGE: usize = 1_000;
+
+/// Reads and compares every byte, then says every job. Nothing is written: what is said is what the
+/// last victim left.
+pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     let speaker = Speaker::new()?;
     match file::check(path) {
         Ok(checked) => {
@@ -23,36 +22,48 @@ pub(crate) async fn check(path: &Path) -> anyhow::Result<()> {
             speaker.say_all(&wrong);
         }
         // Whoever was killed before it began left nothing; if it left more, the list is short.
-        Err(OpenError::NoStore { .. }) => {}
-        Err(error) => speaker.say(Fact::Failed(error.to_string())),
-    }
-    let recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
-    let book = BookOptions { limits: limits(), recovery, segment_bytes: None };
-    match open_engine(path, FileOptions { book, durability: Durability::Sync }) {
-        Ok(engine) => {
-            list(&engine, &speaker).await?;
-            engine.close().await;
+        Err(OpenError::NoStore { .. }) => {
+            say_counts(&Counts::default(), &speaker);
+            return Ok(());
         }
-        Err(error) => speaker.say(Fact::Failed(format!("{error:#}"))),
+        Err(error) => {
+            speaker.say(Fact::Failed(error.to_string()));
+            return Ok(());
+        }
     }
-    Ok(())
-}
-
-/// Says every job in the store, and what the counters say.
-pub(crate) async fn list(engine: &Engine, speaker: &Speaker) -> anyhow::Result<()> {
+    let mut look = Look::open(path)?;
     let mut after = None;
     loop {
-        let page = engine.jobs().page(after, 1_000).await?;
-        speaker.say_all(&page.jobs.iter().map(have).collect::<Vec<Fact>>());
-        after = page.next;
+        after = say_page(&look.list(&Filter::default(), after, PAGE)?, &speaker);
         if after.is_none() {
             break;
         }
     }
-    let counts = engine.counts().await?;
+    say_counts(&look.counts(), &speaker);
+    Ok(())
+}
+
+/// Says every job in a store that is open, and what the counters say.
+pub(crate) async fn list(engine: &Engine, speaker: &Speaker) -> anyhow::Result<()> {
+    let mut after = None;
+    loop {
+        after = say_page(&engine.jobs().page(after, PAGE).await?, speaker);
+        if after.is_none() {
+            break;
+        }
+    }
+    say_counts(&engine.counts().await?, speaker);
+    Ok(())
+}
+
+fn say_page(page: &Page, speaker: &Speaker) -> Option<Cursor> {
+    speaker.say_all(&page.jobs.iter().map(have).collect::<Vec<Fact>>());
+    page.next
+}
+
+fn say_counts(counts: &Counts, speaker: &Speaker) {
     let counted = StateName::ALL.map(|state| counts.in_state(state));
     speaker.say_all(&[Fact::Counted(counted), Fact::Listed]);
-    Ok(())
 }
 
 fn have(record: &JobRecord) -> Fact {

@@ -160,7 +160,21 @@ pub(crate) struct Life {
 pub(crate) struct Settings {
     pub(crate) durability: Option<String>,
     pub(crate) segment_bytes: Option<u32>,
+    pub(crate) checkpoint_bytes: Option<u64>,
     pub(crate) remove: bool,
+}
+
+impl Settings {
+    /// Small segments, so that names change often and must be as durable as bytes; checkpoints in
+    /// some; deletions in most, so that there is something to clear.
+    fn random(random: &mut Random) -> Self {
+        Self {
+            durability: None,
+            segment_bytes: *random.choose(&[Some(64 << 10), Some(64 << 10), Some(256 << 10), None]),
+            checkpoint_bytes: *random.choose(&[Some(8 << 10), Some(100 << 10), None]),
+            remove: !random.one_in(4),
+        }
+    }
 }
 
 impl Life {
@@ -179,6 +193,9 @@ impl Life {
         }
         if let Some(bytes) = self.settings.segment_bytes {
             launch = launch.option("--segment-bytes", bytes);
+        }
+        if let Some(bytes) = self.settings.checkpoint_bytes {
+            launch = launch.option("--checkpoint-bytes", bytes);
         }
         if self.settings.remove {
             launch = launch.with("--remove");

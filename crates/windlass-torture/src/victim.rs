@@ -3,7 +3,7 @@
 //! It is made to be killed, stopped, starved of space and lied to by its disk, so it keeps nothing
 //! of its own: everything it knows is in the store or was said.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -36,6 +36,9 @@ pub(crate) struct WorkOptions {
     /// The size of every segment of the journal; grows with the store if it is not given.
     #[arg(long)]
     pub(crate) segment_bytes: Option<u32>,
+    /// How much an opening may have to read before a checkpoint is written.
+    #[arg(long)]
+    pub(crate) checkpoint_bytes: Option<u64>,
     /// The number in the ids of the jobs it makes; no two victims of a store have the same.
     #[arg(long, default_value_t = 1)]
     pub(crate) session: u32,
@@ -118,16 +121,17 @@ pub(crate) async fn work(options: WorkOptions) -> anyhow::Result<()> {
 }
 
 fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
-    let (segment_bytes, recovery) = (options.segment_bytes, recovery());
-    let book = BookOptions { limits: limits(), recovery, segment_bytes };
-    open_engine(&options.path, FileOptions { book, durability: options.durability })
-}
-
-/// An engine on the directory.
-pub(crate) fn open_engine(path: &Path, options: FileOptions) -> anyhow::Result<Engine> {
     let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
-    let store = FileStore::open(path, &options, clock.clone(), wake.clone())?;
-    let builder = Engine::builder().recovery(options.book.recovery);
+    let book = BookOptions {
+        limits: limits(),
+        recovery: recovery(),
+        segment_bytes: options.segment_bytes,
+        checkpoint_bytes: options.checkpoint_bytes,
+        thorough: false,
+    };
+    let how = FileOptions { book, durability: options.durability };
+    let store = FileStore::open(&options.path, &how, clock.clone(), wake.clone())?;
+    let builder = Engine::builder().recovery(recovery());
     Ok(builder.on_store(Arc::new(store), wake, clock)?)
 }
 

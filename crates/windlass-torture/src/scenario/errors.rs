@@ -36,8 +36,8 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
         (Verdict::default(), Tally::default(), Score::default());
     let mut left = rounds;
     while left > 0 && verdict.wrong.is_empty() {
-        let segment_bytes = *random.choose(&[Some(64 << 10), Some(64 << 10), Some(256 << 10)]);
-        let settings = Settings { segment_bytes, remove: !random.one_in(4), durability: None };
+        let segment_bytes = Some(64 << 10);
+        let settings = Settings { segment_bytes, ..Settings::random(&mut random) };
         let mut site = Site::new(machine, &shelf, "ext4", settings, &mut random)?;
         for _ in 0..left.min(FAILURES) {
             one_failure(&mut site, machine, &mut random, &mut score)?;

@@ -45,8 +45,7 @@ fn begin(machine: &Machine, random: &mut Random) -> anyhow::Result<Life> {
     let settings = Settings {
         // What was answered survives a kill under either.
         durability: random.one_in(4).then(|| "relaxed:50".to_string()),
-        segment_bytes: *random.choose(&[None, Some(64 << 10), Some(64 << 10), Some(256 << 10)]),
-        remove: !random.one_in(4),
+        ..Settings::random(random)
     };
     let session = (random.next() as u32) & !0xffff;
     // On a disk, where syncs take their time, and in memory, where everything races.

@@ -19,7 +19,7 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
     while left > 0 && verdict.wrong.is_empty() {
         // Two filesystems: what one of them syncs by the way, the other may not.
         let kind = if random.one_in(3) { "xfs" } else { "ext4" };
-        let settings = settings(None, &mut random);
+        let settings = Settings::random(&mut random);
         let mut site = Site::new(machine, &shelf, kind, settings, &mut random)?;
         for _ in 0..left.min(PULLS) {
             pull(&mut site, &mut random)?;
@@ -38,15 +38,6 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
     verdict.summary = format!("{tally}; relaxed lost {bite} of what it said");
     shelf.unmount()?;
     Ok(verdict)
-}
-
-fn settings(durability: Option<&str>, random: &mut Random) -> Settings {
-    Settings {
-        durability: durability.map(str::to_string),
-        // Small segments: names change often, and must be as durable as bytes.
-        segment_bytes: *random.choose(&[Some(64 << 10), Some(64 << 10), Some(1 << 20), None]),
-        remove: !random.one_in(4),
-    }
 }
 
 /// Lets a victim work, pulls the plug, and goes on with what the power left.
@@ -75,7 +66,8 @@ fn relaxed(
 ) -> anyhow::Result<u64> {
     let mut lost = 0;
     for _ in 0..RELAXED {
-        let settings = settings(Some("relaxed:1000"), random);
+        let durability = Some("relaxed:1000".to_string());
+        let settings = Settings { durability, ..Settings::random(random) };
         let mut site = Site::new(machine, shelf, "ext4", settings, random)?;
         pull(&mut site, random)?;
         site.life.check()?;
