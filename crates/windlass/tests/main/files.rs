@@ -411,6 +411,26 @@ async fn an_opening_from_a_checkpoint_finds_what_reading_everything_finds() {
     assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_checkpoint_that_knows_what_time_has_changed_is_not_taken_for_damage() {
+    let mut bench = Bench::new();
+    bench.options.book.checkpoint_bytes = Some(20_000);
+    let store = bench.open();
+    accept(&store, [job(2_000)]).await;
+    let held = claim(&store, 1).await.jobs.remove(0);
+    let due = NewJob { start: Start::After(SECOND), kind: name("other"), ..job(2_001) };
+    accept(&store, [due]).await;
+    bench.clock.step_forward(2 * SECOND);
+    let (job, token) = (held.job.id, held.lease.token);
+    let renewal = Renewal { job, token, lease: HOUR, report: Report::default() };
+    store.renew(vec![renewal]).await.expect("a renewal is answered").remove(0).expect("held");
+    a_life_in_every_state(&store, &bench.clock).await;
+    drop(store);
+    assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
+    let copy = bench.directory.path().join("copy");
+    back_up(&bench.path(), &copy).expect("a backup of it is whole too");
+}
+
 /// A disk whose calls can be made to fail.
 #[derive(Debug)]
 struct Failing {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, NewJob, State, StateName};
+use windlass_core::job::{Condition, JobId, Lease, NewJob, State, StateName};
 use windlass_core::ledger::{
     Applied, Claims, Command, Counts, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
 };
@@ -786,7 +786,10 @@ impl Book {
             match self.chain(job, Place::unpack(kept.place)) {
                 Err(Unreadable(why)) => wrong.push(format!("job {job}: {why}")),
                 Ok((_, record))
-                    if Some(&record.condition) != self.ledger.condition_of(job).as_ref() =>
+                    if !self
+                        .ledger
+                        .condition_of(job)
+                        .is_some_and(|known| is_as_written(&record.condition, &known)) =>
                 {
                     wrong.push(format!("job {job}: its record and the ledger disagree"));
                 }
@@ -795,6 +798,19 @@ impl Book {
         }
         wrong
     }
+}
+
+/// Whether a job that was `written` like this can be `known` like that. A checkpoint knows what is
+/// not written down: that its time has come, and until when its lease was renewed.
+fn is_as_written(written: &Condition, known: &Condition) -> bool {
+    let state = match (&written.state, &known.state) {
+        (State::Scheduled { at }, State::Ready { since }) if at == since => known.state.clone(),
+        (State::Running(lease), State::Running(renewed)) => {
+            State::Running(Lease { until: renewed.until, ..lease.clone() })
+        }
+        (state, _) => state.clone(),
+    };
+    Condition { state, ..written.clone() } == *known
 }
 
 /// What a store takes on its disk.
