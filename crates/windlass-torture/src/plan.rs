@@ -171,8 +171,7 @@ impl Plan {
                 Self { delay, ..plain }
             }
             Mix::Bulky => {
-                let behaviour =
-                    Behaviour::Complete(Duration::from_millis(random.between(0, 100)));
+                let behaviour = Behaviour::Complete(Duration::from_millis(random.between(0, 100)));
                 let payload_bytes = random.between(2_000, 30_000) as usize;
                 Self { behaviour, payload_bytes, removable: random.one_in(2), ..plain }
             }

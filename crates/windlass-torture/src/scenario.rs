@@ -209,9 +209,10 @@ impl Life {
 
     /// The next victim, which first repeats the calls that were not answered.
     pub(crate) fn victim_that_repeats(&mut self) -> anyhow::Result<Launch> {
-        let calls = self.ledger.take_again().into_iter().map(|ids| {
-            ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ") + "\n"
-        });
+        let calls =
+            self.ledger.take_again().into_iter().map(|ids| {
+                ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ") + "\n"
+            });
         std::fs::write(&self.aside, calls.collect::<String>())?;
         let aside = self.aside.clone();
         Ok(self.victim().with("--again").with(aside))

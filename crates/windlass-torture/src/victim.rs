@@ -223,7 +223,8 @@ impl Victim {
         let (session, mixes) = (self.options.session, &self.options.mixes);
         let mix = mixes[usize::from(producer) % mixes.len()];
         let first = Id { session, producer, mix, number: 0 };
-        let mut random = Random::new(crate::random::mix(u128::from_be_bytes(first.job().to_bytes())));
+        let mut random =
+            Random::new(crate::random::mix(u128::from_be_bytes(first.job().to_bytes())));
         let mut next = 0;
         let mut last = Vec::new();
         while next < self.options.jobs {
@@ -342,9 +343,9 @@ fn refused(error: Error, ids: Vec<Id>) -> Fact {
         Error::Unknown { .. } => Fact::Unknown(ids),
         Error::Refused(Refusal::StoreFull { .. }) => Fact::Refused(Why::Full, ids),
         Error::Refused(Refusal::StoreBroken { .. }) => Fact::Refused(Why::Broken, ids),
-        Error::Refused(
-            Refusal::UnknownDependency { .. } | Refusal::DependencyFailed { .. },
-        ) => Fact::Refused(Why::Dependency, ids),
+        Error::Refused(Refusal::UnknownDependency { .. } | Refusal::DependencyFailed { .. }) => {
+            Fact::Refused(Why::Dependency, ids)
+        }
         _ => Fact::Refused(Why::Other, ids),
     }
 }

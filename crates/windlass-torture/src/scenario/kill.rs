@@ -58,8 +58,7 @@ fn one_round(life: &mut Life, random: &mut Random) -> anyhow::Result<()> {
     if random.one_in(2) {
         life.check()?;
     }
-    let mut launch =
-        if random.one_in(2) { life.victim_that_repeats()? } else { life.victim() };
+    let mut launch = if random.one_in(2) { life.victim_that_repeats()? } else { life.victim() };
     if random.one_in(2) {
         launch = launch.with("--list");
     }
