@@ -321,7 +321,14 @@ impl FileStore {
             state.calls += 1;
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
+            // After a failure nothing lands any more: there is nothing to wait for.
+            book.usable()?;
             let answer = turn(book, now);
+            if let Err(broken) = book.usable() {
+                // By this very call, and what was gathered with it must not be written.
+                self.shared.wake_writer(&mut state);
+                return Err(broken);
+            }
             let hurried = patience(book) == Patience::Decided;
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
@@ -395,8 +402,8 @@ impl Shared {
     }
 
     fn wake_writer(&self, state: &mut Gathering) {
-        let has_work = state.book.as_ref().is_some_and(Book::has_work);
-        if state.writer_sleeps && has_work {
+        let has_work = |book: &Book| book.has_work() || book.usable().is_err();
+        if state.writer_sleeps && state.book.as_ref().is_some_and(has_work) {
             state.writer_sleeps = false;
             self.work.notify_one();
         }
@@ -545,14 +552,18 @@ impl Writer {
             self.land(flight, waiting, &mut synced_at)?;
             self.tend(bytes);
         }
-        Ok(())
+        // Closed, or a call has found that it cannot go on.
+        let state = self.shared.lock().map_err(std::io::Error::other)?;
+        state.book.as_ref().map_or(Ok(()), Book::usable).map_err(std::io::Error::other)
     }
 
-    /// Waits for a commit to write, or for the time to sync what was written.
+    /// Waits for a commit to write, or for the time to sync what was written. `None` if nothing
+    /// may be written any more.
     fn next(&mut self, synced_at: &mut Steady) -> Option<(Option<Flight>, Waiting)> {
         let shared = self.shared.clone();
         let mut state = shared.lock().ok()?;
         loop {
+            state.book.as_ref()?.usable().ok()?;
             let due = match shared.durability {
                 Durability::Relaxed(every) if !self.unsynced.is_empty() => {
                     Some(every.saturating_sub(self.now().since(*synced_at)))
@@ -562,6 +573,7 @@ impl Writer {
             let closing = state.closing;
             if state.book.as_ref()?.has_work() {
                 state = shared.gather(state)?;
+                state.book.as_ref()?.usable().ok()?;
                 let flight = state.book.as_mut()?.take();
                 let waiting = std::mem::take(&mut state.waiting);
                 return Some((Some(flight), waiting));

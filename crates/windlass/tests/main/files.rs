@@ -442,6 +442,7 @@ struct Failing {
 struct Switches {
     sync_fails: AtomicBool,
     write_fails: AtomicBool,
+    rename_fails: AtomicBool,
     full: AtomicBool,
     syncs: AtomicU64,
     gate: Arc<Gate>,
@@ -489,6 +490,7 @@ impl Disk for Failing {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.switches.check(&self.switches.rename_fails)?;
         self.disk.rename(from, to)
     }
 
@@ -546,6 +548,54 @@ async fn after_a_failed_sync_nothing_is_acknowledged_until_reopened() {
         let store = bench.open();
         let found = store.find(&[id(1), id(3)]).await.expect("found");
         assert!(found[0].is_some() && found[1].is_none());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_calls_after_a_failed_sync_is_refused_and_does_not_wait_for_ever() {
+    let directory = Directory::new();
+    let (disk, switches) = Failing::open(&directory.path().join("jobs"));
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &FileOptions::default(), clock, wake);
+    let store = store.expect("it opens");
+    accept(&store, [job(1)]).await;
+    switches.sync_fails.store(true, Ordering::SeqCst);
+    let answer = store.enqueue(vec![Arc::new(job(2))]).await;
+    assert!(matches!(answer, Err(StoreError::Unknown { .. })), "{answer:?}");
+    // Repeated calls, fresh ones and reads: some come before the writer has given up.
+    for number in [2, 2, 3, 4] {
+        let answer = store.enqueue(vec![Arc::new(job(number))]).await;
+        assert!(answer.is_err(), "nothing is acknowledged any more");
+    }
+    let answer = store.enqueue(vec![Arc::new(job(5))]).await;
+    let broken = |refusal: &Refusal| matches!(refusal, Refusal::StoreBroken { .. });
+    assert!(matches!(&answer, Err(StoreError::Refused(why)) if broken(why)), "{answer:?}");
+    assert!(store.find(&[id(1)]).await.is_err());
+    assert!(store.count().await.is_err(), "counters could show what is not durable");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_batch_that_cannot_be_finished_nothing_is_written() {
+    for with_writer in [false, true] {
+        let bench = Bench::new();
+        let (disk, switches) = Failing::open(&bench.path());
+        let store = match with_writer {
+            false => bench.open_on(disk).expect("it opens"),
+            true => {
+                let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+                FileStore::with_writer(disk, &bench.options, clock, wake).expect("it opens")
+            }
+        };
+        accept(&store, [job(1)]).await;
+        switches.rename_fails.store(true, Ordering::SeqCst);
+        // More than the segment holds: half of it is put together before the next one is missed.
+        let large = |n| Arc::new(NewJob { payload: vec![1; 1_000].into(), ..job(n) });
+        let answer = store.enqueue((100..200).map(large).collect()).await;
+        assert!(matches!(answer, Err(StoreError::Refused(_))), "{answer:?}");
+        store.close().await;
+        drop(store);
+        let found = everything(&bench.open()).await;
+        assert_eq!(found.len(), 1, "what was refused is there (with a writer: {with_writer})");
     }
 }
 
