@@ -574,6 +574,22 @@ async fn whoever_calls_after_a_failed_sync_is_refused_and_does_not_wait_for_ever
     assert!(store.count().await.is_err(), "counters could show what is not durable");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_the_repetition_is_not_told_as_one_of_the_call() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (bench.clock.clone(), Arc::new(LocalWake::new()));
+    let store = FileStore::on_disk(disk, &bench.options, clock.clone(), wake.clone());
+    let store = Arc::new(store.expect("it opens"));
+    let engine = Engine::builder().on_store(store, wake, clock).expect("it starts");
+    switches.sync_fails.store(true, Ordering::SeqCst);
+    // Written and not synced, then repeated and refused: the job may be there, and it is.
+    let error = engine.enqueue_raw(vec![job(1)]).await.expect_err("the sync fails");
+    assert!(matches!(error, Error::Unknown { .. }), "{error}");
+    engine.close().await;
+    assert_eq!(everything(&bench.open()).await.len(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_batch_that_cannot_be_finished_nothing_is_written() {
     for with_writer in [false, true] {
