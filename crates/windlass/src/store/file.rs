@@ -282,9 +282,7 @@ impl FileStore {
         let writer = threaded.then(|| {
             let synced_at = shared.clock.now().steady;
             let (unsynced, spare) = (Vec::new(), None);
-            let shared = shared.clone();
-            let spare_again_at = synced_at;
-            let writer = Writer { shared, disk, unsynced, synced_at, spare, spare_again_at };
+            let writer = Writer { shared: shared.clone(), disk, unsynced, synced_at, spare };
             let named = std::thread::Builder::new().name("windlass-writer".to_string());
             named.spawn(move || writer.run()).map_err(|e| OpenError::disk("start a thread", e))
         });
@@ -564,9 +562,6 @@ impl Told {
 /// How often the writer looks whether more calls have come in before it syncs.
 const GATHER_ROUNDS: usize = 8;
 
-/// How long to wait before the next spare file is tried.
-const SPARE_AGAIN: Duration = Duration::from_millis(50);
-
 /// Bytes of the oldest segment that are cleared per commit at least.
 const COMPACT_STEP: u64 = 256 << 10;
 
@@ -579,7 +574,6 @@ struct Writer {
     synced_at: Steady,
     /// Makes the next segment ready.
     spare: Option<JoinHandle<()>>,
-    spare_again_at: Steady,
 }
 
 impl Writer {
@@ -728,7 +722,7 @@ impl Writer {
         while let Ok(mut state) = self.shared.lock()
             && let Some(book) = state.book.as_mut()
             && book.wants_compaction()
-            && book.compact(step).is_ok_and(|went_on| went_on)
+            && book.compact(step).is_ok()
             && !book.has_work()
         {}
         if let Ok(mut state) = self.shared.lock()
@@ -737,16 +731,13 @@ impl Writer {
         {
             let _ = book.checkpoint(step);
         }
-        let busy = self.spare.as_ref().is_some_and(|making| !making.is_finished());
-        if busy || self.now() < self.spare_again_at {
+        if self.spare.as_ref().is_some_and(|making| !making.is_finished()) {
             return;
         }
         let Ok(mut state) = self.shared.lock() else { return };
         let wanted = state.book.as_mut().and_then(Book::wanted_spare);
         drop(state);
         let Some((name, size)) = wanted else { return };
-        // A disk that is full need not be asked after every commit.
-        self.spare_again_at = self.now() + SPARE_AGAIN;
         let (shared, disk) = (self.shared.clone(), self.disk.clone());
         let making = std::thread::Builder::new().spawn(move || {
             let made = disk.create(&name, size.into()).map(|_| (name, size));

@@ -59,9 +59,6 @@ const PAGE_READS: usize = 2_000;
 /// See [`BookOptions::checkpoint_bytes`].
 const CHECKPOINT_BYTES: u64 = 256 << 20;
 
-/// About how many bytes a queue, a rate or a line of totals takes at most.
-const IMAGE_BYTES: u64 = 1_024;
-
 /// About how many bytes a sketch takes.
 const SKETCH_BYTES: u64 = 96;
 
@@ -167,8 +164,6 @@ struct Sweep {
     segment: u32,
     at: u32,
     fragment: Option<Fragment>,
-    /// A job that may have to be copied next.
-    alive: Option<(JobId, Place)>,
 }
 
 /// A checkpoint that is being written: a sketch of every job, in order of acceptance.
@@ -315,12 +310,11 @@ impl Book {
 
     /// Makes sure that there is room for what a command writes, before it is decided.
     pub fn admit(&mut self, need: Need, now: Now) -> Result<(), Refusal> {
-        let (bytes, back) = match need {
-            Need::Growth(bytes) => (bytes, self.reserve),
-            Need::Progress(bytes) => (bytes + 4_096, 0),
+        let bytes = match need {
+            Need::Growth(bytes) => bytes + self.reserve,
+            Need::Progress(bytes) => bytes + 4_096,
         };
-        let piece = bytes.min(u64::from(self.journal.wanted_size()) / 4);
-        while self.journal.room(piece) < bytes + back {
+        while self.journal.room() < bytes {
             let full = |why: String| Refusal::StoreFull { why };
             if now.steady < self.ask_again_at {
                 return Err(full("the disk is full".to_string()));
@@ -474,30 +468,20 @@ impl Book {
 
     /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into
     /// the commit that is being gathered. Once all of it has been, it leaves with that commit.
-    /// Answers with `false` if there is no room for that now.
-    pub fn compact(&mut self, budget: u64) -> Result<bool, StoreError> {
+    pub fn compact(&mut self, budget: u64) -> Result<(), StoreError> {
         self.usable()?;
         self.sweep(budget).map_err(|trouble| self.break_down(trouble))
     }
 
-    fn sweep(&mut self, budget: u64) -> Result<bool, Trouble> {
+    fn sweep(&mut self, budget: u64) -> Result<(), Trouble> {
         if self.sweep.is_none() {
-            let Some(segment) = self.journal.oldest_closed() else { return Ok(false) };
-            let (at, fragment, alive) = (SEGMENT_HEADER, None, None);
-            self.sweep = Some(Sweep { segment, at, fragment, alive });
+            let Some(segment) = self.journal.oldest_closed() else { return Ok(()) };
+            self.sweep = Some(Sweep { segment, at: SEGMENT_HEADER, fragment: None });
         }
         let mut looked_at = 0;
         while looked_at < budget
             && let Some(mut sweep) = self.sweep.take()
         {
-            if let Some((job, place)) = sweep.alive {
-                let copied = self.copy_if_alive(job, place)?;
-                sweep.alive = sweep.alive.filter(|_| copied.is_none());
-                self.sweep = Some(sweep);
-                let Some(bytes) = copied else { return Ok(looked_at > 0) };
-                looked_at += bytes;
-                continue;
-            }
             let Some(mut fragment) = sweep.fragment.take() else {
                 let next = self.journal.fragment(sweep.segment, sweep.at);
                 match next.map_err(Trouble::Unreadable)? {
@@ -506,13 +490,8 @@ impl Book {
                         sweep.fragment = Some(fragment);
                         self.sweep = Some(sweep);
                     }
-                    None if self.has_room(0) => self.let_go(sweep.segment)?,
-                    None => {
-                        self.sweep = Some(sweep);
-                        return Ok(looked_at > 0);
-                    }
+                    None => self.let_go(sweep.segment)?,
                 }
-                looked_at += 1;
                 continue;
             };
             let mut alive = None;
@@ -525,16 +504,12 @@ impl Book {
             }
             // At the end of the fragment, the next round reads the next one.
             sweep.fragment = (alive.is_some() || looked_at >= budget).then_some(fragment);
-            sweep.alive = alive;
             self.sweep = Some(sweep);
+            if let Some((job, place)) = alive {
+                looked_at += self.copy_if_alive(job, place)?;
+            }
         }
-        Ok(true)
-    }
-
-    /// Whether so much can be copied without touching what is kept back.
-    fn has_room(&self, bytes: u64) -> bool {
-        let piece = bytes + IMAGE_BYTES * (self.ledger.lines() + 1);
-        self.journal.room(piece) > piece + self.reserve / 2
+        Ok(())
     }
 
     /// Whether so much was written since the last checkpoint that opening would take long.
@@ -552,11 +527,6 @@ impl Book {
     }
 
     fn sketch(&mut self, budget: u64) -> Result<(), Trouble> {
-        // It only saves time, so it can wait until there is room.
-        let budget = budget.min(self.journal.room(0) / 4);
-        if !self.has_room(budget) {
-            return Ok(());
-        }
         let (position, before) = (self.journal.position(), self.journal.since_begin());
         let last = self.ledger.floors().sequence.saturating_sub(1);
         if self.checkpoint.is_none() {
@@ -599,20 +569,16 @@ impl Book {
         }
     }
 
-    /// Copies a job to the end of the journal if `base` is where its chain starts. Answers with how
-    /// many bytes that took, or `None` if there is no room.
-    fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<Option<u64>, Trouble> {
-        let Some(kept) = self.ledger.kept(job) else { return Ok(Some(0)) };
-        if !self.has_room(u64::from(kept.weight) + 1_024) {
-            return Ok(None);
-        }
+    /// Copies a job to the end of the journal if `base` is where its chain starts.
+    fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<u64, Trouble> {
+        let Some(kept) = self.ledger.kept(job) else { return Ok(0) };
         let (chain, record) =
             self.chain(job, Place::unpack(kept.place)).map_err(Trouble::Unreadable)?;
         if (chain.segment, chain.offset) != (base.segment, base.offset) {
-            return Ok(Some(0));
+            return Ok(0);
         }
         self.persist_whole(&record)?;
-        Ok(Some(kept.weight.into()))
+        Ok(kept.weight.into())
     }
 
     /// Everything alive in the oldest segment has been copied: it may leave with this commit, and

@@ -36,8 +36,6 @@ const SEGMENT_LAST_RESORT: u32 = 1 << 20;
 /// Buffers that are kept for the next commits, and how large each may be.
 const BUFFERS: usize = 4;
 const BUFFER_MAX: usize = 4 << 20;
-/// More than what stands around the entries of a segment.
-const FRAME: u64 = 512;
 /// How much is read at once from a segment that is no longer written.
 const READ_AHEAD: usize = 64 << 10;
 
@@ -443,16 +441,13 @@ impl Journal {
         self.spares.is_empty() && left < self.wanted_size() / 2
     }
 
-    /// Bytes that can be written without asking the disk for space, in pieces of `piece` bytes.
-    pub(super) fn room(&self, piece: u64) -> u64 {
-        let staged = self.staged.last().map_or(0, |fragment| fragment.bytes.len() as u64);
+    /// Bytes that can be written without asking the disk for space.
+    pub(super) fn room(&self) -> u64 {
+        let taken = self.staged.last().map_or(0, |fragment| fragment.bytes.len() as u64);
         let active = self.segments.get(&self.active);
         let left = active.map_or(0, |segment| u64::from(segment.bytes - segment.end));
-        let spares = self.spares.iter().map(|(_, bytes)| u64::from(*bytes));
-        let pieces = spares.chain([left.saturating_sub(staged)]);
-        let usable =
-            pieces.map(|bytes| bytes.saturating_sub(FRAME)).filter(|bytes| *bytes >= piece);
-        usable.sum()
+        let spare: u64 = self.spares.iter().map(|(_, bytes)| u64::from(*bytes)).sum();
+        left.saturating_sub(taken) + spare
     }
 
     /// Whether there is anything in the commit that is being put together.
