@@ -75,6 +75,7 @@ points! {
     ClockBackOverRestart: "the wall clock was set back before the store was opened",
     ClockStepped: "the wall clock was stepped",
     FlipRefused: "a flipped bit was found, and the store refused with the place",
+    FlipFoundLater: "a flipped bit was found when what it spoilt was read",
     FlipHarmless: "a flipped bit changed nothing",
     FlipWhileOpen: "a bit flipped under an open store",
     CutRefused: "a file that was cut was found, and the store refused with the place",

@@ -197,11 +197,11 @@ impl World {
         for worker in 0..self.workers.len() {
             self.workers[worker].heal(&self.settings);
         }
-        for queue in self.settings.queues.clone() {
-            self.ask(Caller::Nobody, Request::Configure(queue, QueueChange::Resume))?;
-        }
         let end = self.machine.clock.elapsed() + PATIENCE;
         loop {
+            for queue in self.machine.oracle.paused_queues() {
+                self.ask(Caller::Nobody, Request::Configure(queue, QueueChange::Resume))?;
+            }
             for _ in 0..25 {
                 self.turn()?;
             }

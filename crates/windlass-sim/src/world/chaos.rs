@@ -98,7 +98,7 @@ impl World {
             self.chaos.damage = self.machine.disk.flip(true, &mut self.random);
             if let Some(damage) = &self.chaos.damage {
                 self.machine.trace.line(|| damage.place.clone());
-                self.machine.expect_breakage();
+                self.machine.expect_breakage(true);
                 self.machine.cover.hit(Point::FlipWhileOpen);
             }
             return Ok(());
@@ -116,6 +116,7 @@ impl World {
         };
         self.machine.cover.hit_if(Point::CutRefused, cut);
         self.machine.trace.line(|| format!("{damage:?}"));
+        self.machine.expect_breakage(damage.is_some());
         self.chaos.damage = damage;
         self.reopen()
     }
@@ -132,6 +133,11 @@ impl World {
                 self.take_down();
             }
             match self.open()? {
+                // What lies before the last checkpoint is read only when someone asks for it.
+                Opening::Open if self.machine.is_broken() => {
+                    self.machine.cover.hit(Point::FlipFoundLater);
+                    self.mend();
+                }
                 Opening::Open => break,
                 Opening::Died => {
                     crashed += 1;
@@ -144,9 +150,17 @@ impl World {
         }
         // Whatever was damaged and could be opened is whole.
         let harmless = self.chaos.damage.take().is_some();
+        self.machine.expect_breakage(false);
         self.machine.cover.hit_if(Point::FlipHarmless, harmless);
         self.wake_writer();
         Ok(())
+    }
+
+    fn mend(&mut self) {
+        if let Some(damage) = self.chaos.damage.take() {
+            self.machine.disk.mend(&damage);
+        }
+        self.machine.expect_breakage(false);
     }
 
     fn take_down(&mut self) {
@@ -172,11 +186,11 @@ impl World {
 
     /// Whether it may be that the store was not opened; sees to it that next time it can be.
     fn judge_refusal(&mut self, error: &OpenError) -> Checked {
-        if let Some(damage) = self.chaos.damage.take() {
+        if let Some(damage) = &self.chaos.damage {
             let found = Machine::is_damage(error)?;
             ensure!(found, "{}: refused with {error} instead of the place", damage.place);
             self.machine.cover.hit(Point::FlipRefused);
-            self.machine.disk.mend(&damage);
+            self.mend();
             return Ok(());
         }
         if self.chaos.limited && self.machine.disk.was_full() {
