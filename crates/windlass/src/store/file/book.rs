@@ -426,8 +426,8 @@ impl Book {
         self.ledger.floors().token - self.landed_token > TOKENS_AHEAD / 2
     }
 
-    /// Closes the commit that is being gathered, if it can be written now. It must be written before
-    /// the next one is, and be followed by [`Book::written`] and [`Book::landed`].
+    /// Closes the commit that is being gathered, if it can be written now. It must be written
+    /// before the next one is, and be followed by [`Book::written`] and [`Book::landed`].
     pub fn take(&mut self) -> Option<Flight> {
         // What has been counted is part of it, and may need a file too.
         self.has_work().then(|| self.take_now().ok()).flatten()

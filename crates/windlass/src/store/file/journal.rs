@@ -384,8 +384,8 @@ impl Journal {
         self.staged.push(Staged { segment, at, bytes, check: crc32fast::Hasher::new() });
     }
 
-    /// Goes on in a new segment with room for an entry of `need` bytes. If no file can be had for it
-    /// now, one is made later.
+    /// Goes on in a new segment with room for an entry of `need` bytes. If no file can be had for
+    /// it now, one is made later.
     fn start_segment(&mut self, need: usize) {
         if self.staged.last().is_some_and(|fragment| fragment.bytes.len() == HEADER) {
             self.staged.pop();
