@@ -120,7 +120,6 @@ impl Machine {
             broken: false,
             gave_up: false,
         });
-        self.may_break = false;
         self.oracle.reopened(&events, last_event, &opened, &mut self.cover)?;
         let faults = self.disk.set_faults(Faults::default());
         self.inspect()?;

@@ -99,9 +99,8 @@ impl Machine {
         if process.book.usable().is_err() {
             return Ok(self.fail());
         }
-        if process.book.has_work() {
+        if let Some(flight) = process.book.take() {
             self.disk.mark();
-            let flight = process.book.take();
             let decided = std::mem::take(&mut process.gathered);
             process.flying = Some(Flying { flight, decided, written: false });
             return Ok(Worked::Took);
