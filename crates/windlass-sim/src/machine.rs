@@ -186,6 +186,8 @@ impl Machine {
     fn wait_for_landing(&mut self, mut decided: Decided) -> Checked {
         let Some(process) = self.process.as_mut() else { return Ok(()) };
         let broken = process.book.usable().is_err();
+        let stalled = process.book.is_gathering() && !process.book.has_work() && !broken;
+        self.cover.hit_if(Point::WaitedForRoom, stalled);
         let landed = broken || process.book.awaited() <= process.book.landed_commit();
         if broken {
             let refused = decided.answer.is_err();
@@ -218,6 +220,12 @@ impl Machine {
             None => process.gathered.push(decided),
         }
         Ok(())
+    }
+
+    /// Notes the rare paths that only the disk knows of.
+    pub fn note_disk(&mut self) {
+        self.cover.hit_if(Point::SegmentRecycled, self.disk.reused() > 0);
+        self.cover.hit_if(Point::SyncDropped, self.disk.gave_up() > 0);
     }
 
     /// What the disk was asked, for whoever looks into a failure.

@@ -138,6 +138,7 @@ pub fn run(seed: u64, profile: Profile, trace: Trace) -> Outcome {
         answers: world.machine.given(),
         disk_calls: world.machine.disk.calls(),
     };
+    world.machine.note_disk();
     let Machine { cover, trace, .. } = world.machine;
     Outcome { result, tally, cover, trace }
 }

@@ -36,7 +36,7 @@ const SEGMENT_MIN: u32 = 4 << 20;
 /// The smallest segment that is tried when the disk is almost full.
 const SEGMENT_LAST_RESORT: u32 = 1 << 20;
 /// Bytes of a segment that an entry in it cannot have.
-const OVERHEAD: usize = SEGMENT_HEADER as usize + HEADER + 8;
+const OVERHEAD: usize = SEGMENT_HEADER as usize + 2 * HEADER + 8;
 /// Buffers that are kept for the next commits, and how large each may be.
 const BUFFERS: usize = 4;
 const BUFFER_MAX: usize = 4 << 20;
@@ -348,7 +348,8 @@ impl Journal {
         fragment.bytes[start..start + 4].copy_from_slice(&length.to_le_bytes());
         fragment.bytes[start + 4..start + 8].copy_from_slice(&check.to_le_bytes());
         let end = fragment.at as usize + fragment.bytes.len();
-        if end > self.segments[&fragment.segment].bytes as usize {
+        // Behind it there is always room for a seal.
+        if end + HEADER > self.segments[&fragment.segment].bytes as usize {
             let entry = fragment.bytes.split_off(start);
             self.start_segment(entry.len());
             let fragment = self.staged.last_mut().expect("a fragment was begun");
@@ -375,7 +376,7 @@ impl Journal {
 
     fn begin_fragment(&mut self) {
         let Some(segment) = self.segments.get(&self.active) else { return };
-        if segment.end + HEADER as u32 + 64 > segment.bytes {
+        if segment.end + 2 * HEADER as u32 + 64 > segment.bytes {
             return;
         }
         let (segment, at) = (self.active, segment.end);
