@@ -134,6 +134,8 @@ impl Machine {
                 ensure!(!file.is_empty(), "damage was reported without its place");
                 Ok(true)
             }
+            // Found in a record from before the last checkpoint, which recovery had to read.
+            OpenError::Recovery { why } => Ok(why.contains("damaged: journal-")),
             _ => Ok(false),
         }
     }
