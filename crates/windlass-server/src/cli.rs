@@ -1,12 +1,17 @@
 //! What can be typed after `windlass`.
 
 mod bench;
+mod offline;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use clap_complete::Shell;
 use tracing::level_filters::LevelFilter;
 
 pub(crate) use self::bench::{BenchOptions, Mode};
+pub(crate) use self::offline::{
+    BackupOptions, ChangeOptions, DoctorOptions, ExportOptions, ListFormat, ListOptions,
+    ShowOptions,
+};
 
 /// Durable background jobs: what it acknowledges, it never loses.
 #[derive(Debug, Parser)]
@@ -45,6 +50,22 @@ pub(crate) enum Command {
     Demo(DemoOptions),
     /// Measure the engine on this machine, and what part of its disk's speed it reaches
     Bench(BenchOptions),
+    /// Check every checksum and every rule of a store, and say what is wrong
+    Doctor(DoctorOptions),
+    /// Copy a store, also while a process uses it
+    Backup(BackupOptions),
+    /// List the jobs of a store that nobody has open
+    List(ListOptions),
+    /// Show everything about a job, and why it is not running
+    Show(ShowOptions),
+    /// Try dead or cancelled jobs again
+    #[command(after_help = RETRY_EXAMPLES, override_usage = RETRY_USAGE)]
+    Retry(ChangeOptions),
+    /// Call jobs off
+    #[command(after_help = CANCEL_EXAMPLES, override_usage = CANCEL_USAGE)]
+    Cancel(ChangeOptions),
+    /// Print every field of every job, one JSON object per line
+    Export(ExportOptions),
     /// Print a completion script for a shell
     #[command(after_help = "For example: windlass completions bash > \
         ~/.local/share/bash-completion/completions/windlass")]
@@ -53,6 +74,22 @@ pub(crate) enum Command {
         shell: Shell,
     },
 }
+
+const RETRY_USAGE: &str = "windlass retry [OPTIONS] <PATH> <ID>...
+       windlass retry [OPTIONS] <PATH> --state|--kind|--queue|--tag ... [--yes]";
+
+const CANCEL_USAGE: &str = "windlass cancel [OPTIONS] <PATH> <ID>...
+       windlass cancel [OPTIONS] <PATH> --state|--kind|--queue|--tag ... [--yes]";
+
+const RETRY_EXAMPLES: &str = "Examples:
+  windlass retry ./jobs 0199f2a4-7d1c-7c3e-9b52-2f0c5f6f7a10
+  windlass retry ./jobs --kind mail.send_receipt     all that are dead; asks first
+  windlass retry ./jobs --state dead,cancelled --queue mail --yes";
+
+const CANCEL_EXAMPLES: &str = "Examples:
+  windlass cancel ./jobs 0199f2a4-7d1c-7c3e-9b52-2f0c5f6f7a10
+  windlass cancel ./jobs --queue mail                all that wait or run; asks first
+  windlass cancel ./jobs --state scheduled --kind report.build --yes";
 
 /// How results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -152,7 +152,7 @@ impl Stage {
         for line in found.unwrap_or_default() {
             self.tell(&line)?;
         }
-        for line in recovery::resume(&self.engine, &counts).await? {
+        if let Some(line) = recovery::resume(&self.engine, &counts).await? {
             self.tell(&line)?;
         }
         Ok(Numbers::after(&counts))

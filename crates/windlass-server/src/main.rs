@@ -3,12 +3,17 @@
 //! - [`cli`] says what can be typed
 //! - [`demo`] shows the engine at work
 //! - [`bench`] measures it
+//! - [`doctor`] checks a store, [`backup`] copies it
+//! - [`offline`] lists, shows, changes and exports jobs of a store that nobody has open
 //! - [`output`] prints, and turns every end into an exit code
 //! - [`signals`] hears Ctrl-C
 
+mod backup;
 mod bench;
 mod cli;
 mod demo;
+mod doctor;
+mod offline;
 mod output;
 mod signals;
 
@@ -18,6 +23,7 @@ use clap::{CommandFactory, Parser};
 use tracing::level_filters::LevelFilter;
 
 use crate::cli::{Cli, Command};
+use crate::offline::change::Verb;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -29,6 +35,13 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Demo(options) => demo::run(options, cli.verbose > 0),
         Command::Bench(options) => bench::run(options),
+        Command::Doctor(options) => doctor::run(options),
+        Command::Backup(options) => backup::run(options),
+        Command::List(options) => offline::list::run(options),
+        Command::Show(options) => offline::show::run(options),
+        Command::Retry(options) => offline::change::run(options, Verb::Retry),
+        Command::Cancel(options) => offline::change::run(options, Verb::Cancel),
+        Command::Export(options) => offline::export::run(options),
         Command::Completions { shell } => {
             // Rendered first and written at once: the generator panics when its pipe is closed.
             let mut script = Vec::new();

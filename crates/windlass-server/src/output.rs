@@ -5,6 +5,7 @@
 //! panics then.
 
 use std::env;
+use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
@@ -12,12 +13,41 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use windlass::store::file::OpenError;
 
-/// What a failure exits with. Wrong usage exits with 2, before anything runs.
-const FAILED: u8 = 1;
+/// What a failure exits with.
+pub(crate) const FAILED: u8 = 1;
+/// What was typed cannot be meant, or not like this.
+pub(crate) const USAGE: u8 = 2;
 /// What was asked for is not there.
-const NOT_FOUND: u8 = 3;
-/// Someone else stands in the way.
-const CONFLICT: u8 = 4;
+pub(crate) const NOT_FOUND: u8 = 3;
+/// Something stands in the way.
+pub(crate) const CONFLICT: u8 = 4;
+
+/// A failure with an exit code of its own.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    code: u8,
+    /// Why; `None` if everything has been said already.
+    text: Option<String>,
+}
+
+impl Failure {
+    pub(crate) fn because(code: u8, text: impl Into<String>) -> anyhow::Error {
+        Self { code, text: Some(text.into()) }.into()
+    }
+
+    /// A failure of which everything has been said.
+    pub(crate) fn told(code: u8) -> anyhow::Error {
+        Self { code, text: None }.into()
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text.as_deref().unwrap_or("it was said already"))
+    }
+}
+
+impl std::error::Error for Failure {}
 
 /// Writes to standard output at once.
 pub(crate) fn write(bytes: &[u8]) -> anyhow::Result<()> {
@@ -47,6 +77,26 @@ pub(crate) fn table(header: &[&str]) -> Table {
         }
     }
     table
+}
+
+/// A table without frame whose columns are all text; without a header if there is none.
+pub(crate) fn text_table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    if !header.is_empty() {
+        table.set_header(header);
+    }
+    table
+}
+
+/// Bytes in the unit that fits.
+pub(crate) fn bytes(number: u64) -> String {
+    let units = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
+    let fits = units.into_iter().find(|(unit, _)| number >= *unit);
+    fits.map_or_else(
+        || counted(number, "byte"),
+        |(unit, name)| format!("{:.1} {name}", number as f64 / unit as f64),
+    )
 }
 
 /// A number with a comma between the thousands.
@@ -88,11 +138,26 @@ pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // If standard error is closed too, the exit code must do.
-            let _ = writeln!(io::stderr(), "error: {error:#}");
+            if !is_told(&error) {
+                complain(&format!("{error:#}"));
+            }
             ExitCode::from(code_of(&error))
         }
     }
+}
+
+/// Says what went wrong on standard error. If that is closed too, the exit code must do.
+pub(crate) fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "error: {text}");
+}
+
+/// Says something that is not a result on standard error.
+pub(crate) fn remark(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+fn is_told(error: &anyhow::Error) -> bool {
+    error.downcast_ref().is_some_and(|failure: &Failure| failure.text.is_none())
 }
 
 fn code_of(error: &anyhow::Error) -> u8 {
@@ -100,6 +165,9 @@ fn code_of(error: &anyhow::Error) -> u8 {
 }
 
 fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    if let Some(failure) = cause.downcast_ref::<Failure>() {
+        return Some(failure.code);
+    }
     let opening = cause.downcast_ref().or(match cause.downcast_ref() {
         Some(windlass::Error::Open(error)) => Some(error),
         _ => None,

@@ -64,10 +64,21 @@ impl Engine {
             return Err(Error::Refused(Refusal::ShuttingDown));
         }
         let mut repeats = 0;
+        let mut unknown = None;
         loop {
             match self.store().enqueue(jobs.clone()).await.map_err(Error::from) {
                 // The same ids again: what was accepted already is recognised.
-                Err(Error::Unknown { .. }) if repeats < REPEATS => repeats += 1,
+                Err(error @ Error::Unknown { .. }) if repeats < REPEATS => {
+                    repeats += 1;
+                    unknown = Some(error);
+                }
+                // The store did not even look: what became of the first call is still unknown.
+                Err(Error::Refused(
+                    refusal @ (Refusal::StoreBroken { .. }
+                    | Refusal::StoreFull { .. }
+                    | Refusal::Unavailable { .. }
+                    | Refusal::ShuttingDown),
+                )) => return Err(unknown.unwrap_or(Error::Refused(refusal))),
                 answer => return answer,
             }
         }

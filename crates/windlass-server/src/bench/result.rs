@@ -260,7 +260,7 @@ impl Extra {
         let unknown = || "unknown here".to_string();
         let megabytes = |bytes: &Figure| bytes.unwrap_or(0.0) / 1e6;
         match self {
-            Extra::None => String::new(),
+            Extra::None | Extra::Batch { bytes_per_s: Some(0.0), .. } => String::new(),
             Extra::Batch { bytes_per_s, .. } | Extra::Limit { bytes_per_s, .. } => {
                 format!("{:.1} MB/s", megabytes(bytes_per_s))
             }
@@ -369,7 +369,8 @@ pub(crate) fn print_table(measured: &[Measurement], options: &BenchOptions) -> a
         runs => format!(", medians of {runs} runs"),
     };
     output::line(&format!(
-        "store {store} (durability: {durability}), {payload} bytes of payload, {cores} cores{runs}\n"
+        "store {store} (durability: {durability}), {payload} bytes of payload, \
+         {cores} cores{runs}\n"
     ))?;
     output::line(&rows.trim_fmt())?;
     if measured.iter().any(|each| each.ratio_to_limit.is_some()) {

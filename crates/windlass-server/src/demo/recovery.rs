@@ -5,6 +5,7 @@ use windlass::store::file::Opened;
 use windlass::{Counts, Engine, Job, StateName};
 
 use crate::demo::jobs::{Load, SendReceipt, Transcode};
+use crate::demo::script::PAUSED_QUEUE;
 use crate::demo::story::Line;
 use crate::output::{counted, grouped};
 
@@ -69,15 +70,15 @@ fn waiting(opened: &Opened, counts: &Counts) -> String {
     }
 }
 
-/// Resumes what a scene had paused when it was cut off.
-pub(crate) async fn resume(engine: &Engine, counts: &Counts) -> anyhow::Result<Vec<Line>> {
-    let mut lines = Vec::new();
-    for queue in counts.queues.iter().filter(|queue| queue.settings.paused) {
-        engine.queue(queue.queue.as_str())?.resume().await?;
-        let text = format!("queue `{}` was left paused, and goes on", queue.queue);
-        lines.push(Line::of("recovery", text));
+/// Resumes the queue that a scene had paused when it was cut off, and no other.
+pub(crate) async fn resume(engine: &Engine, counts: &Counts) -> anyhow::Result<Option<Line>> {
+    let mut paused = counts.queues.iter().filter(|queue| queue.settings.paused);
+    if !paused.any(|queue| queue.queue.as_str() == PAUSED_QUEUE) {
+        return Ok(None);
     }
-    Ok(lines)
+    engine.queue(PAUSED_QUEUE)?.resume().await?;
+    let text = format!("queue `{PAUSED_QUEUE}` was left paused, and goes on");
+    Ok(Some(Line::of("recovery", text)))
 }
 
 /// Numbers that no earlier run has used: an order that is still open would be recognised as a

@@ -15,6 +15,9 @@ use crate::demo::jobs::{
 use crate::demo::recovery::Numbers;
 use crate::demo::story::{Cast, Line};
 
+/// The queue that one scene pauses.
+pub(crate) const PAUSED_QUEUE: &str = "media";
+
 /// Between two rounds.
 const INTERLUDE: Duration = Duration::from_secs(3);
 
@@ -162,7 +165,7 @@ impl Script {
     /// A paused queue, and the engine's own answer to why a job in it does not run.
     async fn pause(&self, round: u64) -> anyhow::Result<()> {
         let scene = "pause";
-        let media = self.engine.queue("media")?;
+        let media = self.engine.queue(PAUSED_QUEUE)?;
         media.pause().await?;
         let id = self.part(scene, format!("photo {round}"));
         let photo = Resize { photo: round, takes_ms: 80 };

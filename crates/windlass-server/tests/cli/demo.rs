@@ -107,13 +107,13 @@ fn on_a_terminal_the_demo_draws_a_table_in_colours_unless_they_are_unwelcome() {
 }
 
 /// A demonstration in which one job runs for so long that no graceful stop could wait for it.
-struct Demo {
-    child: Child,
+pub(crate) struct Demo {
+    pub(crate) child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
 }
 
 impl Demo {
-    fn start(store: &str, longest: &str) -> Self {
+    pub(crate) fn start(store: &str, longest: &str) -> Self {
         let mut child = windlass(&["demo", "--store", store, "--longest", longest, "-o", "json"])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -124,7 +124,7 @@ impl Demo {
     }
 
     /// Reads on until a line of this scene.
-    fn read_until(&mut self, scene: &str, words: &str) -> Value {
+    pub(crate) fn read_until(&mut self, scene: &str, words: &str) -> Value {
         loop {
             let line = self.lines.next().expect("the story goes on").expect("it can be read");
             let line: Value = serde_json::from_str(&line).expect("each line is JSON");
@@ -135,14 +135,14 @@ impl Demo {
         }
     }
 
-    fn signal(&self, signal: &str) {
+    pub(crate) fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args([signal, &pid]).status().expect("`kill` is there");
         assert!(sent.success());
     }
 
     /// The last line, the exit code, and what went to standard error.
-    fn end(mut self) -> (Value, Option<i32>, String) {
+    pub(crate) fn end(mut self) -> (Value, Option<i32>, String) {
         let last = self.lines.by_ref().map_while(Result::ok).last();
         let last = last.expect("it prints a report");
         let status = self.child.wait().expect("it ends");

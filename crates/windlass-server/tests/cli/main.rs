@@ -2,8 +2,11 @@
 
 mod bench;
 mod demo;
+mod doctor;
+mod offline;
+mod stores;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -74,11 +77,23 @@ fn check_refused(arguments: &[&str], code: i32, sentence: &str) {
 fn help_lists_the_commands() {
     let output = run(&["--help"]);
     assert!(output.status.success());
-    for command in ["demo", "bench", "completions"] {
+    let commands = [
+        "demo",
+        "bench",
+        "doctor",
+        "backup",
+        "list",
+        "show",
+        "retry",
+        "cancel",
+        "export",
+        "completions",
+    ];
+    for command in commands {
         assert!(stdout(&output).contains(&format!("\n  {command} ")), "{}", stdout(&output));
-    }
-    for command in ["demo", "bench", "completions"] {
-        assert!(run(&[command, "--help"]).status.success(), "{command}");
+        let help = run(&[command, "--help"]);
+        assert!(help.status.success(), "{command}");
+        assert!(stdout(&help).contains("Usage: windlass "), "{command}");
     }
 }
 
@@ -155,13 +170,30 @@ fn a_reader_who_has_seen_enough_is_no_failure() {
 /// What a command shows on a terminal; `None` where `script`, which pretends to be one, is missing.
 #[cfg(target_os = "linux")]
 fn on_a_terminal(arguments: &str, no_color: &str) -> Option<String> {
+    typing(arguments, "", no_color)
+}
+
+/// What a command shows on a terminal to someone who gives this answer.
+#[cfg(target_os = "linux")]
+fn answering(arguments: &str, answer: &str) -> Option<String> {
+    typing(arguments, answer, "1")
+}
+
+#[cfg(target_os = "linux")]
+fn typing(arguments: &str, answer: &str, no_color: &str) -> Option<String> {
     let command = format!("{} {arguments}", env!("CARGO_BIN_EXE_windlass"));
     let script = Command::new("script")
         .args(["-qefc", &command, "/dev/null"])
         .env("NO_COLOR", no_color)
         .env("TERM", "xterm")
-        .output();
-    let output = script.ok()?;
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut script = script.ok()?;
+    let mut keys = script.stdin.take().expect("it is piped");
+    keys.write_all(answer.as_bytes()).expect("it can be typed");
+    let output = script.wait_with_output().expect("it ends");
+    drop(keys);
     assert_eq!(output.status.code(), Some(0), "{}", stdout(&output));
     Some(stdout(&output))
 }

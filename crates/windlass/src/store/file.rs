@@ -5,8 +5,9 @@
 //! and only then are the calls answered; meanwhile the next commit gathers. So the number of
 //! syncs, which is what a disk is slow at, does not grow with the number of callers.
 //!
-//! - A claim is written in order but not waited for: losing one with the power only means that the
-//!   job runs again.
+//! - A claim is written before it is answered, so that a start is counted whatever the job does to
+//!   its process; it does not wait for the disk. Losing one with the power only means that the job
+//!   runs again, with that start uncounted.
 //! - Everything else waits, reads and refusals too: nothing is told that a crash could undo.
 //! - After a failed write or sync nothing is known, and everything is refused until reopened.
 
@@ -19,7 +20,7 @@ mod layout;
 mod look;
 mod scan;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -167,6 +168,9 @@ pub struct FileStore {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<Gathering>,
+    /// Held while a commit is written, and taken with the book in hand: so commits are written in
+    /// their order.
+    order: Mutex<()>,
     /// There is something for the writer to do.
     work: Condvar,
     told: Told,
@@ -177,14 +181,15 @@ struct Shared {
     runtime: Option<Handle>,
 }
 
-/// The book, and who waits for the commit that is being gathered.
+/// The book, and who waits for which commit.
 #[derive(Debug)]
 struct Gathering {
     /// `None` once closed.
     book: Option<Book>,
-    waiting: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
-    /// Those who wait for the commit that is on its way, with nothing of their own to add.
-    trailing: Vec<oneshot::Sender<Result<(), Arc<str>>>>,
+    /// Who waits, by the commit that must have landed.
+    waiting: VecDeque<(u64, Waiter)>,
+    /// Commits that were written and not yet synced.
+    written: Vec<Flight>,
     /// The last commit of which callers were told: it has landed, or need not have.
     answered: u64,
     /// How many calls there have been.
@@ -192,6 +197,8 @@ struct Gathering {
     writer_sleeps: bool,
     closing: bool,
 }
+
+type Waiter = oneshot::Sender<Result<(), Arc<str>>>;
 
 /// Events that have been committed.
 #[derive(Debug)]
@@ -260,8 +267,8 @@ impl FileStore {
             answered: book.landed_commit(),
             calls: 0,
             book: Some(book),
-            waiting: Vec::new(),
-            trailing: Vec::new(),
+            waiting: VecDeque::new(),
+            written: Vec::new(),
             writer_sleeps: false,
             closing: false,
         };
@@ -269,9 +276,13 @@ impl FileStore {
         let threaded = runtime.is_some();
         let state = Mutex::new(gathering);
         let work = Condvar::new();
-        let shared = Arc::new(Shared { state, work, told, clock, wake, durability, runtime });
+        let order = Mutex::new(());
+        let shared =
+            Arc::new(Shared { state, order, work, told, clock, wake, durability, runtime });
         let writer = threaded.then(|| {
-            let writer = Writer { shared: shared.clone(), disk, unsynced: Vec::new(), spare: None };
+            let synced_at = shared.clock.now().steady;
+            let (unsynced, spare) = (Vec::new(), None);
+            let writer = Writer { shared: shared.clone(), disk, unsynced, synced_at, spare };
             let named = std::thread::Builder::new().name("windlass-writer".to_string());
             named.spawn(move || writer.run()).map_err(|e| OpenError::disk("start a thread", e))
         });
@@ -322,14 +333,20 @@ impl FileStore {
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
             let answer = book.usable().and_then(|()| turn(book, now));
-            // Nothing lands any more, so there is nothing to wait for.
+            // Nothing lands any more in a broken store, so there is nothing to wait for.
             let broken = book.usable().is_err();
-            let hurried = broken || patience(book) == Patience::Decided;
+            let patience = if broken { Patience::None } else { patience(book) };
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
                 (answer, None, Some(landed?))
             } else {
-                let landing = if hurried { None } else { state.landing() };
+                let landing = match patience {
+                    Patience::Landed => state.landing(),
+                    Patience::Written => {
+                        self.shared.write_here(&mut state, doing).map(|()| None)?
+                    }
+                    Patience::None => None,
+                };
                 self.shared.wake_writer(&mut state);
                 (answer, landing, None)
             }
@@ -368,8 +385,10 @@ impl FileStore {
 enum Patience {
     /// Everything it has seen is on stable storage.
     Landed,
-    /// It is decided and will be written in order.
-    Decided,
+    /// Everything it has decided survives the process.
+    Written,
+    /// Nothing.
+    None,
 }
 
 impl fmt::Debug for FileStore {
@@ -399,7 +418,7 @@ impl Shared {
     fn wake_writer(&self, state: &mut Gathering) {
         let has_work = |book: &Book| book.has_work() || book.usable().is_err();
         let has_work = state.book.as_ref().is_some_and(has_work);
-        if state.writer_sleeps && has_work {
+        if state.writer_sleeps && (has_work || !state.written.is_empty()) {
             state.writer_sleeps = false;
             self.work.notify_one();
         }
@@ -423,7 +442,26 @@ impl Shared {
         Some(state)
     }
 
-    /// Writes what was gathered, on the caller's own time.
+    /// Writes what was gathered on the caller's own time, and leaves the sync to the writer.
+    fn write_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<()> {
+        let Some(book) = state.book.as_mut().filter(|book| book.has_work()) else { return Ok(()) };
+        let Some(flight) = book.take() else {
+            let source = Box::new(NotLanded("there is no room for it".into()));
+            return Err(StoreError::Unknown { doing, source });
+        };
+        let in_order = self.order.lock();
+        let written = flight.write();
+        drop(in_order);
+        if let Err(error) = written {
+            let why = state.fail(&format!("a write to the disk failed ({error})"));
+            return Err(StoreError::Unknown { doing, source: Box::new(NotLanded(why)) });
+        }
+        book.written(flight.number());
+        state.written.push(flight);
+        Ok(())
+    }
+
+    /// Writes and syncs what was gathered, on the caller's own time.
     fn land_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<Vec<Ring>> {
         let Some(book) = state.book.as_mut() else { return Ok(Vec::new()) };
         let mut rings = Vec::new();
@@ -475,17 +513,32 @@ impl Shared {
 impl Gathering {
     /// A promise to tell when everything that was seen until now has landed; `None` if it has.
     fn landing(&mut self) -> Option<oneshot::Receiver<Result<(), Arc<str>>>> {
-        let book = self.book.as_ref()?;
-        if book.awaited() <= self.answered {
+        let awaited = self.book.as_ref()?.awaited();
+        if awaited <= self.answered {
             return None;
         }
         let (tell, landing) = oneshot::channel();
-        if book.is_gathering() {
-            self.waiting.push(tell)
-        } else {
-            self.trailing.push(tell)
-        }
+        self.waiting.push_back((awaited, tell));
         Some(landing)
+    }
+
+    /// Those who waited for a commit up to this one.
+    fn answer(&mut self, commit: u64) -> Vec<Waiter> {
+        self.answered = self.answered.max(commit);
+        let many = self.waiting.partition_point(|(awaited, _)| *awaited <= commit);
+        self.waiting.drain(..many).map(|(_, waiter)| waiter).collect()
+    }
+
+    /// Refuses everything from now on, and tells everyone who waits that nothing is known.
+    fn fail(&mut self, why: &str) -> Arc<str> {
+        let why: Arc<str> = why.into();
+        if let Some(book) = self.book.as_mut() {
+            book.fail(why.to_string());
+        }
+        for (_, waiter) in self.waiting.drain(..) {
+            let _ = waiter.send(Err(why.clone()));
+        }
+        why
     }
 }
 
@@ -518,12 +571,13 @@ const GATHER_ROUNDS: usize = 8;
 /// Bytes of the oldest segment that are cleared per commit at least.
 const COMPACT_STEP: u64 = 256 << 10;
 
-/// The one thread that writes.
+/// The thread that syncs, and writes what callers did not write themselves.
 struct Writer {
     shared: Arc<Shared>,
     disk: Arc<dyn Disk>,
-    /// Commits that were written and not yet synced: only with [`Durability::Relaxed`].
+    /// Commits that were answered and not yet synced: only with [`Durability::Relaxed`].
     unsynced: Vec<Flight>,
+    synced_at: Steady,
     /// Makes the next segment ready.
     spare: Option<JoinHandle<()>>,
 }
@@ -545,92 +599,91 @@ impl Writer {
     }
 
     fn write_until_closed(&mut self) -> std::io::Result<()> {
-        let mut synced_at = self.now();
-        while let Some((flight, waiting)) = self.next(&mut synced_at) {
-            let bytes = flight.as_ref().map_or(0, Flight::bytes);
-            self.land(flight, waiting, &mut synced_at)?;
+        while let Some(flights) = self.next()? {
+            let bytes = flights.iter().map(Flight::bytes).sum();
+            self.land(flights)?;
             self.tend(bytes);
         }
         Ok(())
     }
 
-    /// Waits for a commit to write, or for the time to sync what was written.
-    fn next(&mut self, synced_at: &mut Steady) -> Option<(Option<Flight>, Waiting)> {
+    /// Waits for commits, writes the one that is being gathered, and returns all that are not yet
+    /// answered; none if it is only time to sync. `None` at the end.
+    fn next(&mut self) -> std::io::Result<Option<Vec<Flight>>> {
         let shared = self.shared.clone();
-        let mut state = shared.lock().ok()?;
+        let Ok(mut state) = shared.lock() else { return Ok(None) };
         loop {
             let due = match shared.durability {
                 Durability::Relaxed(every) if !self.unsynced.is_empty() => {
-                    Some(every.saturating_sub(self.now().since(*synced_at)))
+                    Some(every.saturating_sub(self.now().since(self.synced_at)))
                 }
                 _ => None,
             };
             let closing = state.closing;
-            if let Err(broken) = state.book.as_ref()?.usable() {
-                drop(state);
-                self.give_up(&broken.to_string());
-                return None;
+            let Some(book) = state.book.as_ref() else { return Ok(None) };
+            if let Err(broken) = book.usable() {
+                state.fail(&broken.to_string());
+                return Ok(None);
             }
-            if state.book.as_ref()?.has_work() {
-                state = shared.gather(state)?;
-                let Some(flight) = state.book.as_mut()?.take() else { continue };
-                let waiting = std::mem::take(&mut state.waiting);
-                return Some((Some(flight), waiting));
+            if book.has_work() || !state.written.is_empty() {
+                let Some(gathered) = shared.gather(state) else { return Ok(None) };
+                return self.write(gathered).map(Some);
             }
             if due == Some(Duration::ZERO) || closing && !self.unsynced.is_empty() {
-                return Some((None, Vec::new()));
+                return Ok(Some(Vec::new()));
             }
             // Nothing to write: what has landed is marked as such.
-            let _ = state.book.as_ref()?.seal();
+            let _ = book.seal();
             if closing {
                 state.book = None;
-                return None;
+                return Ok(None);
             }
             state.writer_sleeps = true;
-            state = match due {
-                None => shared.work.wait(state).ok()?,
-                Some(due) => shared.work.wait_timeout(state, due).ok()?.0,
+            let woken = match due {
+                None => shared.work.wait(state).ok(),
+                Some(due) => shared.work.wait_timeout(state, due).ok().map(|(state, _)| state),
             };
+            let Some(woken) = woken else { return Ok(None) };
+            state = woken;
             state.writer_sleeps = false;
         }
     }
 
-    /// Writes a commit, or with none only syncs what was written before, and answers.
-    fn land(
-        &mut self,
-        flight: Option<Flight>,
-        waiting: Waiting,
-        synced_at: &mut Steady,
-    ) -> std::io::Result<()> {
+    /// Writes the commit that is being gathered, while the next one may gather already.
+    fn write(&self, mut state: MutexGuard<'_, Gathering>) -> std::io::Result<Vec<Flight>> {
+        let mut flights = std::mem::take(&mut state.written);
+        let Some(flight) = state.book.as_mut().and_then(Book::take) else { return Ok(flights) };
+        let in_order = self.shared.order.lock();
+        drop(state);
+        flight.write()?;
+        drop(in_order);
+        flights.push(flight);
+        Ok(flights)
+    }
+
+    /// Syncs commits that were written, unless that can wait, and answers.
+    fn land(&mut self, mut flights: Vec<Flight>) -> std::io::Result<()> {
+        let last = flights.last().map(Flight::number);
         let relaxed = match self.shared.durability {
-            Durability::Relaxed(every) => flight.is_some() && self.now().since(*synced_at) < every,
+            Durability::Relaxed(every) => {
+                last.is_some() && self.now().since(self.synced_at) < every
+            }
             Durability::Sync | Durability::None => false,
         };
-        let mut told = None;
-        if let Some(mut flight) = flight {
-            let written = flight.write();
-            if let Err(error) = written {
-                refuse(waiting, &error);
-                return Err(error);
-            }
-            told = Some((std::mem::take(&mut flight.events), std::mem::take(&mut flight.rings)));
-            self.unsynced.push(flight);
-        }
+        let events: Vec<Event> =
+            flights.iter_mut().flat_map(|flight| std::mem::take(&mut flight.events)).collect();
+        let rings: BTreeSet<Ring> =
+            flights.iter_mut().flat_map(|flight| std::mem::take(&mut flight.rings)).collect();
+        self.unsynced.extend(flights);
         if !relaxed {
-            let synced = self.unsynced.iter().try_for_each(Flight::sync);
-            if let Err(error) = synced {
-                refuse(waiting, &error);
-                return Err(error);
-            }
-            *synced_at = self.now();
+            Flight::sync_all(&self.unsynced)?;
+            self.synced_at = self.now();
         }
-        let (trailing, retired) = self.settle(relaxed);
-        if let Some((events, rings)) = told {
-            self.shared.told.keep(events);
-            self.shared.ring(rings.into_iter().collect());
-        }
-        for each in waiting.into_iter().chain(trailing) {
-            let _ = each.send(Ok(()));
+        let (waiting, retired) = self.settle(last, relaxed);
+        self.shared.told.keep(events);
+        self.shared.ring(rings.into_iter().collect());
+        for waiter in waiting {
+            let _ = waiter.send(Ok(()));
         }
         for file in retired {
             // A file that cannot leave now is let go when the store is next opened.
@@ -644,17 +697,15 @@ impl Writer {
         Ok(())
     }
 
-    /// Tells the book what is in the files and what is on stable storage.
-    fn settle(&mut self, relaxed: bool) -> (Waiting, Vec<Retired>) {
+    /// Tells the book what is in the files and what is on stable storage. Returns who may be
+    /// answered, and which files may leave.
+    fn settle(&mut self, last: Option<u64>, relaxed: bool) -> (Vec<Waiter>, Vec<Retired>) {
         let Ok(mut state) = self.shared.lock() else { return (Vec::new(), Vec::new()) };
-        let trailing = std::mem::take(&mut state.trailing);
+        let waiting = last.map(|last| state.answer(last)).unwrap_or_default();
         let mut retired = Vec::new();
-        if let Some(last) = self.unsynced.last() {
-            state.answered = last.number();
-        }
         if let Some(book) = state.book.as_mut() {
-            if let Some(last) = self.unsynced.last() {
-                book.written(last.number());
+            if let Some(last) = last {
+                book.written(last);
             }
             if !relaxed {
                 for flight in self.unsynced.drain(..) {
@@ -663,7 +714,7 @@ impl Writer {
                 }
             }
         }
-        (trailing, retired)
+        (waiting, retired)
     }
 
     /// Keeps the journal small and the next segment at hand.
@@ -704,25 +755,7 @@ impl Writer {
 
     /// Nothing is known about the disk any more: everything is refused from now on.
     fn give_up(&mut self, why: &str) {
-        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(book) = state.book.as_mut() {
-            book.fail(why.to_string());
-        }
-        let why: Arc<str> = why.into();
-        let waiting = std::mem::take(&mut state.waiting);
-        let trailing = std::mem::take(&mut state.trailing);
-        for each in waiting.into_iter().chain(trailing) {
-            let _ = each.send(Err(why.clone()));
-        }
-    }
-}
-
-type Waiting = Vec<oneshot::Sender<Result<(), Arc<str>>>>;
-
-fn refuse(waiting: Waiting, error: &std::io::Error) {
-    let why: Arc<str> = format!("a write to the disk failed ({error})").into();
-    for each in waiting {
-        let _ = each.send(Err(why.clone()));
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).fail(why);
     }
 }
 
@@ -744,7 +777,7 @@ impl Store for FileStore {
         let need = Need::Progress(Size { all, largest: 0 });
         let patience = |book: &Book| match book.tokens_run_out() {
             true => Patience::Landed,
-            false => Patience::Decided,
+            false => Patience::Written,
         };
         self.turn("claim", patience, |book, now| {
             let unknown = |full| StoreError::Unknown { doing: "claim", source: Box::new(full) };
@@ -842,7 +875,7 @@ impl Store for FileStore {
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
         // Whoever asks for what has landed need not wait for what others are about to write.
         let patience = |book: &Book| match book.have_landed(jobs) {
-            true => Patience::Decided,
+            true => Patience::None,
             false => Patience::Landed,
         };
         self.turn("find", patience, |book, now| book.find(jobs, now)).await

@@ -411,6 +411,26 @@ async fn an_opening_from_a_checkpoint_finds_what_reading_everything_finds() {
     assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_checkpoint_that_knows_what_time_has_changed_is_not_taken_for_damage() {
+    let mut bench = Bench::new();
+    bench.options.book.checkpoint_bytes = Some(20_000);
+    let store = bench.open();
+    accept(&store, [job(2_000)]).await;
+    let held = claim(&store, 1).await.jobs.remove(0);
+    let due = NewJob { start: Start::After(SECOND), kind: name("other"), ..job(2_001) };
+    accept(&store, [due]).await;
+    bench.clock.step_forward(2 * SECOND);
+    let (job, token) = (held.job.id, held.lease.token);
+    let renewal = Renewal { job, token, lease: HOUR, report: Report::default() };
+    store.renew(vec![renewal]).await.expect("a renewal is answered").remove(0).expect("held");
+    a_life_in_every_state(&store, &bench.clock).await;
+    drop(store);
+    assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
+    let copy = bench.directory.path().join("copy");
+    back_up(&bench.path(), &copy).expect("a backup of it is whole too");
+}
+
 /// A disk whose calls can be made to fail.
 #[derive(Debug)]
 struct Failing {
@@ -422,6 +442,7 @@ struct Failing {
 struct Switches {
     sync_fails: AtomicBool,
     write_fails: AtomicBool,
+    rename_fails: AtomicBool,
     full: AtomicBool,
     syncs: AtomicU64,
     gate: Arc<Gate>,
@@ -469,6 +490,7 @@ impl Disk for Failing {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.switches.check(&self.switches.rename_fails)?;
         self.disk.rename(from, to)
     }
 
@@ -527,6 +549,61 @@ async fn after_a_failed_sync_nothing_is_acknowledged_until_reopened() {
         let found = store.find(&[id(1), id(3)]).await.expect("found");
         assert!(found[0].is_some() && found[1].is_none());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_calls_after_a_failed_sync_is_refused_and_does_not_wait_for_ever() {
+    let directory = Directory::new();
+    let (disk, switches) = Failing::open(&directory.path().join("jobs"));
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &FileOptions::default(), clock, wake);
+    let store = store.expect("it opens");
+    accept(&store, [job(1)]).await;
+    switches.sync_fails.store(true, Ordering::SeqCst);
+    let answer = store.enqueue(vec![Arc::new(job(2))]).await;
+    assert!(matches!(answer, Err(StoreError::Unknown { .. })), "{answer:?}");
+    // Repeated calls, fresh ones and reads: some come before the writer has given up.
+    for number in [2, 2, 3, 4] {
+        let answer = store.enqueue(vec![Arc::new(job(number))]).await;
+        assert!(answer.is_err(), "nothing is acknowledged any more");
+    }
+    let answer = store.enqueue(vec![Arc::new(job(5))]).await;
+    let broken = |refusal: &Refusal| matches!(refusal, Refusal::StoreBroken { .. });
+    assert!(matches!(&answer, Err(StoreError::Refused(why)) if broken(why)), "{answer:?}");
+    assert!(store.find(&[id(1)]).await.is_err());
+    assert!(store.count().await.is_err(), "counters could show what is not durable");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_of_the_repetition_is_not_told_as_one_of_the_call() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (bench.clock.clone(), Arc::new(LocalWake::new()));
+    let store = FileStore::on_disk(disk, &bench.options, clock.clone(), wake.clone());
+    let store = Arc::new(store.expect("it opens"));
+    let engine = Engine::builder().on_store(store, wake, clock).expect("it starts");
+    switches.sync_fails.store(true, Ordering::SeqCst);
+    // Written and not synced, then repeated and refused: the job may be there, and it is.
+    let error = engine.enqueue_raw(vec![job(1)]).await.expect_err("the sync fails");
+    assert!(matches!(error, Error::Unknown { .. }), "{error}");
+    engine.close().await;
+    assert_eq!(everything(&bench.open()).await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_a_batch_that_cannot_be_finished_nothing_is_written() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let store = bench.open_on(disk).expect("it opens");
+    accept(&store, [job(1)]).await;
+    switches.rename_fails.store(true, Ordering::SeqCst);
+    // More than the segment holds: half of it is put together before the next one is missed.
+    let large = |n| Arc::new(NewJob { payload: vec![1; 1_000].into(), ..job(n) });
+    let answer = store.enqueue((100..200).map(large).collect()).await;
+    assert!(answer.is_err(), "{answer:?}");
+    store.close().await;
+    drop(store);
+    assert_eq!(everything(&bench.open()).await.len(), 1, "half of a batch is there");
 }
 
 /// The writer's syncs wait for this.
@@ -674,7 +751,7 @@ async fn a_truncated_segment_is_refused_at_every_length() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_segment_is_named() {
+async fn a_missing_segment_is_damage_with_its_place() {
     let bench = Bench::new();
     let store = bench.open();
     for round in 0..4u128 {
@@ -689,7 +766,7 @@ async fn a_missing_segment_is_named() {
         let content = fs::read(&path).expect("a segment");
         fs::remove_file(&path).expect("removed");
         let refused = bench.try_open().expect_err("a file is missing").to_string();
-        assert!(refused.contains(name.as_str()) && refused.contains("missing"), "{refused}");
+        assert!(refused.contains("damaged: journal-"), "{name}: {refused}");
         fs::write(&path, content).expect("written");
     }
 }

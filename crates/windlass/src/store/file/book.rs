@@ -151,7 +151,12 @@ impl Flight {
 
     /// Waits until they are on stable storage.
     pub fn sync(&self) -> std::io::Result<()> {
-        self.batch.sync()
+        Self::sync_all(std::slice::from_ref(self))
+    }
+
+    /// Waits until all of these are, with one sync where one will do.
+    pub fn sync_all(flights: &[Flight]) -> std::io::Result<()> {
+        Batch::sync(flights.iter().map(|flight| &*flight.batch))
     }
 }
 
@@ -421,8 +426,8 @@ impl Book {
         self.ledger.floors().token - self.landed_token > TOKENS_AHEAD / 2
     }
 
-    /// Closes the commit that is being gathered, if it can be written now. It must be written before
-    /// the next one is, and be followed by [`Book::written`] and [`Book::landed`].
+    /// Closes the commit that is being gathered, if it can be written now. It must be written
+    /// before the next one is, and be followed by [`Book::written`] and [`Book::landed`].
     pub fn take(&mut self) -> Option<Flight> {
         // What has been counted is part of it, and may need a file too.
         self.has_work().then(|| self.take_now().ok()).flatten()
@@ -673,7 +678,7 @@ impl Book {
             let kept = self.ledger.kept(*job);
             kept.is_some_and(|kept| self.journal.has_landed(Place::unpack(kept.place)))
         };
-        !self.journal.is_in_flight() || jobs.iter().all(landed)
+        self.awaited() <= self.landed_commit() || jobs.iter().all(landed)
     }
 
     /// Reads jobs by id.

@@ -14,7 +14,7 @@
 //!
 //! `docs/format.md` draws the bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
@@ -97,16 +97,16 @@ impl Batch {
         self.writes.iter().try_for_each(|write| write.file.write_at(&write.bytes, write.at.into()))
     }
 
-    /// Waits until the bytes survive the power too.
-    pub(super) fn sync(&self) -> io::Result<()> {
-        if self.names {
-            self.disk.sync_directory()?;
+    /// Waits until the bytes of these commits survive the power too.
+    pub(super) fn sync<'a>(batches: impl Iterator<Item = &'a Batch> + Clone) -> io::Result<()> {
+        if let Some(batch) = batches.clone().find(|batch| batch.names) {
+            batch.disk.sync_directory()?;
         }
         let mut last = None;
-        for write in &self.writes {
-            if last != Some(write.segment) {
+        for write in batches.flat_map(|batch| &batch.writes) {
+            // Commits follow each other through the segments.
+            if last.replace(write.segment) != Some(write.segment) {
                 write.file.sync()?;
-                last = Some(write.segment);
             }
         }
         Ok(())
@@ -129,7 +129,10 @@ pub(super) struct Journal {
     started: Vec<Write>,
     /// Segments without a file.
     homeless: Vec<u32>,
+    /// Commits that are not in the files yet.
     flying: Vec<Arc<Batch>>,
+    /// Commits that are not on stable storage yet: their numbers, and where they begin.
+    unlanded: VecDeque<(u64, u32, u32)>,
     next_commit: u64,
     landed: u64,
     /// Bytes of all commits that were taken since it was opened.
@@ -180,6 +183,7 @@ impl Journal {
             started: Vec::new(),
             homeless: Vec::new(),
             flying: Vec::new(),
+            unlanded: VecDeque::new(),
             next_commit: 1,
             landed: 0,
             written: 0,
@@ -381,8 +385,8 @@ impl Journal {
         self.staged.push(Staged { segment, at, bytes, check: crc32fast::Hasher::new() });
     }
 
-    /// Goes on in a new segment with room for an entry of `need` bytes. If no file can be had for it
-    /// now, one is made later.
+    /// Goes on in a new segment with room for an entry of `need` bytes. If no file can be had for
+    /// it now, one is made later.
     fn start_segment(&mut self, need: usize) {
         if self.staged.last().is_some_and(|fragment| fragment.bytes.len() == HEADER) {
             self.staged.pop();
@@ -552,6 +556,8 @@ impl Journal {
         let names = !writes.is_empty();
         let staged = std::mem::take(&mut self.staged);
         let count = staged.len();
+        let begins = staged.first().map(|first| (self.next_commit, first.segment, first.at));
+        self.unlanded.extend(begins);
         for (index, mut fragment) in staged.into_iter().enumerate() {
             let segment = self.segments.get_mut(&fragment.segment).expect("a segment in use");
             let end = fragment.at + fragment.bytes.len() as u32;
@@ -589,6 +595,9 @@ impl Journal {
     /// A commit is on stable storage. Returns the segments that may leave now.
     pub(super) fn landed(&mut self, batch: &Batch) -> Vec<Retired> {
         self.landed = self.landed.max(batch.number);
+        while self.unlanded.front().is_some_and(|(number, ..)| *number <= self.landed) {
+            self.unlanded.pop_front();
+        }
         let keep = self.segments.split_off(&batch.oldest);
         let gone = std::mem::replace(&mut self.segments, keep);
         let mut retired = Vec::new();
@@ -621,7 +630,8 @@ impl Journal {
     /// it is damage. The next commit is written over it.
     pub(super) fn seal(&self, floors: Floors) -> Option<(Arc<dyn DiskFile>, u64, Vec<u8>)> {
         let segment = self.segments.get(&self.active)?;
-        if !self.staged.is_empty() || segment.end + HEADER as u32 > segment.bytes {
+        let everything = self.staged.is_empty() && self.unlanded.is_empty();
+        if !everything || segment.end + HEADER as u32 > segment.bytes {
             return None;
         }
         let header = Header {
@@ -697,19 +707,11 @@ impl Journal {
         entry
     }
 
-    /// Whether any commit is being put together or on its way.
-    pub(super) fn is_in_flight(&self) -> bool {
-        self.is_staged() || !self.flying.is_empty()
-    }
-
-    /// Whether the entry at this place belongs to none of them.
+    /// Whether the entry at this place is on stable storage.
     pub(super) fn has_landed(&self, place: Place) -> bool {
-        let Place { segment, offset, .. } = place;
-        let flying = self.flying.iter().flat_map(|batch| &batch.writes);
-        let mut from = flying.map(|write| (write.segment, write.at));
+        let unlanded = self.unlanded.front().map(|(_, segment, at)| (*segment, *at));
         let staged = self.staged.first().map(|fragment| (fragment.segment, fragment.at));
-        let first = from.find(|(_, at)| *at >= SEGMENT_HEADER).or(staged);
-        first.is_none_or(|first| (segment, offset) < first)
+        unlanded.or(staged).is_none_or(|first| (place.segment, place.offset) < first)
     }
 
     /// Whether everything that will ever stand in this segment has been written: only then may

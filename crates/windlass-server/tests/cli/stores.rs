@@ -1,0 +1,129 @@
+//! Stores to look at: jobs in every state, made with the library.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
+use windlass::core::job::NewJob;
+use windlass::core::ledger::{Claim, KindClaim};
+use windlass::{Attempt, Engine, Failure, Job, JobId, Name, Options, new_id};
+
+#[derive(Serialize, Deserialize)]
+struct Letter {
+    to: String,
+}
+
+impl Job for Letter {
+    const KIND: &'static str = "mail.letter";
+    type Output = String;
+
+    fn options(&self) -> Options {
+        Options::new().queue("mail").tag("customer-7").metadata("source", "a test")
+    }
+}
+
+async fn send(letter: Letter, attempt: Attempt) -> Result<String, Failure> {
+    attempt.log(format!("to {}", letter.to));
+    attempt.progress(40, "in the bag");
+    match letter.to.as_str() {
+        "nobody" => Err(Failure::permanent("nobody lives there")),
+        to => Ok(format!("{to} has it")),
+    }
+}
+
+/// The jobs of a store, by the state they are in.
+pub(crate) struct Jobs {
+    pub(crate) completed: JobId,
+    pub(crate) dead: JobId,
+    pub(crate) scheduled: JobId,
+    pub(crate) blocked: JobId,
+    /// Of another kind and queue, with a payload that is no text.
+    pub(crate) ready: JobId,
+    /// Likewise, and claimed by a worker that is gone.
+    pub(crate) running: JobId,
+}
+
+/// Makes a store with one job in each state but cancelled, and closes it.
+pub(crate) fn fill(path: &str) -> Jobs {
+    Runtime::new().expect("a runtime").block_on(fill_store(path)).expect("it can be filled")
+}
+
+async fn fill_store(path: &str) -> Result<Jobs, windlass::Error> {
+    let engine = Engine::open(path).await?;
+    let worker = engine.worker().name("postman").handle(send).start().await?;
+    let letter = |to: &str| Letter { to: to.to_string() };
+    let completed = engine.enqueue(letter("Ada")).await?;
+    completed.outcome().await?;
+    let dead = engine.enqueue(letter("nobody")).await?;
+    dead.outcome().await.expect_err("it cannot be sent");
+    worker.stop().await?;
+    let later = Duration::from_secs(3_600);
+    let scheduled = engine.enqueue(letter("Grace")).delay(later).await?.id();
+    let blocked = engine.enqueue(letter("Edsger")).depends_on(scheduled).await?.id();
+    let raw = |queue| -> Result<NewJob, windlass::Error> {
+        Ok(NewJob::new(new_id(), Name::new("raw.bytes")?, Name::new(queue)?, [0xff, 0x00]))
+    };
+    let (ready, running) = (raw("left")?, raw("right")?);
+    let (ready_id, running_id) = (ready.id, running.id);
+    engine.enqueue_raw(vec![ready, running]).await?;
+    let claim = Claim {
+        worker: "gone".into(),
+        queues: Some(vec![Name::new("right")?]),
+        kinds: vec![KindClaim::new(Name::new("raw.bytes")?)],
+        limit: 1,
+    };
+    engine.store().claim(claim).await?;
+    engine.close().await;
+    Ok(Jobs {
+        completed: completed.id(),
+        dead: dead.id(),
+        scheduled,
+        blocked,
+        ready: ready_id,
+        running: running_id,
+    })
+}
+
+/// Changes one byte in the middle of the first commits.
+pub(crate) fn damage(path: &str) {
+    let file = format!("{path}/journal-00000001");
+    let mut bytes = std::fs::read(&file).expect("it has a segment");
+    bytes[300] ^= 0x40;
+    std::fs::write(&file, bytes).expect("it can be written");
+}
+
+/// Cuts off a commit as a crash would: behind the last whole one stands the head of another,
+/// taken from a copy of the store that was opened once more.
+pub(crate) fn tear(path: &str) {
+    const HEAD: usize = 96;
+    let copy = format!("{path}-copy");
+    std::fs::create_dir(&copy).expect("a directory can be made");
+    for (name, bytes) in files(path) {
+        std::fs::write(format!("{copy}/{name}"), bytes).expect("it can be written");
+    }
+    let open = async { Engine::open(&copy).await.expect("it opens").close().await };
+    Runtime::new().expect("a runtime").block_on(open);
+    let journal = |path: &str| format!("{path}/journal-00000001");
+    let read = |path: &str| std::fs::read(journal(path)).expect("it has a segment");
+    let (mut bytes, longer) = (read(path), read(&copy));
+    let differ = (0..bytes.len()).find(|at| bytes[*at] != longer[*at]);
+    // Fragments stand at multiples of eight.
+    let head = differ.expect("a commit was added") & !7;
+    bytes[head..head + HEAD].copy_from_slice(&longer[head..head + HEAD]);
+    std::fs::write(journal(path), bytes).expect("it can be written");
+    std::fs::remove_dir_all(copy).expect("it can be removed");
+}
+
+/// Every file of a store but the lock, to see whether anything was changed.
+pub(crate) fn files(path: &str) -> Vec<(String, Vec<u8>)> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(path).expect("it is a directory") {
+        let entry = entry.expect("it can be read");
+        let name = entry.file_name().into_string().expect("names are text");
+        if name != "lock" {
+            files.push((name, std::fs::read(entry.path()).expect("it can be read")));
+        }
+    }
+    files.sort();
+    files
+}
