@@ -27,7 +27,7 @@ use super::layout::{
     VERSION, check_body, entries_from, entry_at, last_header, length_at, padded, parse_name,
     segment_header, segment_name, show,
 };
-use super::scan::{Found, Read, Scan, Unproven};
+use super::scan::{Found, Read, Scan};
 
 /// The largest segment: an offset within it has 26 bits in a [`Place`].
 const SEGMENT_MAX: u32 = 64 << 20;
@@ -263,7 +263,7 @@ impl Journal {
     pub(super) fn begin(&mut self, found: &Found) -> io::Result<()> {
         if !found.unproven.is_empty() {
             self.disk.sync_directory()?;
-            self.secure(&found.unproven)?;
+            self.secure(found)?;
         }
         for name in std::mem::take(&mut self.unused) {
             self.disk.remove(&name)?;
@@ -275,16 +275,16 @@ impl Journal {
     /// Makes the last commits durable before anything is built on them. That they can be read only
     /// says that they were handed to the system, whose process may have ended before the sync. They
     /// are written again, because after a sync that failed a system shows what it will never write.
-    fn secure(&self, unproven: &[Unproven]) -> io::Result<()> {
+    fn secure(&self, found: &Found) -> io::Result<()> {
         let mut touched = BTreeMap::new();
-        for fragment in unproven {
+        for fragment in &found.unproven {
             let Some(segment) = self.segments.get(&fragment.segment) else { continue };
             let Some(file) = &segment.file else { continue };
             touched.insert(fragment.segment, file);
             file.write_at(&fragment.bytes, fragment.offset.into())?;
         }
         for (number, file) in touched {
-            file.write_at(&self.header_of(number), 0)?;
+            found.heads.get(&number).map_or(Ok(()), |head| file.write_at(head, 0))?;
             file.sync()?;
         }
         Ok(())
