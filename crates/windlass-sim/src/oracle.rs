@@ -239,24 +239,28 @@ impl Oracle {
     fn keep_visible(&mut self, base: u64, cover: &mut Cover) -> Checked {
         let mut last = self.model.last_event;
         ensure!(base >= last, "event {last} was told, and the store knows of none after {base}");
-        let mut kept = Vec::new();
+        let (mut kept, mut silent) = (Vec::new(), Vec::new());
         for unsure in std::mem::take(&mut self.unsure) {
-            let follows = unsure.events.first().is_some_and(|event| event.number == last + 1);
-            let end = unsure.events.last().map_or(u64::MAX, |event| event.number);
-            if follows && end <= base {
+            let Some(first) = unsure.events.first().map(|event| event.number) else {
+                silent.push(unsure);
+                continue;
+            };
+            let end = unsure.events.last().map_or(first, |event| event.number);
+            if first == last + 1 && end <= base {
                 last = end;
+                // Those before it are there, too.
+                kept.append(&mut silent);
                 kept.push(unsure);
             } else {
-                let certain = unsure.certain && !unsure.events.is_empty();
-                ensure!(!certain, "the process ended, and a commit it had written is gone");
+                ensure!(!unsure.certain, "the process ended, and a commit it had written is gone");
                 cover.hit(Point::CommitLost);
                 self.lost(&unsure.decided, cover);
-                // Log lines have no event: without one nobody knows whether they are kept.
-                for each in unsure.decided.iter().filter(|_| unsure.events.is_empty()) {
-                    if let Request::Renew(renewals) = &each.request {
-                        self.unsure_lines.extend(renewals.iter().map(|renewal| renewal.job));
-                    }
-                }
+            }
+        }
+        // Log lines have no event: without one nobody knows whether they are kept.
+        for each in silent.iter().flat_map(|unsure| &unsure.decided) {
+            if let Request::Renew(renewals) = &each.request {
+                self.unsure_lines.extend(renewals.iter().map(|renewal| renewal.job));
             }
         }
         ensure!(last == base, "the store knows of event {base}, a commit ends at {last}");
