@@ -245,11 +245,6 @@ impl Ledger {
         self.entries.len() as u64
     }
 
-    /// How many combinations of queue and kind there are.
-    pub fn lines(&self) -> u64 {
-        self.lines.len() as u64
-    }
-
     /// The number of the last event told, 0 before the first.
     pub fn last_event(&self) -> u64 {
         self.next_event - 1

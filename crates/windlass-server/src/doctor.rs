@@ -110,9 +110,9 @@ impl Damage {
         let Self { file, byte, why } = self;
         format!(
             "{store}: damaged.\n  {file} at byte {}: {why}\n\
-What it means: these bytes had been on stable storage and cannot be read back. The disk, or something
-  other than Windlass, has changed them. What was written after them may not be whole, so the store
-  is not opened. Nothing was changed.\n\
+What it means: these bytes had been on stable storage and cannot be read back. The disk, or
+  something other than Windlass, has changed them. What was written after them may not be whole, so
+  the store is not opened. Nothing was changed.\n\
 What to do: keep this directory as it is, restore a backup under its path (`windlass backup` makes
   them), and look after the disk.",
             grouped(*byte)

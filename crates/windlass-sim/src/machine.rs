@@ -22,7 +22,7 @@ use crate::disk::SimDisk;
 use crate::oracle::{Oracle, Rules};
 use crate::random::Random;
 use crate::trace::Trace;
-use crate::{Checked, Violation, ensure};
+use crate::{Checked, ensure};
 
 pub use boot::Opening;
 pub(crate) use boot::words;
@@ -151,9 +151,9 @@ impl Machine {
         self.answers.pop_front()
     }
 
-    /// From now on the store may break, because something was done to its disk.
-    pub fn expect_breakage(&mut self) {
-        self.may_break = true;
+    /// From now on the store may break, because something was done to its disk; or it was undone.
+    pub fn expect_breakage(&mut self, expected: bool) {
+        self.may_break = expected;
     }
 
     /// Makes a call. Its answer comes by [`Machine::next_answer`], at once or after some work.
@@ -186,6 +186,8 @@ impl Machine {
     fn wait_for_landing(&mut self, mut decided: Decided) -> Checked {
         let Some(process) = self.process.as_mut() else { return Ok(()) };
         let broken = process.book.usable().is_err();
+        let stalled = process.book.is_gathering() && !process.book.has_work() && !broken;
+        self.cover.hit_if(Point::WaitedForRoom, stalled);
         let landed = broken || process.book.awaited() <= process.book.landed_commit();
         if broken {
             let refused = decided.answer.is_err();
@@ -212,12 +214,18 @@ impl Machine {
             self.oracle.fell(None, &[decided], &mut self.cover);
             return Ok(());
         };
-        match process.flying.as_mut().filter(|_| !process.book.has_work()) {
+        match process.flying.as_mut().filter(|_| !process.book.is_gathering()) {
             _ if landed || matches!(decided.request, Request::Find(_)) && hurried => {}
             Some(flying) => flying.decided.push(decided),
             None => process.gathered.push(decided),
         }
         Ok(())
+    }
+
+    /// Notes the rare paths that only the disk knows of.
+    pub fn note_disk(&mut self) {
+        self.cover.hit_if(Point::SegmentRecycled, self.disk.reused() > 0);
+        self.cover.hit_if(Point::SyncDropped, self.disk.gave_up() > 0);
     }
 
     /// What the disk was asked, for whoever looks into a failure.
@@ -281,8 +289,13 @@ impl Machine {
 
     /// With nothing on its way, everything there is must be what was told, and sound.
     pub fn inspect(&mut self) -> Checked {
-        let snapshot = self.look();
-        let snapshot = snapshot.ok_or_else(|| Violation("the store cannot be read".into()))?;
+        let Some(snapshot) = self.look() else {
+            ensure!(self.may_break, "the store cannot be read");
+            if let Some(process) = self.process.as_mut() {
+                process.broken = true;
+            }
+            return Ok(());
+        };
         self.oracle.audit(&snapshot)?;
         let wrong = self.process.as_mut().map(|process| process.book.check());
         let wrong = wrong.unwrap_or_default();

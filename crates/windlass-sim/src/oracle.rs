@@ -108,6 +108,12 @@ impl Oracle {
         open.map(|(id, _)| *id).filter(|id| !stuck.contains(id)).collect()
     }
 
+    /// Queues that are paused.
+    pub fn paused_queues(&self) -> Vec<Name> {
+        let paused = self.model.settings.iter().filter(|(_, settings)| settings.paused);
+        paused.map(|(queue, _)| queue.clone()).collect()
+    }
+
     /// Jobs that wait for ever, as they were told to.
     pub fn stuck_jobs(&self) -> usize {
         self.model.stuck().len()

@@ -138,6 +138,7 @@ pub fn run(seed: u64, profile: Profile, trace: Trace) -> Outcome {
         answers: world.machine.given(),
         disk_calls: world.machine.disk.calls(),
     };
+    world.machine.note_disk();
     let Machine { cover, trace, .. } = world.machine;
     Outcome { result, tally, cover, trace }
 }
@@ -197,11 +198,11 @@ impl World {
         for worker in 0..self.workers.len() {
             self.workers[worker].heal(&self.settings);
         }
-        for queue in self.settings.queues.clone() {
-            self.ask(Caller::Nobody, Request::Configure(queue, QueueChange::Resume))?;
-        }
         let end = self.machine.clock.elapsed() + PATIENCE;
         loop {
+            for queue in self.machine.oracle.paused_queues() {
+                self.ask(Caller::Nobody, Request::Configure(queue, QueueChange::Resume))?;
+            }
             for _ in 0..25 {
                 self.turn()?;
             }

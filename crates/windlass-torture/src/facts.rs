@@ -1,7 +1,7 @@
 //! What a victim says, one line per fact, and how the harness reads it.
 //!
-//! A fact is written with one call, before whatever it announces and after whatever it reports, so a
-//! victim that is killed at any instruction has said at most too little: a line that is cut off
+//! A fact is written with one call, before whatever it announces and after whatever it reports, so
+//! a victim that is killed at any instruction has said at most too little: a line that is cut off
 //! counts as not said.
 
 use std::fmt;

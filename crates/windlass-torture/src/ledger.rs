@@ -7,7 +7,8 @@
 //! - L2 What was refused is not there and never runs.
 //! - L3 What was not answered is there once or not at all, a batch wholly or not at all.
 //! - L4 An outcome that was told is the recorded one, and the job never runs again.
-//! - Tokens only grow; starts are bounded; counters agree with what is listed; the deleted stay gone.
+//! - Tokens only grow; starts are bounded; counters agree with what is listed; the deleted stay
+//!   gone.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Instant;

@@ -1,6 +1,7 @@
 //! What a job of the torture does, derived from its id alone.
 //!
-//! The victim that enqueues it, the victim of another life that runs it, and the harness that judges
+//! The victim that enqueues it, the victim of another life that runs it, and the harness that
+//! judges
 //! it need not tell each other anything: whoever knows the id knows the payload, the delay, the
 //! dependencies and the outcome. So an enqueue whose answer was lost can be repeated by anyone.
 

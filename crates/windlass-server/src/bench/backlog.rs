@@ -2,7 +2,8 @@
 //!
 //! Measured at the store, below the worker: claim ten jobs, settle ten jobs. On a disk a settlement
 //! waits for stable storage and a claim does not, so the claim is told apart too. Ten new jobs come
-//! in between two readings, so that the backlog stays as it is. Before the first reading so many jobs
+//! in between two readings, so that the backlog stays as it is. Before the first reading so many
+//! jobs
 //! have passed that history and events are full and the oldest make room, as in a store that has
 //! run for a while. The sizes take turns, so that a slow moment of the machine does not make one of
 //! them look worse than the others.

@@ -369,7 +369,8 @@ pub(crate) fn print_table(measured: &[Measurement], options: &BenchOptions) -> a
         runs => format!(", medians of {runs} runs"),
     };
     output::line(&format!(
-        "store {store} (durability: {durability}), {payload} bytes of payload, {cores} cores{runs}\n"
+        "store {store} (durability: {durability}), {payload} bytes of payload, \
+         {cores} cores{runs}\n"
     ))?;
     output::line(&rows.trim_fmt())?;
     if measured.iter().any(|each| each.ratio_to_limit.is_some()) {

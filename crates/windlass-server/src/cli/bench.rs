@@ -16,8 +16,8 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_name = "ADDRESS", default_value = "memory:", env = "WINDLASS_STORE")]
     pub(crate) store: String,
 
-    /// When a store on disk answers: `sync`, once it is on stable storage, or `relaxed:MS`, at once,
-    /// and on stable storage at most so many milliseconds later [default: sync]
+    /// When a store on disk answers: `sync`, once it is on stable storage, or `relaxed:MS`, at
+    /// once, and on stable storage at most so many milliseconds later [default: sync]
     #[arg(long, value_name = "HOW", value_parser = durability)]
     pub(crate) durability: Option<Durability>,
 
@@ -84,7 +84,8 @@ What is compared with `limit`, the bare log:
     bulk       one caller, one write per thousand jobs
   `limit` alone takes for the bytes of a job what an engine of this version writes.
   Syncs are what a disk is slow at: with `relaxed` the engine may be faster than the limit. Both are
-  measured one after the other, so whatever else the machine does tells on the ratio: take `--runs 5`.
+  measured one after the other, so whatever else the machine does tells on the ratio: take
+  `--runs 5`.
 
 Examples:
   windlass bench                                          the engine alone, in memory

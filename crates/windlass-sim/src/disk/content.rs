@@ -10,7 +10,7 @@ use std::ops::Range;
 use crate::random::Random;
 
 /// Bytes that reach the platter together.
-const SECTOR: usize = 512;
+pub(super) const SECTOR: usize = 512;
 
 /// What becomes of writes that were not synced when the power is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use windlass::store::file::{Disk, DiskFile};
 
-use super::content::Content;
+use super::content::{Content, SECTOR};
 use super::names::FileNumber;
 use super::{Call, Moment, State};
 
@@ -87,6 +87,12 @@ impl State {
         let part = self.random.index(bytes + 1) / 4_096 * 4_096;
         self.make(name, part);
         self.names.remove(name);
+    }
+
+    /// How many of the bytes of a write that failed in the middle are there: whole sectors.
+    fn cut(&mut self, from: usize, length: usize) -> usize {
+        let end = from + self.random.index(length + 1);
+        (end / SECTOR * SECTOR).saturating_sub(from)
     }
 
     fn content(&mut self, file: FileNumber) -> io::Result<&mut Content> {
@@ -206,7 +212,7 @@ impl DiskFile for Handle {
             return Err(io::Error::other("a write beyond the end of a file of fixed size"));
         }
         let torn = passage.fails || passage.dies == Some(Moment::During);
-        let length = if torn { state.random.index(bytes.len() + 1) } else { bytes.len() };
+        let length = if torn { state.cut(from, bytes.len()) } else { bytes.len() };
         let (file, range) = (self.file, from..from + bytes.len());
         state.note(|| format!("write file {file} at {range:?}"));
         state.damaged.take_if(|(file, at)| *file == self.file && range.contains(at));

@@ -120,7 +120,6 @@ impl Machine {
             broken: false,
             gave_up: false,
         });
-        self.may_break = false;
         self.oracle.reopened(&events, last_event, &opened, &mut self.cover)?;
         let faults = self.disk.set_faults(Faults::default());
         self.inspect()?;
@@ -135,6 +134,8 @@ impl Machine {
                 ensure!(!file.is_empty(), "damage was reported without its place");
                 Ok(true)
             }
+            // Found in a record from before the last checkpoint, which recovery had to read.
+            OpenError::Recovery { why } => Ok(why.contains("damaged: journal-")),
             _ => Ok(false),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use windlass::store::file::{Book, Need};
+use windlass::store::file::{Book, Need, Size};
 use windlass::store::{Selection, StoreError};
 use windlass_core::filter::Filter;
 use windlass_core::job::NewJob;
@@ -21,42 +21,48 @@ pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
     book.usable()?;
     match request {
         Request::Enqueue(jobs) => {
-            let need = Need::Growth(jobs.iter().map(size_of).sum());
+            let need = Need::Growth(jobs.iter().map(size_of).collect());
             commit(book, need, Enqueue { jobs }, now).map(Reply::Enqueued)
         }
         Request::Claim(claim) => {
-            let need = Need::Progress(claim.limit.min(limits::CLAIM_JOBS) as u64 * 256);
+            let all = claim.limit.min(limits::CLAIM_JOBS) as u64 * 256;
+            let need = Need::Progress(Size { all, largest: 0 });
             let claims = commit(book, need, claim, now)?;
             Ok(Reply::Handed(book.hand(claims)?))
         }
         Request::Renew(renewals) => {
-            let lines = renewals.iter().flat_map(|renewal| &renewal.report.lines);
-            let bytes: u64 = lines.map(|line| line.text.len() as u64 + 64).sum();
-            let need = Need::Progress(bytes + 256 * renewals.len() as u64);
+            let sizes = renewals.iter().map(|renewal| {
+                let lines = renewal.report.lines.iter();
+                lines.map(|line| line.text.len() as u64 + 64).sum::<u64>() + 256
+            });
+            let need = Need::Progress(sizes.collect());
             commit(book, need, Renew { renewals }, now).map(Reply::Renewed)
         }
         Request::Settle(settlements) => {
             let sizes = settlements.iter().map(|settlement| {
-                let output = settlement.output.as_ref().map_or(0, |output| output.len());
-                let next: u64 = settlement.next.iter().map(size_of).sum();
-                output as u64 + next + 1_024
+                settlement.output.as_ref().map_or(0, |output| output.len()) as u64 + 1_024
             });
-            let need = Need::Progress(sizes.sum());
+            let next = settlements.iter().flat_map(|settlement| &settlement.next);
+            let need = Need::Progress(sizes.chain(next.map(size_of)).collect());
             commit(book, need, Settle { settlements }, now).map(Reply::Settled)
         }
-        Request::Rescue(rescue) => commit(book, Need::Progress(0), rescue, now).map(Reply::Rescued),
-        Request::Promote => commit(book, Need::Progress(0), Promote, now).map(Reply::Promoted),
+        Request::Rescue(rescue) => {
+            commit(book, Need::Progress(Size::default()), rescue, now).map(Reply::Rescued)
+        }
+        Request::Promote => {
+            commit(book, Need::Progress(Size::default()), Promote, now).map(Reply::Promoted)
+        }
         Request::ReplayEdited(job, edited) => {
-            let need = Need::Growth(size_of_job(&edited));
+            let need = Need::Growth([size_of_job(&edited)].into_iter().collect());
             let command = ReplayEdited { job, edited: *edited };
             commit(book, need, command, now).map(Reply::Replaced)
         }
         Request::Configure(queue, change) => {
             let command = Configure { queue, change };
-            commit(book, Need::Progress(0), command, now).map(Reply::Configured)
+            commit(book, Need::Progress(Size::default()), command, now).map(Reply::Configured)
         }
         Request::Clear(queue) => {
-            commit(book, Need::Progress(0), Clear { queue }, now).map(Reply::Cleared)
+            commit(book, Need::Progress(Size::default()), Clear { queue }, now).map(Reply::Cleared)
         }
         Request::Find(jobs) => Ok(Reply::Found(book.find(&jobs, now)?)),
         Request::Explain(job) => Ok(Reply::Explained(book.explain(job, now)?)),
@@ -66,7 +72,7 @@ pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
 }
 
 fn alter(book: &mut Book, alteration: Request, now: Now) -> Answer {
-    book.admit(Need::Progress(0), now)?;
+    book.admit(Need::Progress(Size::default()), now)?;
     match alteration {
         Request::Cancel(jobs) => {
             let jobs = book.select(Selection::Jobs(jobs), now)?;

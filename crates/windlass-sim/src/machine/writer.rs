@@ -77,9 +77,9 @@ impl Machine {
             let done = book.compact(budget);
             self.cover.hit_if(Point::CompactionStaged, !had_work && book.has_work());
             // A step that finds nothing alive has nothing to write, so the next one follows.
-            let again = done.as_ref().is_ok_and(|went_on| *went_on) && !book.has_work();
+            let again = done.is_ok() && !book.has_work();
             process.tending = if again { Tending::Compaction } else { Tending::Checkpoint };
-            done.map(drop)
+            done
         } else {
             process.tending = Tending::Nothing;
             let wanted = book.wants_checkpoint();
@@ -99,9 +99,8 @@ impl Machine {
         if process.book.usable().is_err() {
             return Ok(self.fail());
         }
-        if process.book.has_work() {
+        if let Some(flight) = process.book.take() {
             self.disk.mark();
-            let flight = process.book.take();
             let decided = std::mem::take(&mut process.gathered);
             process.flying = Some(Flying { flight, decided, written: false });
             return Ok(Worked::Took);

@@ -13,7 +13,7 @@ use crate::{Checked, Violation, ensure};
 pub(super) struct Chaos {
     damage: Option<Damage>,
     /// The disk has an end.
-    limited: bool,
+    pub(super) limited: bool,
     /// The wall clock was set back since the store was opened.
     set_back: bool,
 }
@@ -83,7 +83,8 @@ impl World {
     fn change_space(&mut self) {
         let used = self.machine.disk.used();
         let segment = u64::from(self.settings.options.segment_bytes.unwrap_or(4_096));
-        let capacity = self.random.chance(600).then(|| used + self.random.below(segment * 3));
+        let left = if self.random.chance(300) { 0 } else { self.random.below(segment * 3) };
+        let capacity = self.random.chance(600).then_some(used / 2 * u64::from(left > 0) + left);
         self.chaos.limited = capacity.is_some();
         self.machine.trace.line(|| format!("the disk has room for {capacity:?}, {used} are used"));
         self.machine.disk.set_capacity(capacity);
@@ -98,7 +99,7 @@ impl World {
             self.chaos.damage = self.machine.disk.flip(true, &mut self.random);
             if let Some(damage) = &self.chaos.damage {
                 self.machine.trace.line(|| damage.place.clone());
-                self.machine.expect_breakage();
+                self.machine.expect_breakage(true);
                 self.machine.cover.hit(Point::FlipWhileOpen);
             }
             return Ok(());
@@ -116,6 +117,7 @@ impl World {
         };
         self.machine.cover.hit_if(Point::CutRefused, cut);
         self.machine.trace.line(|| format!("{damage:?}"));
+        self.machine.expect_breakage(damage.is_some());
         self.chaos.damage = damage;
         self.reopen()
     }
@@ -132,6 +134,11 @@ impl World {
                 self.take_down();
             }
             match self.open()? {
+                // What lies before the last checkpoint is read only when someone asks for it.
+                Opening::Open if self.machine.is_broken() => {
+                    self.machine.cover.hit(Point::FlipFoundLater);
+                    self.mend();
+                }
                 Opening::Open => break,
                 Opening::Died => {
                     crashed += 1;
@@ -142,11 +149,22 @@ impl World {
                 Opening::Refused(error) => self.judge_refusal(&error)?,
             }
         }
-        // Whatever was damaged and could be opened is whole.
-        let harmless = self.chaos.damage.take().is_some();
-        self.machine.cover.hit_if(Point::FlipHarmless, harmless);
+        // What was damaged and could be read from end to end is whole. Otherwise clearing a segment
+        // may still come upon it.
+        if self.settings.options.thorough {
+            let harmless = self.chaos.damage.take().is_some();
+            self.machine.expect_breakage(false);
+            self.machine.cover.hit_if(Point::FlipHarmless, harmless);
+        }
         self.wake_writer();
         Ok(())
+    }
+
+    fn mend(&mut self) {
+        if let Some(damage) = self.chaos.damage.take() {
+            self.machine.disk.mend(&damage);
+        }
+        self.machine.expect_breakage(false);
     }
 
     fn take_down(&mut self) {
@@ -172,11 +190,11 @@ impl World {
 
     /// Whether it may be that the store was not opened; sees to it that next time it can be.
     fn judge_refusal(&mut self, error: &OpenError) -> Checked {
-        if let Some(damage) = self.chaos.damage.take() {
+        if let Some(damage) = &self.chaos.damage {
             let found = Machine::is_damage(error)?;
             ensure!(found, "{}: refused with {error} instead of the place", damage.place);
             self.machine.cover.hit(Point::FlipRefused);
-            self.machine.disk.mend(&damage);
+            self.mend();
             return Ok(());
         }
         if self.chaos.limited && self.machine.disk.was_full() {
@@ -205,12 +223,11 @@ impl World {
         if !self.machine.disk.is_dead() {
             self.machine.disk.clear_trap();
         }
+        // What the store has read of the damage is still in its memory.
         let damaged = self.chaos.damage.is_some();
-        if damaged
-            || self.machine.is_down()
-            || self.machine.is_broken()
-            || self.machine.disk.is_dead()
-        {
+        self.mend();
+        let dead = self.machine.is_down() || self.machine.disk.is_dead();
+        if damaged || dead || self.machine.is_broken() {
             self.reopen()?;
         }
         self.hear()?;

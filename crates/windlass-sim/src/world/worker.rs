@@ -41,6 +41,7 @@ struct Run {
     attempt: u32,
     max_attempts: u32,
     renews: bool,
+    marathon: bool,
     cancelled: bool,
     /// What was sent and not answered yet.
     settlement: Option<Settlement>,
@@ -132,7 +133,9 @@ impl World {
         let lease = worker.lease.as_micros() as u64;
         let bad = !self.healing;
         let poisoned = bad && handed.job.id.to_bytes()[0] as u64 * 4 < mix.poison;
-        let mut micros = self.random.spread(200, 1_500_000);
+        // Some run long, with much to say.
+        let marathon = self.random.chance(mix.chatty / 10);
+        let mut micros = self.random.spread(200, 1_500_000) + u64::from(marathon) * 5_000_000;
         let mut renews = true;
         if poisoned && self.random.coin() {
             self.machine.cover.hit(Point::AbortedAtStart);
@@ -149,6 +152,7 @@ impl World {
             attempt: handed.attempt,
             max_attempts: handed.lease.max_attempts,
             renews,
+            marathon,
             cancelled: false,
             settlement: None,
         };
@@ -159,7 +163,8 @@ impl World {
     pub(super) fn renew_turn(&mut self, number: usize) -> Checked {
         let lease = self.workers[number].lease;
         let third = lease.as_micros() as u64 / 3;
-        let chatty = self.random.chance(self.settings.mix.chatty);
+        let marathon = self.workers[number].runs.values().any(|run| run.marathon);
+        let chatty = marathon || self.random.chance(self.settings.mix.chatty);
         let next = if chatty { 20_000 } else { third };
         self.after(next.max(1), Turn::Renew(number));
         let at = self.machine.clock.now().wall;
@@ -268,6 +273,9 @@ impl World {
     }
 
     pub(super) fn settle_answer(&mut self, number: usize, token: u64, answer: Answer) -> Checked {
+        let unknown = matches!(answer, Err(Failure::Unknown));
+        let full = self.chaos.limited && unknown && !self.machine.is_down();
+        self.machine.cover.hit_if(Point::FullUnknown, full);
         let Some(run) = self.workers[number].runs.get_mut(&token) else { return Ok(()) };
         let again = match answer {
             Err(Failure::Unknown) => true,

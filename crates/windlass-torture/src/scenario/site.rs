@@ -1,7 +1,8 @@
 //! A store on a filesystem in an image that can be cloned at one moment: what the power leaves.
 //!
 //! What has reached the image file is what a disk would hold; what is only in the system's memory
-//! is what the power would take. The image lies on a filesystem that can clone a file at one moment,
+//! is what the power would take. The image lies on a filesystem that can clone a file at one
+//! moment,
 //! in the middle of a sync as well, so a clone of it is what a machine finds after the power came
 //! back.
 

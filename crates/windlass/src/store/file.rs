@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub use book::{Book, BookOptions, Flight, Need, Opened, Space};
+pub use book::{Book, BookOptions, Flight, Need, Opened, Size, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use journal::Retired;
@@ -282,9 +282,7 @@ impl FileStore {
         let writer = threaded.then(|| {
             let synced_at = shared.clock.now().steady;
             let (unsynced, spare) = (Vec::new(), None);
-            let shared = shared.clone();
-            let spare_again_at = synced_at;
-            let writer = Writer { shared, disk, unsynced, synced_at, spare, spare_again_at };
+            let writer = Writer { shared: shared.clone(), disk, unsynced, synced_at, spare };
             let named = std::thread::Builder::new().name("windlass-writer".to_string());
             named.spawn(move || writer.run()).map_err(|e| OpenError::disk("start a thread", e))
         });
@@ -447,7 +445,10 @@ impl Shared {
     /// Writes what was gathered on the caller's own time, and leaves the sync to the writer.
     fn write_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<()> {
         let Some(book) = state.book.as_mut().filter(|book| book.has_work()) else { return Ok(()) };
-        let flight = book.take();
+        let Some(flight) = book.take() else {
+            let source = Box::new(NotLanded("there is no room for it".into()));
+            return Err(StoreError::Unknown { doing, source });
+        };
         let in_order = self.order.lock();
         let written = flight.write();
         drop(in_order);
@@ -464,8 +465,7 @@ impl Shared {
     fn land_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<Vec<Ring>> {
         let Some(book) = state.book.as_mut() else { return Ok(Vec::new()) };
         let mut rings = Vec::new();
-        while book.has_work() {
-            let flight = book.take();
+        while let Some(flight) = book.take() {
             let landed = flight.write().and_then(|()| match self.durability {
                 Durability::Sync => flight.sync(),
                 Durability::Relaxed(_) | Durability::None => Ok(()),
@@ -490,6 +490,10 @@ impl Shared {
             }
             rings.extend(flight.rings);
             self.told.keep(flight.events);
+        }
+        if book.is_gathering() {
+            let source = Box::new(NotLanded("the disk is full".into()));
+            return Err(StoreError::Unknown { doing, source });
         }
         Ok(rings)
     }
@@ -564,9 +568,6 @@ impl Told {
 /// How often the writer looks whether more calls have come in before it syncs.
 const GATHER_ROUNDS: usize = 8;
 
-/// How long to wait before the next spare file is tried.
-const SPARE_AGAIN: Duration = Duration::from_millis(50);
-
 /// Bytes of the oldest segment that are cleared per commit at least.
 const COMPACT_STEP: u64 = 256 << 10;
 
@@ -579,7 +580,6 @@ struct Writer {
     synced_at: Steady,
     /// Makes the next segment ready.
     spare: Option<JoinHandle<()>>,
-    spare_again_at: Steady,
 }
 
 impl Writer {
@@ -652,10 +652,7 @@ impl Writer {
     /// Writes the commit that is being gathered, while the next one may gather already.
     fn write(&self, mut state: MutexGuard<'_, Gathering>) -> std::io::Result<Vec<Flight>> {
         let mut flights = std::mem::take(&mut state.written);
-        let Some(book) = state.book.as_mut().filter(|book| book.has_work()) else {
-            return Ok(flights);
-        };
-        let flight = book.take();
+        let Some(flight) = state.book.as_mut().and_then(Book::take) else { return Ok(flights) };
         let in_order = self.shared.order.lock();
         drop(state);
         flight.write()?;
@@ -728,7 +725,7 @@ impl Writer {
         while let Ok(mut state) = self.shared.lock()
             && let Some(book) = state.book.as_mut()
             && book.wants_compaction()
-            && book.compact(step).is_ok_and(|went_on| went_on)
+            && book.compact(step).is_ok()
             && !book.has_work()
         {}
         if let Ok(mut state) = self.shared.lock()
@@ -737,16 +734,13 @@ impl Writer {
         {
             let _ = book.checkpoint(step);
         }
-        let busy = self.spare.as_ref().is_some_and(|making| !making.is_finished());
-        if busy || self.now() < self.spare_again_at {
+        if self.spare.as_ref().is_some_and(|making| !making.is_finished()) {
             return;
         }
         let Ok(mut state) = self.shared.lock() else { return };
         let wanted = state.book.as_mut().and_then(Book::wanted_spare);
         drop(state);
         let Some((name, size)) = wanted else { return };
-        // A disk that is full need not be asked after every commit.
-        self.spare_again_at = self.now() + SPARE_AGAIN;
         let (shared, disk) = (self.shared.clone(), self.disk.clone());
         let making = std::thread::Builder::new().spawn(move || {
             let made = disk.create(&name, size.into()).map(|_| (name, size));
@@ -774,12 +768,13 @@ fn size_of(job: &NewJob) -> u64 {
 #[async_trait]
 impl Store for FileStore {
     async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>> {
-        let need = Need::Growth(jobs.iter().map(|job| size_of(job)).sum());
+        let need = Need::Growth(jobs.iter().map(|job| size_of(job)).collect());
         self.commit("enqueue", need, Enqueue { jobs }, |_, reply| Ok(reply)).await
     }
 
     async fn claim(&self, claim: Claim) -> Answer<Handed> {
-        let need = Need::Progress(claim.limit.min(limits::CLAIM_JOBS) as u64 * 256);
+        let all = claim.limit.min(limits::CLAIM_JOBS) as u64 * 256;
+        let need = Need::Progress(Size { all, largest: 0 });
         let patience = |book: &Book| match book.tokens_run_out() {
             true => Patience::Landed,
             false => Patience::Written,
@@ -797,26 +792,27 @@ impl Store for FileStore {
         let report = |renewal: &Renewal| {
             renewal.report.lines.iter().map(|line| line.text.len() as u64 + 64).sum::<u64>() + 256
         };
-        let need = Need::Progress(renewals.iter().map(report).sum());
+        let need = Need::Progress(renewals.iter().map(report).collect());
         self.commit("renew", need, Renew { renewals }, |_, reply| Ok(reply)).await
     }
 
     async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>> {
         let size = |settlement: &Settlement| {
             let output = settlement.output.as_ref().map_or(0, |output| output.len());
-            let next: u64 = settlement.next.iter().map(|job| size_of(job)).sum();
-            output as u64 + next + 1_024
+            output as u64 + 1_024
         };
-        let need = Need::Progress(settlements.iter().map(size).sum());
+        let next = settlements.iter().flat_map(|settlement| &settlement.next);
+        let sizes = settlements.iter().map(size).chain(next.map(|job| size_of(job)));
+        let need = Need::Progress(sizes.collect());
         self.commit("settle", need, Settle { settlements }, |_, reply| Ok(reply)).await
     }
 
     async fn rescue(&self, rescue: Rescue) -> Answer<Rescued> {
-        self.commit("rescue", Need::Progress(0), rescue, |_, reply| Ok(reply)).await
+        self.commit("rescue", Need::Progress(Size::default()), rescue, |_, reply| Ok(reply)).await
     }
 
     async fn promote(&self) -> Answer<Promoted> {
-        self.commit("promote", Need::Progress(0), Promote, |_, reply| Ok(reply)).await
+        self.commit("promote", Need::Progress(Size::default()), Promote, |_, reply| Ok(reply)).await
     }
 
     async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
@@ -824,7 +820,7 @@ impl Store for FileStore {
             "change jobs",
             |_| Patience::Landed,
             |book, now| {
-                book.admit(Need::Progress(0), now)?;
+                book.admit(Need::Progress(Size::default()), now)?;
                 let jobs = book.select(selection, now)?;
                 let altered = |(job, result)| Altered { job, result };
                 let results: Vec<Result<Deed, Refusal>> = match alteration {
@@ -855,22 +851,25 @@ impl Store for FileStore {
     }
 
     async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
-        let need = Need::Growth(size_of(&edited));
+        let need = Need::Growth([size_of(&edited)].into_iter().collect());
         self.commit("replay", need, ReplayEdited { job, edited }, |_, reply| Ok(reply)).await
     }
 
     async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
         let command = Configure { queue, change };
-        self.commit("configure", Need::Progress(0), command, |_, reply| Ok(reply)).await
+        self.commit("configure", Need::Progress(Size::default()), command, |_, reply| Ok(reply))
+            .await
     }
 
     async fn clear(&self, queue: Name) -> Answer<Cleared> {
-        self.commit("clear", Need::Progress(0), Clear { queue }, |_, reply| Ok(reply)).await
+        self.commit("clear", Need::Progress(Size::default()), Clear { queue }, |_, reply| Ok(reply))
+            .await
     }
 
     async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
         let command = Announce { worker, news };
-        self.commit("announce", Need::Progress(0), command, |_, reply| Ok(reply)).await
+        self.commit("announce", Need::Progress(Size::default()), command, |_, reply| Ok(reply))
+            .await
     }
 
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {

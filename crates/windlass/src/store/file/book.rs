@@ -59,9 +59,6 @@ const PAGE_READS: usize = 2_000;
 /// See [`BookOptions::checkpoint_bytes`].
 const CHECKPOINT_BYTES: u64 = 256 << 20;
 
-/// About how many bytes a queue, a rate or a line of totals takes at most.
-const IMAGE_BYTES: u64 = 1_024;
-
 /// About how many bytes a sketch takes.
 const SKETCH_BYTES: u64 = 96;
 
@@ -101,10 +98,29 @@ pub struct Opened {
 /// How much a command may write.
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
-    /// It adds jobs of about so many bytes: refused when only the reserve is left.
-    Growth(u64),
-    /// It moves on what is there, writing about so many bytes.
-    Progress(u64),
+    /// It adds jobs: refused when only the reserve is left.
+    Growth(Size),
+    /// It moves on what is there.
+    Progress(Size),
+}
+
+/// About how many bytes something takes in the journal.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Size {
+    /// All of it.
+    pub all: u64,
+    /// The largest part that must stand in one piece.
+    pub largest: u64,
+}
+
+impl FromIterator<u64> for Size {
+    /// From the bytes of each part.
+    fn from_iter<T: IntoIterator<Item = u64>>(parts: T) -> Self {
+        parts.into_iter().fold(Self::default(), |Self { all, largest }, part| Self {
+            all: all + part,
+            largest: largest.max(part),
+        })
+    }
 }
 
 /// A commit on its way to the disk, and what to tell when it has landed.
@@ -167,8 +183,6 @@ struct Sweep {
     segment: u32,
     at: u32,
     fragment: Option<Fragment>,
-    /// A job that may have to be copied next.
-    alive: Option<(JobId, Place)>,
 }
 
 /// A checkpoint that is being written: a sketch of every job, in order of acceptance.
@@ -201,9 +215,9 @@ impl Book {
             ..Opened::default()
         };
         book.journal.begin(&found).map_err(|error| OpenError::disk("tidy up", error))?;
-        book.journal.touch().map_err(OpenError::full)?;
+        book.journal.touch();
         book.recover(options.recovery, now, &mut opened)?;
-        let flight = book.take();
+        let flight = book.take_now().map_err(OpenError::full)?;
         let landed = flight.write().and_then(|()| flight.sync());
         landed.map_err(|error| OpenError::disk("write the first commit", error))?;
         book.written(flight.number());
@@ -279,14 +293,14 @@ impl Book {
     pub fn apply<C: Command>(&mut self, command: C, now: Now) -> Result<C::Reply, StoreError> {
         self.usable()?;
         let Applied { reply, changes, events, rings } = self.ledger.apply(command, now);
-        let kept = self.persist(changes).and_then(|()| match events.is_empty() {
-            true => Ok(()),
+        let kept = self.persist(changes);
+        if !events.is_empty() {
             // Even without a change: an event's number must not be given away twice.
-            false => self.journal.touch().map_err(Trouble::Full),
-        });
+            self.journal.touch();
+        }
         self.events.extend(events);
         self.rings.extend(rings);
-        kept.map_err(|trouble| self.break_down(trouble))?;
+        kept.map_err(|unreadable| self.break_down(unreadable))?;
         Ok(reply?)
     }
 
@@ -295,13 +309,8 @@ impl Book {
         self.broken.get_or_insert(why);
     }
 
-    fn break_down(&mut self, trouble: Trouble) -> StoreError {
-        self.fail(match trouble {
-            Trouble::Full(Full(error)) => {
-                format!("the disk ran full in the middle of a commit ({error})")
-            }
-            Trouble::Unreadable(Unreadable(why)) => format!("damaged: {why}"),
-        });
+    fn break_down(&mut self, Unreadable(why): Unreadable) -> StoreError {
+        self.fail(format!("damaged: {why}"));
         self.usable().err().unwrap_or_else(|| Refusal::StoreBroken { why: String::new() }.into())
     }
 
@@ -315,17 +324,20 @@ impl Book {
 
     /// Makes sure that there is room for what a command writes, before it is decided.
     pub fn admit(&mut self, need: Need, now: Now) -> Result<(), Refusal> {
-        let (bytes, back) = match need {
-            Need::Growth(bytes) => (bytes, self.reserve),
-            Need::Progress(bytes) => (bytes + 4_096, 0),
+        let (bytes, largest) = match need {
+            Need::Growth(size) => (size.all + self.reserve, size.largest),
+            Need::Progress(size) => (size.all + 4_096, size.largest),
         };
-        let piece = bytes.min(u64::from(self.journal.wanted_size()) / 4);
-        while self.journal.room(piece) < bytes + back {
+        let largest = usize::try_from(largest).unwrap_or(usize::MAX);
+        while self.journal.room() < bytes || !self.journal.fits(largest) {
             let full = |why: String| Refusal::StoreFull { why };
             if now.steady < self.ask_again_at {
                 return Err(full("the disk is full".to_string()));
             }
-            if let Err(Full(error)) = self.journal.make_spare(0) {
+            // First for what has been decided already and waits to be written.
+            let waited = !self.journal.is_housed();
+            let made = if waited { self.journal.house() } else { self.journal.make_spare(largest) };
+            if let Err(Full(error)) = made {
                 self.ask_again_at = Steady::from_micros(now.steady.as_micros() + ASK_AGAIN);
                 return Err(full(error.to_string()));
             }
@@ -333,14 +345,13 @@ impl Book {
         Ok(())
     }
 
-    fn persist(&mut self, changes: Vec<Change>) -> Result<(), Trouble> {
+    fn persist(&mut self, changes: Vec<Change>) -> Result<(), Unreadable> {
         for change in changes {
             if let Change::Update(update) = &change {
                 self.persist_update(update)?;
                 continue;
             }
-            let staged = self.journal.stage(|to| codec::encode_change(&change, to));
-            let (place, weight) = staged.map_err(Trouble::Full)?;
+            let (place, weight) = self.journal.stage(|to| codec::encode_change(&change, to));
             match change {
                 Change::Insert(accepted) => {
                     self.ledger.keep(accepted.job.id, Kept { place: place.pack(), weight });
@@ -356,7 +367,7 @@ impl Book {
         Ok(())
     }
 
-    fn persist_update(&mut self, update: &Update) -> Result<(), Trouble> {
+    fn persist_update(&mut self, update: &Update) -> Result<(), Unreadable> {
         // A renewal: whoever opens the store next ends every lease anyway.
         if let State::Running(lease) = &update.condition.state
             && update.note.is_none()
@@ -368,14 +379,14 @@ impl Book {
         let Some(kept) = self.ledger.kept(update.job) else { return Ok(()) };
         let previous = Place::unpack(kept.place);
         if previous.depth == DEPTH_MAX {
-            let mut record = self.stored(update.job, previous).map_err(Trouble::Unreadable)?;
+            let mut record = self.stored(update.job, previous)?;
             record.absorb(update);
             self.recent.forget(update.job);
-            return self.persist_whole(&record);
+            self.persist_whole(&record);
+            return Ok(());
         }
-        let staged =
+        let (mut place, bytes) =
             self.journal.stage(|to| codec::encode_update(update, kept.place, kept.weight, to));
-        let (mut place, bytes) = staged.map_err(Trouble::Full)?;
         self.recent.absorb(update);
         place.depth = previous.depth + 1;
         let weight = kept.weight.saturating_add(bytes);
@@ -383,11 +394,9 @@ impl Book {
         Ok(())
     }
 
-    fn persist_whole(&mut self, record: &JobRecord) -> Result<(), Trouble> {
-        let staged = self.journal.stage(|to| codec::encode_whole(record, to));
-        let (place, weight) = staged.map_err(Trouble::Full)?;
+    fn persist_whole(&mut self, record: &JobRecord) {
+        let (place, weight) = self.journal.stage(|to| codec::encode_whole(record, to));
         self.ledger.keep(record.id(), Kept { place: place.pack(), weight });
-        Ok(())
     }
 
     /// The last commit that has to land before anything that was seen until now may be told.
@@ -401,10 +410,15 @@ impl Book {
         self.journal.landed_commit()
     }
 
-    /// Whether a commit has been gathered that can be taken. After a failure none can: what was
-    /// gathered may hold half of a command.
+    /// Whether a commit is being gathered.
+    pub fn is_gathering(&self) -> bool {
+        self.journal.is_staged()
+    }
+
+    /// Whether it can be taken. Not while the disk is full and a part of it has no file: the next
+    /// call that asks for room tries again. And not after a failure: it may hold half of a command.
     pub fn has_work(&self) -> bool {
-        self.broken.is_none() && self.journal.is_staged()
+        self.broken.is_none() && self.journal.is_staged() && self.journal.is_housed()
     }
 
     /// Whether as many lease tokens are out ahead of the disk as may be.
@@ -412,16 +426,21 @@ impl Book {
         self.ledger.floors().token - self.landed_token > TOKENS_AHEAD / 2
     }
 
-    /// Closes the commit that is being gathered. It must be written before the next one is, and
-    /// be followed by [`Book::written`] and [`Book::landed`].
-    pub fn take(&mut self) -> Flight {
-        let lines = self.ledger.drain_lines();
-        if let Err(trouble) = self.persist(lines) {
-            self.break_down(trouble);
+    /// Closes the commit that is being gathered, if it can be written now. It must be written
+    /// before the next one is, and be followed by [`Book::written`] and [`Book::landed`].
+    pub fn take(&mut self) -> Option<Flight> {
+        // What has been counted is part of it, and may need a file too.
+        self.has_work().then(|| self.take_now().ok()).flatten()
+    }
+
+    fn take_now(&mut self) -> Result<Flight, Full> {
+        for change in self.ledger.drain_lines() {
+            self.journal.stage(|to| codec::encode_change(&change, to));
         }
+        self.journal.house()?;
         let batch = self.journal.take(self.ledger.floors(), self.journal.landed_commit());
         let (events, rings) = (std::mem::take(&mut self.events), std::mem::take(&mut self.rings));
-        Flight { batch, events, rings }
+        Ok(Flight { batch, events, rings })
     }
 
     /// The commit was handed to the system.
@@ -467,52 +486,48 @@ impl Book {
     pub fn wants_compaction(&self) -> bool {
         let live = self.ledger.kept_bytes();
         let allowed = live + live / 2 + u64::from(self.journal.wanted_size());
-        self.broken.is_none()
+        self.can_tend()
             && (self.sweep.is_some()
                 || self.journal.filled() > allowed && self.journal.oldest_closed().is_some())
     }
 
-    /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into
-    /// the commit that is being gathered. Once all of it has been, it leaves with that commit.
-    /// Answers with `false` if there is no room for that now.
-    pub fn compact(&mut self, budget: u64) -> Result<bool, StoreError> {
-        self.usable()?;
-        self.sweep(budget).map_err(|trouble| self.break_down(trouble))
+    /// Whether more can be written than what is asked for: on a full disk, what room is left is for
+    /// those who wait for an answer.
+    fn can_tend(&self) -> bool {
+        self.broken.is_none() && self.journal.room() > 2 * self.reserve
     }
 
-    fn sweep(&mut self, budget: u64) -> Result<bool, Trouble> {
+    /// What may be written of `budget` bytes without touching the reserve.
+    fn within_room(&self, budget: u64) -> u64 {
+        budget.min(self.journal.room().saturating_sub(self.reserve))
+    }
+
+    /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into
+    /// the commit that is being gathered. Once all of it has been, it leaves with that commit.
+    pub fn compact(&mut self, budget: u64) -> Result<(), StoreError> {
+        self.usable()?;
+        self.sweep(self.within_room(budget)).map_err(|unreadable| self.break_down(unreadable))
+    }
+
+    fn sweep(&mut self, budget: u64) -> Result<(), Unreadable> {
         if self.sweep.is_none() {
-            let Some(segment) = self.journal.oldest_closed() else { return Ok(false) };
-            let (at, fragment, alive) = (SEGMENT_HEADER, None, None);
-            self.sweep = Some(Sweep { segment, at, fragment, alive });
+            let Some(segment) = self.journal.oldest_closed() else { return Ok(()) };
+            self.sweep = Some(Sweep { segment, at: SEGMENT_HEADER, fragment: None });
         }
         let mut looked_at = 0;
         while looked_at < budget
             && let Some(mut sweep) = self.sweep.take()
         {
-            if let Some((job, place)) = sweep.alive {
-                let copied = self.copy_if_alive(job, place)?;
-                sweep.alive = sweep.alive.filter(|_| copied.is_none());
-                self.sweep = Some(sweep);
-                let Some(bytes) = copied else { return Ok(looked_at > 0) };
-                looked_at += bytes;
-                continue;
-            }
             let Some(mut fragment) = sweep.fragment.take() else {
                 let next = self.journal.fragment(sweep.segment, sweep.at);
-                match next.map_err(Trouble::Unreadable)? {
+                match next? {
                     Some(fragment) => {
                         sweep.at = fragment.next;
                         sweep.fragment = Some(fragment);
                         self.sweep = Some(sweep);
                     }
-                    None if self.has_room(0) => self.let_go(sweep.segment)?,
-                    None => {
-                        self.sweep = Some(sweep);
-                        return Ok(looked_at > 0);
-                    }
+                    None => self.let_go(sweep.segment)?,
                 }
-                looked_at += 1;
                 continue;
             };
             let mut alive = None;
@@ -525,38 +540,28 @@ impl Book {
             }
             // At the end of the fragment, the next round reads the next one.
             sweep.fragment = (alive.is_some() || looked_at >= budget).then_some(fragment);
-            sweep.alive = alive;
             self.sweep = Some(sweep);
+            if let Some((job, place)) = alive {
+                looked_at += self.copy_if_alive(job, place)?;
+            }
         }
-        Ok(true)
-    }
-
-    /// Whether so much can be copied without touching what is kept back.
-    fn has_room(&self, bytes: u64) -> bool {
-        let piece = bytes + IMAGE_BYTES * (self.ledger.lines() + 1);
-        self.journal.room(piece) > piece + self.reserve / 2
+        Ok(())
     }
 
     /// Whether so much was written since the last checkpoint that opening would take long.
     pub fn wants_checkpoint(&self) -> bool {
         let sketches = self.ledger.jobs() * SKETCH_BYTES;
         let due = self.journal.since_begin() > self.checkpoint_bytes + 4 * sketches;
-        self.broken.is_none()
-            && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
+        self.can_tend() && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
     }
 
     /// Writes about `budget` bytes of a checkpoint into the commit that is being gathered.
     pub fn checkpoint(&mut self, budget: u64) -> Result<(), StoreError> {
         self.usable()?;
-        self.sketch(budget).map_err(|trouble| self.break_down(trouble))
+        self.sketch(self.within_room(budget)).map_err(|unreadable| self.break_down(unreadable))
     }
 
-    fn sketch(&mut self, budget: u64) -> Result<(), Trouble> {
-        // It only saves time, so it can wait until there is room.
-        let budget = budget.min(self.journal.room(0) / 4);
-        if !self.has_room(budget) {
-            return Ok(());
-        }
+    fn sketch(&mut self, budget: u64) -> Result<(), Unreadable> {
         let (position, before) = (self.journal.position(), self.journal.since_begin());
         let last = self.ledger.floors().sequence.saturating_sub(1);
         if self.checkpoint.is_none() {
@@ -579,11 +584,10 @@ impl Book {
             }
             sketched += 1;
             begun.sketched = sketch.sequence;
-            let staged = self.journal.stage(|to| codec::encode_sketch(&sketch, to));
-            staged.map_err(Trouble::Full)?;
+            self.journal.stage(|to| codec::encode_sketch(&sketch, to));
         }
         if sketched < count {
-            self.journal.touch().map_err(Trouble::Full)?;
+            self.journal.touch();
             begun.complete = Some(self.journal.next_commit());
         }
         Ok(())
@@ -599,28 +603,23 @@ impl Book {
         }
     }
 
-    /// Copies a job to the end of the journal if `base` is where its chain starts. Answers with how
-    /// many bytes that took, or `None` if there is no room.
-    fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<Option<u64>, Trouble> {
-        let Some(kept) = self.ledger.kept(job) else { return Ok(Some(0)) };
-        if !self.has_room(u64::from(kept.weight) + 1_024) {
-            return Ok(None);
-        }
-        let (chain, record) =
-            self.chain(job, Place::unpack(kept.place)).map_err(Trouble::Unreadable)?;
+    /// Copies a job to the end of the journal if `base` is where its chain starts.
+    fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<u64, Unreadable> {
+        let Some(kept) = self.ledger.kept(job) else { return Ok(0) };
+        let (chain, record) = self.chain(job, Place::unpack(kept.place))?;
         if (chain.segment, chain.offset) != (base.segment, base.offset) {
-            return Ok(Some(0));
+            return Ok(0);
         }
-        self.persist_whole(&record)?;
-        Ok(Some(kept.weight.into()))
+        self.persist_whole(&record);
+        Ok(kept.weight.into())
     }
 
     /// Everything alive in the oldest segment has been copied: it may leave with this commit, and
     /// what is not a job is written anew, because it may have stood there alone.
-    fn let_go(&mut self, segment: u32) -> Result<(), Trouble> {
+    fn let_go(&mut self, segment: u32) -> Result<(), Unreadable> {
         let image = self.ledger.image();
         self.persist(image)?;
-        self.journal.touch().map_err(Trouble::Full)?;
+        self.journal.touch();
         self.journal.let_go_before(segment + 1);
         Ok(())
     }
@@ -666,7 +665,7 @@ impl Book {
     fn record(&mut self, job: JobId, now: Timestamp) -> Result<Option<JobRecord>, StoreError> {
         let Some(kept) = self.ledger.kept(job) else { return Ok(None) };
         let record = self.stored(job, Place::unpack(kept.place));
-        let mut record = record.map_err(|why| self.break_down(Trouble::Unreadable(why)))?;
+        let mut record = record.map_err(|why| self.break_down(why))?;
         if let Some(condition) = self.ledger.condition_of(job) {
             record.condition = condition;
         }
@@ -761,7 +760,7 @@ impl Book {
                 None => {
                     let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
                     let record = self.stored(claimed.id, Place::unpack(tip));
-                    let record = record.map_err(|why| self.break_down(Trouble::Unreadable(why)))?;
+                    let record = record.map_err(|why| self.break_down(why))?;
                     let started = record.first_started_at.unwrap_or(since);
                     (record.job, record.created_at, started)
                 }
@@ -864,13 +863,6 @@ pub struct Space {
     pub segments: usize,
     /// Bytes written to the journal since it was opened; what compaction copies is among them.
     pub written: u64,
-}
-
-/// Why a commit could not be put together.
-#[derive(Debug)]
-enum Trouble {
-    Full(Full),
-    Unreadable(Unreadable),
 }
 
 /// Takes over one entry of the journal.

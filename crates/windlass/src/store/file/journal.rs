@@ -9,6 +9,8 @@
 //!   tells a torn tail, which was never acknowledged, from damage, which is reported and never
 //!   skipped: a broken commit that a later fragment knew to be durable is damage.
 //! - A segment leaves only after a commit that no longer needs it has landed.
+//! - Putting a commit together never fails. If the disk is full, its last segments have no file
+//!   yet, and it is not written before they do.
 //!
 //! `docs/format.md` draws the bytes.
 
@@ -25,7 +27,7 @@ use super::layout::{
     VERSION, check_body, entries_from, entry_at, last_header, length_at, padded, parse_name,
     segment_header, segment_name, show,
 };
-use super::scan::{Found, Read, Scan, Unproven};
+use super::scan::{Found, Read, Scan};
 
 /// The largest segment: an offset within it has 26 bits in a [`Place`].
 const SEGMENT_MAX: u32 = 64 << 20;
@@ -33,11 +35,11 @@ const SEGMENT_MAX: u32 = 64 << 20;
 const SEGMENT_MIN: u32 = 4 << 20;
 /// The smallest segment that is tried when the disk is almost full.
 const SEGMENT_LAST_RESORT: u32 = 1 << 20;
+/// Bytes of a segment that an entry in it cannot have.
+const OVERHEAD: usize = SEGMENT_HEADER as usize + 2 * HEADER + 8;
 /// Buffers that are kept for the next commits, and how large each may be.
 const BUFFERS: usize = 4;
 const BUFFER_MAX: usize = 4 << 20;
-/// More than what stands around the entries of a segment.
-const FRAME: u64 = 512;
 /// How much is read at once from a segment that is no longer written.
 const READ_AHEAD: usize = 64 << 10;
 
@@ -47,7 +49,8 @@ pub(super) struct Full(pub(super) io::Error);
 
 #[derive(Debug)]
 struct Segment {
-    file: Arc<dyn DiskFile>,
+    /// `None` while the disk is full.
+    file: Option<Arc<dyn DiskFile>>,
     bytes: u32,
     /// Where the next fragment goes.
     end: u32,
@@ -124,6 +127,8 @@ pub(super) struct Journal {
     buffers: Vec<Vec<u8>>,
     /// Headers of segments that were started since the last commit was taken.
     started: Vec<Write>,
+    /// Segments without a file.
+    homeless: Vec<u32>,
     /// Commits that are not in the files yet.
     flying: Vec<Arc<Batch>>,
     /// Commits that are not on stable storage yet: their numbers, and where they begin.
@@ -176,6 +181,7 @@ impl Journal {
             staged: Vec::new(),
             buffers: Vec::new(),
             started: Vec::new(),
+            homeless: Vec::new(),
             flying: Vec::new(),
             unlanded: VecDeque::new(),
             next_commit: 1,
@@ -257,7 +263,7 @@ impl Journal {
     pub(super) fn begin(&mut self, found: &Found) -> io::Result<()> {
         if !found.unproven.is_empty() {
             self.disk.sync_directory()?;
-            self.secure(&found.unproven)?;
+            self.secure(found)?;
         }
         for name in std::mem::take(&mut self.unused) {
             self.disk.remove(&name)?;
@@ -269,20 +275,26 @@ impl Journal {
     /// Makes the last commits durable before anything is built on them. That they can be read only
     /// says that they were handed to the system, whose process may have ended before the sync. They
     /// are written again, because after a sync that failed a system shows what it will never write.
-    fn secure(&self, unproven: &[Unproven]) -> io::Result<()> {
+    fn secure(&self, found: &Found) -> io::Result<()> {
         let mut touched = BTreeMap::new();
-        for fragment in unproven {
+        for fragment in &found.unproven {
             let Some(segment) = self.segments.get(&fragment.segment) else { continue };
-            touched.insert(fragment.segment, segment);
-            segment.file.write_at(&fragment.bytes, fragment.offset.into())?;
+            let Some(file) = &segment.file else { continue };
+            touched.insert(fragment.segment, file);
+            file.write_at(&fragment.bytes, fragment.offset.into())?;
         }
-        for (number, segment) in touched {
-            let previous_end = self.segments.get(&(number - 1)).map_or(0, |segment| segment.end);
-            let header = segment_header(number, segment.bytes, previous_end);
-            segment.file.write_at(&header, 0)?;
-            segment.file.sync()?;
+        for (number, file) in touched {
+            found.heads.get(&number).map_or(Ok(()), |head| file.write_at(head, 0))?;
+            file.sync()?;
         }
         Ok(())
+    }
+
+    fn header_of(&self, number: u32) -> Vec<u8> {
+        let previous = self.segments.get(&number.saturating_sub(1));
+        let previous_end = previous.map_or(0, |segment| segment.end);
+        let bytes = self.segments.get(&number).map_or(0, |segment| segment.bytes);
+        segment_header(number, bytes, previous_end)
     }
 
     /// Notes, once, that a commit has landed here: from now on an empty journal is damage.
@@ -320,17 +332,13 @@ impl Journal {
         let bytes = bytes.ok_or_else(|| OpenError::damaged(&name, 0, "it is too large"))?;
         let mut content = vec![0; if all { bytes } else { bytes.min(SEGMENT_HEADER) } as usize];
         file.read_at(&mut content, 0).map_err(failed)?;
-        Ok((Segment { file, bytes, end: SEGMENT_HEADER }, content))
+        Ok((Segment { file: Some(file), bytes, end: SEGMENT_HEADER }, content))
     }
 
     /// Adds an entry to the commit that is being put together. Returns where it will stand and how
-    /// many bytes it takes. Fails only if it needs a new segment and the disk is full; then
-    /// nothing more can be added and the journal must be reopened.
-    pub(super) fn stage(
-        &mut self,
-        encode: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<(Place, u32), Full> {
-        self.touch()?;
+    /// many bytes it takes.
+    pub(super) fn stage(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> (Place, u32) {
+        self.touch();
         let fragment = self.staged.last_mut().expect("a fragment was begun");
         let start = fragment.bytes.len();
         fragment.bytes.extend([0; ENTRY_HEADER]);
@@ -340,9 +348,10 @@ impl Journal {
         fragment.bytes[start..start + 4].copy_from_slice(&length.to_le_bytes());
         fragment.bytes[start + 4..start + 8].copy_from_slice(&check.to_le_bytes());
         let end = fragment.at as usize + fragment.bytes.len();
-        if end > self.segments[&fragment.segment].bytes as usize {
+        // Behind it there is always room for a seal.
+        if end + HEADER > self.segments[&fragment.segment].bytes as usize {
             let entry = fragment.bytes.split_off(start);
-            self.start_segment(entry.len())?;
+            self.start_segment(entry.len());
             let fragment = self.staged.last_mut().expect("a fragment was begun");
             fragment.bytes.extend(entry);
         }
@@ -351,21 +360,23 @@ impl Journal {
         let start = fragment.bytes.len() - size;
         fragment.check.update(&fragment.bytes[start..start + ENTRY_HEADER]);
         let offset = fragment.at + start as u32;
-        Ok((Place { segment: fragment.segment, offset, depth: 0 }, size as u32))
+        (Place { segment: fragment.segment, offset, depth: 0 }, size as u32)
     }
 
     /// Begins a commit, if none is being put together: even an empty one says something, the
     /// numbers that were used.
-    pub(super) fn touch(&mut self) -> Result<(), Full> {
+    pub(super) fn touch(&mut self) {
         if self.staged.is_empty() {
             self.begin_fragment();
         }
-        if self.staged.is_empty() { self.start_segment(0) } else { Ok(()) }
+        if self.staged.is_empty() {
+            self.start_segment(0);
+        }
     }
 
     fn begin_fragment(&mut self) {
         let Some(segment) = self.segments.get(&self.active) else { return };
-        if segment.end + HEADER as u32 + 64 > segment.bytes {
+        if segment.end + 2 * HEADER as u32 + 64 > segment.bytes {
             return;
         }
         let (segment, at) = (self.active, segment.end);
@@ -374,8 +385,9 @@ impl Journal {
         self.staged.push(Staged { segment, at, bytes, check: crc32fast::Hasher::new() });
     }
 
-    /// Goes on in a new segment with room for an entry of `need` bytes.
-    fn start_segment(&mut self, need: usize) -> Result<(), Full> {
+    /// Goes on in a new segment with room for an entry of `need` bytes. If no file can be had for
+    /// it now, one is made later.
+    fn start_segment(&mut self, need: usize) {
         if self.staged.last().is_some_and(|fragment| fragment.bytes.len() == HEADER) {
             self.staged.pop();
         }
@@ -383,23 +395,44 @@ impl Journal {
             let end = padded(fragment.at + fragment.bytes.len() as u32);
             self.segments.entry(fragment.segment).and_modify(|segment| segment.end = end);
         }
-        let need = need + SEGMENT_HEADER as usize + HEADER + 8;
-        if !self.spares.iter().any(|(_, bytes)| *bytes as usize >= need) {
-            self.make_spare(need)?;
-        }
+        let need = need + OVERHEAD;
         let fits = |(_, bytes): &(String, u32)| *bytes as usize >= need;
-        let index = self.spares.iter().position(fits).expect("a spare was made");
-        let (spare, bytes) = self.spares.remove(index);
+        if !self.spares.iter().any(fits) {
+            // If it cannot be made, there is none that fits.
+            let _ = self.make_spare(need - OVERHEAD);
+        }
+        let spare = self.spares.iter().position(fits).map(|index| self.spares.remove(index));
+        let smallest = self.wanted_size().min(SEGMENT_LAST_RESORT).max(size_for(need - OVERHEAD));
+        let bytes = spare.as_ref().map_or(smallest, |(_, bytes)| *bytes);
         let number = self.active + 1;
-        let name = segment_name(number);
-        self.disk.rename(&spare, &name).map_err(Full)?;
-        let file = self.disk.open(&name).map_err(Full)?;
-        let previous_end = self.segments.get(&self.active).map_or(0, |segment| segment.end);
-        let header = segment_header(number, bytes, previous_end);
-        self.started.push(Write { segment: number, at: 0, bytes: header, file: file.clone() });
-        self.segments.insert(number, Segment { file, bytes, end: SEGMENT_HEADER });
+        self.segments.insert(number, Segment { file: None, bytes, end: SEGMENT_HEADER });
         self.active = number;
         self.begin_fragment();
+        let housed = spare.is_some_and(|(name, _)| self.give_file(number, &name).is_ok());
+        if !housed {
+            self.homeless.push(number);
+        }
+    }
+
+    fn give_file(&mut self, number: u32, spare: &str) -> io::Result<()> {
+        let name = segment_name(number);
+        self.disk.rename(spare, &name)?;
+        let file = self.disk.open(&name)?;
+        let header = self.header_of(number);
+        self.started.push(Write { segment: number, at: 0, bytes: header, file: file.clone() });
+        self.segments.entry(number).and_modify(|segment| segment.file = Some(file));
+        Ok(())
+    }
+
+    /// Makes files for the segments that have none.
+    pub(super) fn house(&mut self) -> Result<(), Full> {
+        while let Some(&number) = self.homeless.first() {
+            let bytes = self.segments.get(&number).map_or(0, |segment| segment.bytes);
+            let name = self.spare_name();
+            self.disk.create(&name, bytes.into()).map_err(Full)?;
+            self.give_file(number, &name).map_err(Full)?;
+            self.homeless.remove(0);
+        }
         Ok(())
     }
 
@@ -410,9 +443,20 @@ impl Journal {
         self.fixed_size.unwrap_or(grown.clamp(SEGMENT_MIN, SEGMENT_MAX))
     }
 
-    /// Makes a spare file now, smaller than wanted if the disk is almost full.
+    /// Whether an entry of `need` bytes fits into what there is.
+    pub(super) fn fits(&self, need: usize) -> bool {
+        let need = need + OVERHEAD;
+        let active = self.segments.get(&self.active);
+        let end = self.staged.last().map(|fragment| fragment.at + fragment.bytes.len() as u32);
+        let left = active.map_or(0, |active| active.bytes - end.unwrap_or(active.end));
+        let mut spares = self.spares.iter();
+        left as usize >= need || spares.any(|(_, bytes)| *bytes as usize >= need)
+    }
+
+    /// Makes a spare file now, with room for an entry of `need` bytes, smaller than wanted if the
+    /// disk is almost full.
     pub(super) fn make_spare(&mut self, need: usize) -> Result<(), Full> {
-        let need = u32::try_from(need).unwrap_or(SEGMENT_MAX).next_power_of_two();
+        let need = size_for(need);
         let mut bytes = self.wanted_size().max(need);
         loop {
             let name = self.spare_name();
@@ -443,21 +487,26 @@ impl Journal {
         self.spares.is_empty() && left < self.wanted_size() / 2
     }
 
-    /// Bytes that can be written without asking the disk for space, in pieces of `piece` bytes.
-    pub(super) fn room(&self, piece: u64) -> u64 {
-        let staged = self.staged.last().map_or(0, |fragment| fragment.bytes.len() as u64);
+    /// Bytes that can be written without asking the disk for space.
+    pub(super) fn room(&self) -> u64 {
+        if !self.homeless.is_empty() {
+            return 0;
+        }
+        let taken = self.staged.last().map_or(0, |fragment| fragment.bytes.len() as u64);
         let active = self.segments.get(&self.active);
         let left = active.map_or(0, |segment| u64::from(segment.bytes - segment.end));
-        let spares = self.spares.iter().map(|(_, bytes)| u64::from(*bytes));
-        let pieces = spares.chain([left.saturating_sub(staged)]);
-        let usable =
-            pieces.map(|bytes| bytes.saturating_sub(FRAME)).filter(|bytes| *bytes >= piece);
-        usable.sum()
+        let spare: u64 = self.spares.iter().map(|(_, bytes)| u64::from(*bytes)).sum();
+        left.saturating_sub(taken) + spare
     }
 
     /// Whether there is anything in the commit that is being put together.
     pub(super) fn is_staged(&self) -> bool {
         !self.staged.is_empty()
+    }
+
+    /// Whether each of its segments has a file, so that it can be taken.
+    pub(super) fn is_housed(&self) -> bool {
+        self.homeless.is_empty()
     }
 
     /// The number of the commit that is being put together, or will be next.
@@ -528,7 +577,8 @@ impl Journal {
                 begin: self.begin,
             };
             fragment.bytes[..HEADER].copy_from_slice(&header.encode());
-            let (file, at) = (segment.file.clone(), fragment.at);
+            let file = segment.file.clone().expect("a commit is taken when it has files");
+            let at = fragment.at;
             writes.push(Write { segment: fragment.segment, at, bytes: fragment.bytes, file });
         }
         let (number, oldest) = (self.next_commit, self.oldest);
@@ -598,7 +648,7 @@ impl Journal {
             floors,
             begin: self.begin,
         };
-        Some((segment.file.clone(), segment.end.into(), header.encode().to_vec()))
+        Some((segment.file.clone()?, segment.end.into(), header.encode().to_vec()))
     }
 
     /// Reads one entry back, from memory if it is not on the disk yet.
@@ -634,10 +684,12 @@ impl Journal {
         let unreadable = |why: String| Unreadable(format!("{}: {why}", show(place)));
         let segment = self.segments.get(&number);
         let segment = segment.ok_or_else(|| unreadable("its segment is gone".into()))?;
+        let file = segment.file.as_ref();
+        let file = file.ok_or_else(|| unreadable("its segment has no file yet".into()))?;
         let ahead = if number == self.active { 1 << 10 } else { READ_AHEAD };
         let left = (segment.bytes - offset.min(segment.bytes)) as usize;
         let mut bytes = vec![0; ahead.min(left)];
-        segment.file.read_at(&mut bytes, offset.into()).map_err(|e| unreadable(e.to_string()))?;
+        file.read_at(&mut bytes, offset.into()).map_err(|e| unreadable(e.to_string()))?;
         let length = length_at(&bytes, 0).ok_or_else(|| unreadable("it is cut off".into()))?;
         let whole = ENTRY_HEADER + length;
         if whole > bytes.len() {
@@ -645,7 +697,7 @@ impl Journal {
                 return Err(unreadable("its length is out of range".into()));
             }
             bytes.resize(whole, 0);
-            let read = segment.file.read_at(&mut bytes, offset.into());
+            let read = file.read_at(&mut bytes, offset.into());
             read.map_err(|e| unreadable(e.to_string()))?;
         }
         let entry = entry_at(&bytes, 0, place);
@@ -680,18 +732,19 @@ impl Journal {
     /// Reads the fragment at `at` of a closed segment; `None` at its end.
     pub(super) fn fragment(&self, number: u32, at: u32) -> Result<Option<Fragment>, Unreadable> {
         let Some(segment) = self.segments.get(&number) else { return Ok(None) };
+        let Some(file) = &segment.file else { return Ok(None) };
         if at + HEADER as u32 > segment.end {
             return Ok(None);
         }
         let place = Place { segment: number, offset: at, depth: 0 };
         let unreadable = |why: String| Unreadable(format!("{}: {why}", show(place)));
         let mut header = vec![0; HEADER];
-        segment.file.read_at(&mut header, at.into()).map_err(|e| unreadable(e.to_string()))?;
+        file.read_at(&mut header, at.into()).map_err(|e| unreadable(e.to_string()))?;
         let header = Header::decode(&header, number, at)
             .ok_or_else(|| unreadable("the head of a commit is damaged".into()))?;
         let mut body = vec![0; header.length as usize];
         let from = at + HEADER as u32;
-        segment.file.read_at(&mut body, from.into()).map_err(|e| unreadable(e.to_string()))?;
+        file.read_at(&mut body, from.into()).map_err(|e| unreadable(e.to_string()))?;
         check_body(&header, &body).map_err(|why| unreadable(why.into()))?;
         Ok(Some(Fragment {
             segment: number,
@@ -723,6 +776,11 @@ impl Journal {
     pub(super) fn segment_count(&self) -> usize {
         self.segments.len()
     }
+}
+
+/// The size of a segment that has room for an entry of `need` bytes.
+fn size_for(need: usize) -> u32 {
+    u32::try_from(need + OVERHEAD).unwrap_or(SEGMENT_MAX).next_power_of_two()
 }
 
 /// The entries of one fragment, handed out one by one.

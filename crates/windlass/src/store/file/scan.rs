@@ -42,6 +42,8 @@ pub(super) struct Found {
     pub(super) bytes: u64,
     /// The last commits: those that no later one knew to be on stable storage.
     pub(super) unproven: Vec<Unproven>,
+    /// The heads of the segments.
+    pub(super) heads: BTreeMap<u32, Vec<u8>>,
 }
 
 /// A fragment that is there and may not be on stable storage.
@@ -73,6 +75,8 @@ pub(super) struct Scan {
     previous_segment: Option<u32>,
     /// Where the fragments of each segment end.
     ends: BTreeMap<u32, u32>,
+    /// The heads of the segments, as they are.
+    heads: BTreeMap<u32, Vec<u8>>,
     /// Segments whose own header cannot be read.
     headless: Vec<(u32, &'static str)>,
     commits: u64,
@@ -100,6 +104,7 @@ impl Scan {
             first_segment: numbers.first().copied(),
             previous_segment: None,
             ends: BTreeMap::new(),
+            heads: BTreeMap::new(),
             headless: Vec::new(),
             commits: 0,
             bytes: 0,
@@ -221,6 +226,7 @@ impl Scan {
         }
         match check_segment_header(number, head, bytes) {
             Ok(previous_end) => {
+                self.heads.insert(number, head[..SEGMENT_HEADER as usize].to_vec());
                 self.ends.insert(number.saturating_sub(1), previous_end);
                 Ok(())
             }
@@ -292,6 +298,7 @@ impl Scan {
             begin: last.begin,
             bytes: self.bytes,
             unproven: self.unproven,
+            heads: self.heads,
         })
     }
 }
