@@ -96,7 +96,9 @@ impl Store {
         let mut life = Life::new(path.clone(), machine.aside(), settings, session);
         let launch = life.victim().option("--mixes", "mixed,delayed,mixed");
         match ended {
-            Ended::Closed => drop(launch.option("--jobs", 90).option("--stop-after-ms", 150).run()?),
+            Ended::Closed => {
+                drop(launch.option("--jobs", 90).option("--stop-after-ms", 150).run()?)
+            }
             Ended::KilledIdle => {
                 let victim = launch.option("--jobs", 90).start()?;
                 std::thread::sleep(Duration::from_millis(600));
