@@ -149,7 +149,7 @@ impl Store {
             (Ok(seen), Ok(_)) => self.judge(&seen, unproven, score),
             _ => Some("a panic".to_string()),
         };
-        if wrong.is_none() && case % TO_A_VICTIM == 0 {
+        if wrong.is_none() && case.is_multiple_of(TO_A_VICTIM) {
             wrong = self.let_a_victim_open_it(unproven)?;
         }
         // Mended, for the next case.

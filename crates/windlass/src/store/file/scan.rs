@@ -158,7 +158,7 @@ impl Scan {
         let anew = anew && header.opening > self.unfinished_opening();
         // The oldest segment may begin in the middle of a commit, but it is the oldest that must.
         let first = self.commit == 0 && !self.is_beginning_lost();
-        if !first && !(next && self.torn.is_none()) && !anew {
+        if !(first || anew || next && self.torn.is_none()) {
             return Err("another commit stands here");
         }
         if header.flags & SEAL != 0 {
