@@ -25,6 +25,7 @@ points! {
     TornAcrossSegments: "a commit that spans segments was torn",
     CommitSurvived: "a commit in the air survived the crash, and nobody had been told",
     CommitLost: "a commit in the air was lost with the crash",
+    LandedTogether: "several commits landed with one sync",
     ClaimLost: "a claim that was handed out was lost with the crash",
     UnsyncedKept: "the process was killed with writes not synced, and went on from them",
     NameLost: "a change of a name was lost with the power",

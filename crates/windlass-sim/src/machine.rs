@@ -61,7 +61,12 @@ struct Process {
     disk: Arc<dyn Disk>,
     /// Decided, in the commit that is being gathered.
     gathered: Vec<Decided>,
-    flying: Option<Flying>,
+    /// Commits that have not landed, in order.
+    flying: VecDeque<Flying>,
+    /// How many of them the writer is about to sync.
+    syncing: usize,
+    /// A commit could not be written, and the writer has not noticed yet.
+    failed: bool,
     retired: VecDeque<Retired>,
     /// A spare file that is being made apart.
     spare: Option<(String, u32)>,
@@ -178,12 +183,17 @@ impl Machine {
         }
         self.note_breakage(&answer)?;
         self.oracle.decided(&request, &answer, now, &mut self.cover)?;
-        self.wait_for_landing(Decided { ticket, request, answer, mark, now, answered: false })?;
+        let claims = matches!(request, Request::Claim(_));
+        let decided = Decided { ticket, request, answer, mark, now, answered: false };
+        self.wait_for_landing(decided)?;
+        if claims && self.process.is_some() {
+            self.write_here(ticket);
+        }
         Ok(ticket)
     }
 
     /// Gives the answer now, or with the commit that it has to wait for.
-    fn wait_for_landing(&mut self, mut decided: Decided) -> Checked {
+    fn wait_for_landing(&mut self, decided: Decided) -> Checked {
         let Some(process) = self.process.as_mut() else { return Ok(()) };
         let broken = process.book.usable().is_err();
         let stalled = process.book.is_gathering() && !process.book.has_work() && !broken;
@@ -195,8 +205,7 @@ impl Machine {
         } else if landed {
             self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
         }
-        let hurried = match &decided.request {
-            Request::Claim(_) => true,
+        let early = match &decided.request {
             Request::Find(jobs) if process.book.have_landed(jobs) => {
                 // Told before anything that is in the air: so it must be true without that.
                 self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
@@ -205,21 +214,27 @@ impl Machine {
             }
             _ => false,
         };
-        if landed || hurried {
-            decided.answered = true;
-            self.give(decided.ticket, &decided.request, decided.answer.clone());
-        }
-        let Some(process) = self.process.as_mut() else {
-            // The answer was the last thing the machine did.
-            self.oracle.fell(None, &[decided], &mut self.cover);
+        if landed || early {
+            self.give(decided.ticket, &decided.request, decided.answer);
             return Ok(());
-        };
-        match process.flying.as_mut().filter(|_| !process.book.is_gathering()) {
-            _ if landed || matches!(decided.request, Request::Find(_)) && hurried => {}
+        }
+        let Some(process) = self.process.as_mut() else { return Ok(()) };
+        match process.flying.back_mut().filter(|_| !process.book.is_gathering()) {
             Some(flying) => flying.decided.push(decided),
             None => process.gathered.push(decided),
         }
         Ok(())
+    }
+
+    /// Gives the answer to a claim before its commit has landed.
+    fn give_early(&mut self, ticket: Ticket, answer: impl FnOnce(&Decided) -> Answer) {
+        let Some(process) = self.process.as_mut() else { return };
+        let flying = process.flying.iter_mut().flat_map(|flying| &mut flying.decided);
+        let mut all = flying.chain(&mut process.gathered);
+        let Some(decided) = all.find(|decided| decided.ticket == ticket) else { return };
+        decided.answered = true;
+        let (request, answer) = (decided.request.clone(), answer(decided));
+        self.give(ticket, &request, answer);
     }
 
     /// Notes the rare paths that only the disk knows of.
@@ -260,18 +275,23 @@ impl Machine {
     /// The process is gone. Whoever waits for an answer gets none.
     fn fall(&mut self) {
         let Some(process) = self.process.take() else { return };
-        let Process { gathered, flying, .. } = process;
         self.crashes += 1;
         self.trace.line(|| "the process is gone".to_string());
         self.cover.hit_if(Point::LeftoverCompaction, process.compacting);
         self.cover.hit_if(Point::LeftoverCheckpoint, process.sketching);
-        let flying = flying.map(|flying| (flying.flight.events, flying.decided));
-        let mut unanswered = Vec::new();
-        let in_the_air = flying.iter().flat_map(|(_, decided)| decided);
-        for decided in in_the_air.chain(&gathered).filter(|decided| !decided.answered) {
-            unanswered.push((decided.ticket, decided.request.clone()));
+        self.lose_sight(process.flying, process.gathered);
+    }
+
+    /// Nobody knows any more what becomes of these commits.
+    fn lose_sight(&mut self, flying: VecDeque<Flying>, gathered: Vec<Decided>) {
+        let in_the_air = flying.iter().flat_map(|flying| &flying.decided);
+        let unanswered = in_the_air.chain(&gathered).filter(|decided| !decided.answered);
+        let unanswered: Vec<(Ticket, Request)> =
+            unanswered.map(|decided| (decided.ticket, decided.request.clone())).collect();
+        for Flying { flight, decided, written } in flying {
+            self.oracle.fell(flight.events, decided, written && self.disk.failed() == 0);
         }
-        self.oracle.fell(flying, &gathered, &mut self.cover);
+        self.oracle.lost(&gathered, &mut self.cover);
         for (ticket, request) in unanswered {
             self.give(ticket, &request, Err(Failure::Unknown));
         }

@@ -90,6 +90,8 @@ fn number(text: &str) -> Result<u64, String> {
 }
 
 fn failed(seed: u64, profile: Profile, why: &str) -> ExitCode {
+    // What was asked and answered can be long; --trace shows all of it.
+    let why: String = why.chars().take(600).collect();
     println!("windlass-sim --seed {seed} --profile {profile}  # {why}");
     ExitCode::FAILURE
 }

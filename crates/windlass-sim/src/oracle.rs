@@ -65,6 +65,8 @@ impl Rules {
 struct Unsure {
     events: Vec<Event>,
     decided: Vec<Decided>,
+    /// It was written, and only the process has ended since: it must be there.
+    certain: bool,
 }
 
 /// See the module documentation.
@@ -75,6 +77,8 @@ pub struct Oracle {
     runs: Runs,
     sent: BTreeMap<JobId, Arc<NewJob>>,
     unsure: Vec<Unsure>,
+    /// Jobs of which nobody knows how many log lines are kept.
+    unsure_lines: Vec<JobId>,
     /// Enqueues without an answer, and those that were answered.
     unanswered: BTreeSet<JobId>,
     refused_full: bool,
@@ -90,6 +94,7 @@ impl Oracle {
             runs: Runs::default(),
             sent: BTreeMap::new(),
             unsure: Vec::new(),
+            unsure_lines: Vec::new(),
             unanswered: BTreeSet::new(),
             refused_full: false,
             acknowledged: 0,
@@ -199,40 +204,23 @@ impl Oracle {
         Ok(())
     }
 
-    /// The process ended: `flying` was in the air, `gathered` only in memory.
-    pub fn fell(
-        &mut self,
-        flying: Option<(Vec<Event>, Vec<Decided>)>,
-        gathered: &[Decided],
-        cover: &mut Cover,
-    ) {
-        self.lose(gathered, cover);
-        if let Some((events, decided)) = flying {
-            self.note_unsure_lines(&events, &decided);
-            self.unsure.push(Unsure { events, decided });
-        }
+    /// The process ended while this commit was in the air. If it is certain, it was written, and
+    /// unless the power is lost too it must be there.
+    pub fn fell(&mut self, events: Vec<Event>, decided: Vec<Decided>, certain: bool) {
+        self.unsure.push(Unsure { events, decided, certain });
+    }
+
+    /// The power is lost: nothing that was not synced is certain.
+    pub fn power_lost(&mut self) {
+        self.unsure.iter_mut().for_each(|unsure| unsure.certain = false);
     }
 
     /// What was decided and is gone.
-    fn lose(&mut self, decided: &[Decided], cover: &mut Cover) {
+    pub fn lost(&mut self, decided: &[Decided], cover: &mut Cover) {
         for each in decided {
             if let Ok(Reply::Handed(handed)) = &each.answer {
                 self.runs.lost(handed);
                 cover.hit_if(Point::ClaimLost, !handed.jobs.is_empty());
-            }
-        }
-    }
-
-    /// Log lines have no event: without one nobody knows whether they are kept.
-    fn note_unsure_lines(&mut self, events: &[Event], decided: &[Decided]) {
-        if !events.is_empty() {
-            return;
-        }
-        for each in decided {
-            if let Request::Renew(renewals) = &each.request {
-                for renewal in renewals {
-                    self.model.jobs.entry(renewal.job).and_modify(|told| told.lines = None);
-                }
             }
         }
     }
@@ -242,7 +230,8 @@ impl Oracle {
     pub fn peeked(&mut self, opening: Vec<Event>, last_event: u64, cover: &mut Cover) -> Checked {
         let base = last_event - opening.len() as u64;
         self.keep_visible(base, cover)?;
-        self.unsure.push(Unsure { events: opening, decided: Vec::new() });
+        let (events, decided) = (opening, Vec::new());
+        self.unsure.push(Unsure { events, decided, certain: false });
         Ok(())
     }
 
@@ -250,16 +239,28 @@ impl Oracle {
     fn keep_visible(&mut self, base: u64, cover: &mut Cover) -> Checked {
         let mut last = self.model.last_event;
         ensure!(base >= last, "event {last} was told, and the store knows of none after {base}");
-        let mut kept = Vec::new();
+        let (mut kept, mut silent) = (Vec::new(), Vec::new());
         for unsure in std::mem::take(&mut self.unsure) {
-            let follows = unsure.events.first().is_some_and(|event| event.number == last + 1);
-            let end = unsure.events.last().map_or(u64::MAX, |event| event.number);
-            if follows && end <= base {
+            let Some(first) = unsure.events.first().map(|event| event.number) else {
+                silent.push(unsure);
+                continue;
+            };
+            let end = unsure.events.last().map_or(first, |event| event.number);
+            if first == last + 1 && end <= base {
                 last = end;
+                // Those before it are there, too.
+                kept.append(&mut silent);
                 kept.push(unsure);
             } else {
+                ensure!(!unsure.certain, "the process ended, and a commit it had written is gone");
                 cover.hit(Point::CommitLost);
-                self.lose(&unsure.decided, cover);
+                self.lost(&unsure.decided, cover);
+            }
+        }
+        // Log lines have no event: without one nobody knows whether they are kept.
+        for each in silent.iter().flat_map(|unsure| &unsure.decided) {
+            if let Request::Renew(renewals) = &each.request {
+                self.unsure_lines.extend(renewals.iter().map(|renewal| renewal.job));
             }
         }
         ensure!(last == base, "the store knows of event {base}, a commit ends at {last}");
@@ -286,6 +287,9 @@ impl Oracle {
             }
         }
         self.take_opening(opening, cover)?;
+        for job in std::mem::take(&mut self.unsure_lines) {
+            self.model.jobs.entry(job).and_modify(|told| told.lines = None);
+        }
         self.runs.reopened();
         for rescued in &opened.recovered {
             let Some(told) = self.model.jobs.get(&rescued.id) else { continue };

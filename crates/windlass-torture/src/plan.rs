@@ -163,7 +163,7 @@ impl Plan {
             Mix::Mixed => Self::mixed(plain, &mut random),
             Mix::Poison => {
                 // Half may run more often than they may be recovered, half less.
-                let max_attempts = if id.number % 2 == 0 { 20 } else { 2 };
+                let max_attempts = if id.number.is_multiple_of(2) { 20 } else { 2 };
                 Self { behaviour: Behaviour::Abort, max_attempts, ..plain }
             }
             Mix::Delayed => {

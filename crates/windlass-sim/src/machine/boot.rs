@@ -25,6 +25,7 @@ impl Machine {
     pub fn lose_power(&mut self, loss: Loss, names: NameLoss) {
         let across = self.disk.dirty_files() > 1;
         self.fall();
+        self.oracle.power_lost();
         let (wreck, names_lost) = self.disk.crash(loss, names);
         self.trace.line(|| format!("power lost: {loss:?} {names:?} {wreck:?} {names_lost} names"));
         let torn = across && wreck.torn + wreck.dropped > 0 && wreck.torn + wreck.kept > 0;
@@ -110,7 +111,9 @@ impl Machine {
             book,
             disk,
             gathered: Vec::new(),
-            flying: None,
+            flying: VecDeque::new(),
+            syncing: 0,
+            failed: false,
             retired: VecDeque::new(),
             spare: None,
             tending: Tending::Nothing,

@@ -1,8 +1,10 @@
 //! The writer of `FileStore`, one step at a time.
 
+use windlass::store::file::Flight;
+
 use super::{Flying, Machine, Process, Tending};
 use crate::Checked;
-use crate::answer::{Decided, Failure, Request, Ticket};
+use crate::answer::{Decided, Failure, Ticket};
 use crate::cover::Point;
 
 /// What one step of the writer did.
@@ -26,6 +28,23 @@ pub enum Worked {
     Failed,
     /// The process is gone.
     Died,
+}
+
+impl Process {
+    /// Writes the commits that are not in the files yet, one after the other.
+    fn write_in_order(&mut self) {
+        for flying in self.flying.iter_mut().filter(|flying| !flying.written) {
+            match flying.flight.write() {
+                Ok(()) => flying.written = true,
+                // Whoever wrote a later one does not know of it.
+                Err(_) => self.failed = true,
+            }
+            let number = flying.flight.number();
+            if flying.written {
+                self.book.written(number);
+            }
+        }
+    }
 }
 
 impl Machine {
@@ -60,7 +79,10 @@ impl Machine {
         if process.tending != Tending::Nothing {
             return self.tend(budget);
         }
-        match &process.flying {
+        if process.failed {
+            return Ok(self.fail());
+        }
+        match process.syncing.checked_sub(1).and_then(|last| process.flying.get(last)) {
             Some(flying) if flying.written => self.land(),
             Some(_) => self.write(),
             None => self.take(),
@@ -102,7 +124,10 @@ impl Machine {
         if let Some(flight) = process.book.take() {
             self.disk.mark();
             let decided = std::mem::take(&mut process.gathered);
-            process.flying = Some(Flying { flight, decided, written: false });
+            process.flying.push_back(Flying { flight, decided, written: false });
+        }
+        process.syncing = process.flying.len();
+        if process.syncing > 0 {
             return Ok(Worked::Took);
         }
         if process.sealed {
@@ -115,34 +140,63 @@ impl Machine {
     }
 
     fn write(&mut self) -> Checked<Worked> {
-        let Some(flying) = self.process.as_mut().and_then(|process| process.flying.as_mut()) else {
-            return Ok(Worked::Idle);
+        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
+        process.write_in_order();
+        Ok(if process.failed { self.fail() } else { Worked::Wrote })
+    }
+
+    /// Writes what was gathered on the caller's own time, and leaves the sync to the writer: so
+    /// claims are answered when they survive the process.
+    pub(super) fn write_here(&mut self, ticket: Ticket) {
+        let Some(process) = self.process.as_mut() else { return };
+        if !process.book.is_gathering() {
+            return self.give_early(ticket, |decided| decided.answer.clone());
+        }
+        let Some(flight) = process.book.take() else {
+            return self.give_early(ticket, |_| Err(Failure::Unknown));
         };
-        match flying.flight.write() {
-            Ok(()) => {
-                flying.written = true;
-                Ok(Worked::Wrote)
-            }
-            Err(_) => Ok(self.fail()),
+        self.disk.mark();
+        let decided = std::mem::take(&mut process.gathered);
+        process.flying.push_back(Flying { flight, decided, written: false });
+        process.write_in_order();
+        let written = process.flying.back().is_some_and(|last| last.written);
+        self.trace_disk();
+        if self.disk.is_dead() {
+            self.fall();
+        } else if written {
+            self.give_early(ticket, |decided| decided.answer.clone());
+        } else {
+            self.fail();
         }
     }
 
     /// Waits for stable storage, tells what happened and answers.
     fn land(&mut self) -> Checked<Worked> {
         let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
-        let Some(flying) = process.flying.take() else { return Ok(Worked::Idle) };
-        if flying.flight.sync().is_err() {
-            process.flying = Some(flying);
+        let count = std::mem::take(&mut process.syncing);
+        let later = process.flying.split_off(count);
+        let landing = std::mem::replace(&mut process.flying, later);
+        let (mut flights, mut decided): (Vec<_>, Vec<_>) =
+            landing.into_iter().map(|flying| (flying.flight, flying.decided)).unzip();
+        if Flight::sync_all(&flights).is_err() {
+            for (flight, decided) in flights.into_iter().zip(decided).rev() {
+                process.flying.push_front(Flying { flight, decided, written: true });
+            }
             return Ok(self.fail());
         }
-        process.book.written(flying.flight.number());
-        process.retired.extend(process.book.landed(&flying.flight));
+        self.cover.hit_if(Point::LandedTogether, count > 1);
         process.tending = Tending::Compaction;
-        let Flying { mut flight, decided, .. } = flying;
-        let events = std::mem::take(&mut flight.events);
-        process.book.reuse(flight);
-        self.oracle.landed(&events, &decided, &mut self.cover)?;
-        self.answer(decided);
+        let mut events = Vec::new();
+        for mut flight in flights.drain(..) {
+            process.book.written(flight.number());
+            process.retired.extend(process.book.landed(&flight));
+            events.push(std::mem::take(&mut flight.events));
+            process.book.reuse(flight);
+        }
+        for (events, decided) in events.iter().zip(&decided) {
+            self.oracle.landed(events, decided, &mut self.cover)?;
+        }
+        decided.drain(..).for_each(|decided| self.answer(decided));
         Ok(Worked::Landed)
     }
 
@@ -166,19 +220,9 @@ impl Machine {
         process.book.fail("a write to the disk failed (simulated)".to_string());
         (process.broken, process.gave_up) = (true, true);
         self.cover.hit(Point::WriteFailed);
-        let Process { gathered, flying, .. } = process;
-        let gathered = std::mem::take(gathered);
-        let flying = flying.take().map(|flying| (flying.flight.events, flying.decided));
-        let in_the_air = flying.iter().flat_map(|(_, decided)| decided);
-        let waiting: Vec<(Ticket, Request)> = in_the_air
-            .chain(&gathered)
-            .filter(|decided| !decided.answered)
-            .map(|decided| (decided.ticket, decided.request.clone()))
-            .collect();
-        self.oracle.fell(flying, &gathered, &mut self.cover);
-        for (ticket, request) in waiting {
-            self.give(ticket, &request, Err(Failure::Unknown));
-        }
+        let (flying, gathered) = (&mut process.flying, &mut process.gathered);
+        let (flying, gathered) = (std::mem::take(flying), std::mem::take(gathered));
+        self.lose_sight(flying, gathered);
         Worked::Failed
     }
 

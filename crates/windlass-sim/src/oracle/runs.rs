@@ -33,7 +33,9 @@ pub(super) struct Runs {
     /// Tokens below this one were given out before the store was last opened.
     epoch: u64,
     held: BTreeMap<JobId, Held>,
-    /// Jobs of which a completion was answered: they never start again.
+    /// Jobs of which a completion was decided.
+    completing: BTreeSet<JobId>,
+    /// Those of them of which it was answered: they never start again.
     completed: BTreeSet<JobId>,
     /// Starts that were handed out, those that were given back, and those lost in a crash.
     starts: BTreeMap<JobId, u32>,
@@ -127,6 +129,9 @@ impl Runs {
             Ok(_) => {
                 ensure!(holds, "a stale worker settled job {job} under {token}");
                 self.held.remove(&job);
+                if settlement.verdict == Verdict::Complete {
+                    self.completing.insert(job);
+                }
                 let returned = matches!(settlement.verdict, Verdict::Snooze(_) | Verdict::Release);
                 *self.returned.entry(job).or_default() += u32::from(returned);
             }
@@ -141,7 +146,9 @@ impl Runs {
     }
 
     pub(super) fn completed(&mut self, job: JobId) {
-        self.completed.insert(job);
+        if self.completing.contains(&job) {
+            self.completed.insert(job);
+        }
     }
 
     pub(super) fn rescued(&mut self, rescued: &Rescued, now: Now) -> Checked {
@@ -170,6 +177,7 @@ impl Runs {
 
     /// A job was accepted. If there was one under its id before, that was removed.
     pub(super) fn accepted(&mut self, job: JobId) {
+        self.completing.remove(&job);
         self.completed.remove(&job);
         for counts in [&mut self.starts, &mut self.returned, &mut self.replays] {
             counts.remove(&job);

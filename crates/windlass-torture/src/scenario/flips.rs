@@ -1,7 +1,8 @@
 //! Flipped bits and cut files.
 //!
 //! Each case damages one bit or one length of a store, looks at it, and mends it again. It must be
-//! refused, naming the file and the byte, or show exactly what was there: never less, never a panic.
+//! refused, naming the file and the byte, or show exactly what was there: never less, never a
+//! panic.
 //!
 //! One exception is in the nature of things. Of the last commits before a kill nobody has noted yet
 //! that they are on the disk, so damage to them cannot be told from a write that was cut short.
@@ -149,7 +150,7 @@ impl Store {
             (Ok(seen), Ok(_)) => self.judge(&seen, unproven, score),
             _ => Some("a panic".to_string()),
         };
-        if wrong.is_none() && case % TO_A_VICTIM == 0 {
+        if wrong.is_none() && case.is_multiple_of(TO_A_VICTIM) {
             wrong = self.let_a_victim_open_it(unproven)?;
         }
         // Mended, for the next case.

@@ -1,8 +1,8 @@
 //! A disk that is full.
 //!
 //! New jobs are refused with the typed answer, running work is settled all the same, and when there
-//! is space again the same process goes on by itself. Then it is killed, on a disk that is full once
-//! more, and opened there.
+//! is space again the same process goes on by itself. Then it is killed, on a disk that is full
+//! once more, and opened there.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -444,7 +444,8 @@ impl Shared {
 
     /// Writes what was gathered on the caller's own time, and leaves the sync to the writer.
     fn write_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<()> {
-        let Some(book) = state.book.as_mut().filter(|book| book.has_work()) else { return Ok(()) };
+        let gathers = |book: &&mut Book| book.is_gathering();
+        let Some(book) = state.book.as_mut().filter(gathers) else { return Ok(()) };
         let Some(flight) = book.take() else {
             let source = Box::new(NotLanded("there is no room for it".into()));
             return Err(StoreError::Unknown { doing, source });

@@ -404,7 +404,11 @@ impl Journal {
         let spare = self.spares.iter().position(fits).map(|index| self.spares.remove(index));
         let smallest = self.wanted_size().min(SEGMENT_LAST_RESORT).max(size_for(need - OVERHEAD));
         let bytes = spare.as_ref().map_or(smallest, |(_, bytes)| *bytes);
-        let number = self.active + 1;
+        // One that is too small and holds nothing yet makes way: an empty segment in the middle of
+        // a commit could lose its head and nothing else.
+        let number = self.active + u32::from(!self.is_empty(self.active));
+        self.started.retain(|write| write.segment != number);
+        self.homeless.retain(|homeless| *homeless != number);
         self.segments.insert(number, Segment { file: None, bytes, end: SEGMENT_HEADER });
         self.active = number;
         self.begin_fragment();
@@ -412,6 +416,12 @@ impl Journal {
         if !housed {
             self.homeless.push(number);
         }
+    }
+
+    fn is_empty(&self, number: u32) -> bool {
+        let segment = self.segments.get(&number);
+        segment.is_some_and(|segment| segment.end == SEGMENT_HEADER)
+            && !self.staged.iter().any(|fragment| fragment.segment == number)
     }
 
     fn give_file(&mut self, number: u32, spare: &str) -> io::Result<()> {

@@ -129,7 +129,7 @@ impl Scan {
                 }
             };
             if header.index == 0 {
-                // A later opening found the commit unfinished, and wrote its own under this number.
+                // What was pending is unfinished for good.
                 self.pending.clear();
             }
             (self.gap, self.torn) = (None, None);
@@ -154,11 +154,14 @@ impl Scan {
             return Err("only an older commit stands here");
         }
         let next = (header.commit, header.index) == (self.commit, self.index);
+        // A later opening may have written its own commit under the number of an unfinished one.
+        let one_opening = |(begun, _): &(Header, Vec<u8>)| begun.opening == header.opening;
+        let next = next && self.pending.iter().all(one_opening);
         let anew = (header.commit, header.index) == (self.commit, 0);
         let anew = anew && header.opening > self.unfinished_opening();
         // The oldest segment may begin in the middle of a commit, but it is the oldest that must.
         let first = self.commit == 0 && !self.is_beginning_lost();
-        if !first && !(next && self.torn.is_none()) && !anew {
+        if !(first || anew || next && self.torn.is_none()) {
             return Err("another commit stands here");
         }
         if header.flags & SEAL != 0 {
