@@ -169,7 +169,7 @@ impl Plan {
             Mix::Delayed => {
                 let millis = Duration::from_millis(random.below(800));
                 let delay = Some(if random.one_in(8) { LONG } else { millis });
-                Self { delay, ..plain }
+                Self { delay, removable: !random.one_in(4), ..plain }
             }
             Mix::Bulky => {
                 let behaviour = Behaviour::Complete(Duration::from_millis(random.between(0, 100)));
