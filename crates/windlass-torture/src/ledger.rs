@@ -169,9 +169,14 @@ impl Ledger {
         let (before, after) = said.facts.split_at(mark.min(said.facts.len()));
         self.hear(before);
         self.log.push("-- the power failed; what follows may not have happened".to_string());
+        let greatest_token = self.greatest_token;
         for (_, fact) in after {
             self.log.push(fact.to_string());
             self.overhear(fact);
+        }
+        // Who had not even opened the store by then gave tokens away in the other world alone.
+        if after.iter().any(|(_, fact)| matches!(fact, Fact::Opened { .. })) {
+            self.greatest_token = greatest_token;
         }
         self.end_session();
     }
