@@ -1,8 +1,8 @@
 //! Wall clocks that jump by an hour or a year, either way, while victims work and between them.
 //!
 //! libfaketime stands between the victim and the clock, and reads the offset from a file that is
-//! rewritten meanwhile; the steady clock is left alone. Nothing may be lost, doubled or held up, and
-//! nothing may start before its time by the engine's clock (the victim itself complains of that).
+//! rewritten meanwhile; the steady clock is left alone. Nothing may be lost, doubled or held up,
+//! and nothing may start before its time by the engine's clock (the victim itself complains of that).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
