@@ -2,7 +2,7 @@
 //!
 //! libfaketime stands between the victim and the clock, and reads the offset from a file that is
 //! rewritten meanwhile; the steady clock is left alone. Nothing may be lost, doubled or held up,
-//! and nothing may start before its time by the engine's clock (the victim itself complains of that).
+//! and nothing may start before its time by the clock of the engine (the victim complains itself).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
