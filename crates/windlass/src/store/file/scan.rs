@@ -72,6 +72,8 @@ pub(super) struct Scan {
     /// Where the last whole commit ends.
     tail: Option<(u32, u32)>,
     first_segment: Option<u32>,
+    /// Where reading began.
+    begun: Option<(u32, u32)>,
     previous_segment: Option<u32>,
     /// Where the fragments of each segment end.
     ends: BTreeMap<u32, u32>,
@@ -102,6 +104,7 @@ impl Scan {
             last: None,
             tail: None,
             first_segment: numbers.first().copied(),
+            begun: None,
             previous_segment: None,
             ends: BTreeMap::new(),
             heads: BTreeMap::new(),
@@ -119,6 +122,7 @@ impl Scan {
         read: Read<'_>,
     ) -> Result<(), OpenError> {
         let mut at = from.unwrap_or(SEGMENT_HEADER);
+        self.begun.get_or_insert((number, at));
         loop {
             let (header, bytes) = match self.fragment(number, content, at) {
                 Ok(next) => next,
@@ -160,7 +164,8 @@ impl Scan {
         let anew = (header.commit, header.index) == (self.commit, 0);
         let anew = anew && header.opening > self.unfinished_opening();
         // The oldest segment may begin in the middle of a commit.
-        if self.commit != 0 && !(next && self.torn.is_none()) && !anew {
+        let first = self.commit == 0 && self.may_begin_in(number);
+        if !first && !(next && self.torn.is_none()) && !anew {
             return Err("another commit stands here");
         }
         if header.flags & SEAL != 0 {
@@ -169,6 +174,14 @@ impl Scan {
         let bytes = bytes.get(..HEADER + header.length as usize).ok_or("the commit is cut off")?;
         check_body(&header, &bytes[HEADER..])?;
         Ok((header, bytes.to_vec()))
+    }
+
+    /// Whether the first fragment may stand in this segment: where reading began, or at the start
+    /// of the next if nothing stands there any more.
+    fn may_begin_in(&self, number: u32) -> bool {
+        let Some((segment, offset)) = self.begun else { return false };
+        let nothing_there = self.ends.get(&segment) == Some(&offset);
+        number == segment || number == segment + 1 && nothing_there
     }
 
     fn newest_opening(&self) -> u32 {
