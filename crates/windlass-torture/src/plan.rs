@@ -163,13 +163,13 @@ impl Plan {
             Mix::Mixed => Self::mixed(plain, &mut random),
             Mix::Poison => {
                 // Half may run more often than they may be recovered, half less.
-                let max_attempts = if id.number % 2 == 0 { 20 } else { 2 };
+                let max_attempts = if id.number.is_multiple_of(2) { 20 } else { 2 };
                 Self { behaviour: Behaviour::Abort, max_attempts, ..plain }
             }
             Mix::Delayed => {
                 let millis = Duration::from_millis(random.below(800));
                 let delay = Some(if random.one_in(8) { LONG } else { millis });
-                Self { delay, ..plain }
+                Self { delay, removable: !random.one_in(4), ..plain }
             }
             Mix::Bulky => {
                 let behaviour = Behaviour::Complete(Duration::from_millis(random.between(0, 100)));

@@ -65,7 +65,7 @@ impl Launch {
                 text
             })
         });
-        Ok(Process { child, heard, reader, errors, started: Instant::now() })
+        Ok(Process { child, heard, reader, errors })
     }
 
     /// Runs to the end and returns everything that was said.
@@ -121,7 +121,6 @@ pub(crate) struct Process {
     heard: Arc<Heard>,
     reader: Option<JoinHandle<()>>,
     errors: Option<JoinHandle<String>>,
-    pub(crate) started: Instant,
 }
 
 /// Everything a process said, and how it ended.

@@ -58,12 +58,12 @@ impl Scenario {
     pub(crate) fn rounds(self) -> u64 {
         match self {
             Scenario::Kill => 60,
-            Scenario::Poison => 3,
+            Scenario::Poison => 6,
             Scenario::Plug => 30,
             Scenario::Errors => 100,
             Scenario::Full => 3,
             Scenario::Flips => 2_000,
-            Scenario::Clock => 8,
+            Scenario::Clock => 6,
         }
     }
 

@@ -69,6 +69,9 @@ pub(crate) struct WorkOptions {
     /// Let poisonous handlers end the process.
     #[arg(long)]
     pub(crate) poison: bool,
+    /// Stop after so long, gracefully, and close the store.
+    #[arg(long)]
+    pub(crate) stop_after_ms: Option<u64>,
     /// Delete finished jobs, so that the journal has something to clear.
     #[arg(long)]
     pub(crate) remove: bool,
@@ -177,6 +180,11 @@ impl Victim {
             .collect();
         if producers.is_empty() {
             return self.drain(&worker).await;
+        }
+        if let Some(millis) = self.options.stop_after_ms {
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            self.engine.close().await;
+            return Ok(());
         }
         for producer in producers {
             producer.await??;

@@ -260,7 +260,8 @@ impl Oracle {
                 stand(dependency).is_some_and(|stand| stand.name() == *state)
             }
             Refusal::UnknownJob { job } => !there(job),
-            // Whatever it was then, the rest of the batch may have changed it, or bounds removed it.
+            // Whatever it was then, the rest of the batch may have changed it, or bounds removed
+            // it.
             Refusal::WrongState { job, state, .. } => {
                 !alone || stand(job).is_none_or(|stand| stand.may_be(*state))
             }

@@ -217,7 +217,7 @@ impl World {
 
     fn settlement(&mut self, run: &Run, token: u64) -> Settlement {
         let outcome = self.outcome(run);
-        let retry = run.job.retry.clone().unwrap_or_else(|| Retry::aggressive());
+        let retry = run.job.retry.clone().unwrap_or_else(Retry::aggressive);
         let progress = outcome::Progress {
             attempt: run.attempt,
             max_attempts: run.max_attempts,

@@ -84,21 +84,21 @@ fn one_failure(
     // Once, or from then on.
     let on = if random.one_in(3) { "+" } else { "" };
     let log = machine.directory("strace");
-    let mut launch = site.life.victim_that_repeats()?;
+    // Producers that never rest: whoever goes on in spite of a failure shows it.
+    let mut launch = site.life.victim_that_repeats()?.option("--backlog", 5_000);
     launch.under = under_strace(&log, call, error, &format!("{from}{on}"));
     let what = format!("{call} number {from}{on} fails with {error}");
     site.life.ledger.log.push(format!("-- {what}"));
     let victim = launch.start()?;
+    // Another thread may reach its own such call later; that one is not waited for.
     let injected = wait_for_injection(&victim, &log);
-    if injected {
+    if !injected.is_empty() {
         std::thread::sleep(AFTERWARDS);
     }
     let cut = site.cut(&victim)?;
     // Whoever goes on has time to show it.
     std::thread::sleep(AFTERWARDS);
     let mut said = victim.kill()?;
-    let calls = std::fs::read_to_string(&log)?;
-    let injected: Vec<&str> = calls.lines().filter(|line| line.contains("(INJECTED)")).collect();
     let opened = take_failed_opening(&mut said);
     if injected.is_empty() {
         return site.go_on(cut, &said);
@@ -138,21 +138,19 @@ fn under_strace(log: &Path, call: &str, error: &str, when: &str) -> Vec<std::ffi
     under
 }
 
-fn wait_for_injection(victim: &Process, log: &Path) -> bool {
+/// Waits for the call to fail, and returns what strace says of it.
+fn wait_for_injection(victim: &Process, log: &Path) -> Vec<String> {
     let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
+    loop {
+        // If it has ended, the last look finds what there is.
+        let ended = victim.hears(Duration::from_millis(3), |fact| matches!(fact, Fact::Failed(_)));
         let calls = std::fs::read_to_string(log).unwrap_or_default();
-        if calls.contains("(INJECTED)") {
-            return true;
-        }
-        // It may have ended: then there is nothing to wait for.
-        if victim.wait_for(0, Duration::from_millis(3), |facts| {
-            facts.iter().any(|(_, fact)| matches!(fact, Fact::Failed(_)))
-        }) {
-            return true;
+        let injected = calls.lines().filter(|line| line.contains("(INJECTED)"));
+        let injected: Vec<String> = injected.map(str::to_string).collect();
+        if !injected.is_empty() || ended || Instant::now() > deadline {
+            return injected;
         }
     }
-    false
 }
 
 /// Takes out that the store could not be opened, which is to be expected; whether it could.

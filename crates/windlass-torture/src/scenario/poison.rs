@@ -1,7 +1,9 @@
 //! Handlers that end their process.
 //!
 //! A start is counted when the job is claimed, so a handler that never comes back cannot run more
-//! often than it may, and then the job is dead as crashed. Whoever ran beside it is recovered.
+//! often than it may, and then the job is dead as crashed. Whoever waits is unharmed. Whoever ran
+//! beside it is recovered; and if it runs beside it each time, it shares its fate, because nobody
+//! can tell which of them it was. How many did is part of the summary.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -25,7 +27,7 @@ const ABORTED: i32 = 6;
 
 pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow::Result<Verdict> {
     let (mut verdict, mut tally) = (Verdict::default(), Tally::default());
-    let mut crashes = 0;
+    let (mut crashes, mut shared_its_fate) = (0, 0);
     for round in 0..rounds {
         let session = (random.next() as u32) & !0xffff;
         let path = machine.directory("poison");
@@ -35,10 +37,11 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
         crashes += crash_until_drained(&mut life, slots)?;
         life.check()?;
         life.ledger.all_ended();
-        judge(&mut life, slots);
+        shared_its_fate += judge(&mut life, slots);
         verdict.add(&mut tally, life);
     }
-    verdict.summary = format!("{crashes} crashes, {tally}");
+    let fate = format!("{shared_its_fate} neighbours died beside it");
+    verdict.summary = format!("{crashes} crashes, {fate}, {tally}");
     Ok(verdict)
 }
 
@@ -68,25 +71,30 @@ fn crash_until_drained(life: &mut Life, slots: u32) -> anyhow::Result<u32> {
     Ok(CRASHES)
 }
 
-fn judge(life: &mut Life, slots: u32) {
+/// Holds every job to what it may come to; how many died for another.
+fn judge(life: &mut Life, slots: u32) -> u32 {
     let mut jobs: Vec<Id> = life.ledger.acknowledged().collect();
     jobs.sort_unstable();
+    let mut shared_its_fate = 0;
     for id in jobs {
         let (starts, end) = (life.ledger.starts_of(id), life.ledger.end_of(id));
         let shown = end.map(|end| end.to_string()).unwrap_or_default();
-        if id.mix != Mix::Poison {
-            if end != Some(End::Completed) {
-                let wrong = format!("{id} stood beside poison, started {starts} times: {shown}");
+        let crashed = end == Some(End::Dead(DeadReason::Crashed));
+        if id.mix == Mix::Poison {
+            let allowed = Plan::of(id).max_attempts.min(recovery().max_recoveries + 1);
+            // Side by side, one handler may end the process before another has said that it runs.
+            let exact = if slots == 1 { starts == allowed } else { starts <= allowed };
+            if !exact || !crashed {
+                let wrong = format!("{id} started {starts} times of {allowed}, and is {shown}");
                 life.ledger.wrong.push(wrong);
             }
-            continue;
-        }
-        let allowed = Plan::of(id).max_attempts.min(recovery().max_recoveries + 1);
-        // Side by side, one handler may end the process before another has said that it runs.
-        let exact = if slots == 1 { starts == allowed } else { starts <= allowed };
-        if !exact || end != Some(End::Dead(DeadReason::Crashed)) {
-            let wrong = format!("{id} started {starts} times of {allowed}, and is {shown}");
+        } else if crashed && slots > 1 {
+            // The ledger has made sure that it was recovered as often as may be.
+            shared_its_fate += 1;
+        } else if end != Some(End::Completed) {
+            let wrong = format!("{id} waited beside poison, started {starts} times: {shown}");
             life.ledger.wrong.push(wrong);
         }
     }
+    shared_its_fate
 }

@@ -404,8 +404,8 @@ impl Journal {
         let spare = self.spares.iter().position(fits).map(|index| self.spares.remove(index));
         let smallest = self.wanted_size().min(SEGMENT_LAST_RESORT).max(size_for(need - OVERHEAD));
         let bytes = spare.as_ref().map_or(smallest, |(_, bytes)| *bytes);
-        // One that is too small and holds nothing yet makes way: an empty segment in the middle of a
-        // commit could lose its head and nothing else.
+        // One that is too small and holds nothing yet makes way: an empty segment in the middle of
+        // a commit could lose its head and nothing else.
         let number = self.active + u32::from(!self.is_empty(self.active));
         self.started.retain(|write| write.segment != number);
         self.homeless.retain(|homeless| *homeless != number);

@@ -72,8 +72,6 @@ pub(super) struct Scan {
     /// Where the last whole commit ends.
     tail: Option<(u32, u32)>,
     first_segment: Option<u32>,
-    /// Where reading began.
-    begun: Option<(u32, u32)>,
     previous_segment: Option<u32>,
     /// Where the fragments of each segment end.
     ends: BTreeMap<u32, u32>,
@@ -104,7 +102,6 @@ impl Scan {
             last: None,
             tail: None,
             first_segment: numbers.first().copied(),
-            begun: None,
             previous_segment: None,
             ends: BTreeMap::new(),
             heads: BTreeMap::new(),
@@ -122,7 +119,6 @@ impl Scan {
         read: Read<'_>,
     ) -> Result<(), OpenError> {
         let mut at = from.unwrap_or(SEGMENT_HEADER);
-        self.begun.get_or_insert((number, at));
         loop {
             let (header, bytes) = match self.fragment(number, content, at) {
                 Ok(next) => next,
@@ -163,9 +159,9 @@ impl Scan {
         let next = next && self.pending.iter().all(one_opening);
         let anew = (header.commit, header.index) == (self.commit, 0);
         let anew = anew && header.opening > self.unfinished_opening();
-        // The oldest segment may begin in the middle of a commit.
-        let first = self.commit == 0 && self.may_begin_in(number);
-        if !first && !(next && self.torn.is_none()) && !anew {
+        // The oldest segment may begin in the middle of a commit, but it is the oldest that must.
+        let first = self.commit == 0 && !self.is_beginning_lost();
+        if !(first || anew || next && self.torn.is_none()) {
             return Err("another commit stands here");
         }
         if header.flags & SEAL != 0 {
@@ -176,12 +172,10 @@ impl Scan {
         Ok((header, bytes.to_vec()))
     }
 
-    /// Whether the first fragment may stand in this segment: where reading began, or at the start
-    /// of the next if nothing stands there any more.
-    fn may_begin_in(&self, number: u32) -> bool {
-        let Some((segment, offset)) = self.begun else { return false };
-        let nothing_there = self.ends.get(&segment) == Some(&offset);
-        number == segment || number == segment + 1 && nothing_there
+    /// Whether something should have been read before, and could not: a segment that holds nothing
+    /// ends where it begins, and the head of the one after it says so.
+    fn is_beginning_lost(&self) -> bool {
+        self.gap.is_some_and(|gap| self.ends.get(&gap.segment).is_some_and(|end| *end > gap.offset))
     }
 
     fn newest_opening(&self) -> u32 {
@@ -316,5 +310,72 @@ impl Scan {
             unproven: self.unproven,
             heads: self.heads,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::{SEGMENT_MAGIC, segment_header};
+    use super::*;
+
+    const BYTES: u32 = 1_024;
+
+    /// A segment with these fragments: commit, index, last commit known to be on the disk, flags.
+    fn segment(number: u32, previous_end: u32, fragments: &[(u64, u32, u64, u32)]) -> Vec<u8> {
+        let mut content = segment_header(number, BYTES, previous_end);
+        for (commit, index, synced, flags) in fragments {
+            let header = Header {
+                segment: number,
+                offset: content.len() as u32,
+                length: 0,
+                check: crc32fast::hash(&[]),
+                commit: *commit,
+                synced: *synced,
+                index: *index,
+                flags: *flags,
+                opening: 1,
+                oldest: 3,
+                floors: Floors::default(),
+                begin: 0,
+            };
+            content.extend(header.encode());
+        }
+        content.resize(BYTES as usize, 0);
+        content
+    }
+
+    fn scan(segments: &[(u32, Vec<u8>)]) -> Result<Found, OpenError> {
+        let numbers: Vec<u32> = segments.iter().map(|(number, _)| *number).collect();
+        let mut scan = Scan::new(&numbers);
+        for (number, content) in segments {
+            assert_eq!(content[..8], SEGMENT_MAGIC);
+            scan.head(*number, content, BYTES)?;
+            scan.segment(*number, None, content, &mut |_, _| Ok(()))?;
+        }
+        scan.finish(true)
+    }
+
+    #[test]
+    fn an_oldest_segment_whose_only_fragment_is_damaged_is_not_passed_over() {
+        let end = SEGMENT_HEADER + HEADER as u32;
+        let mut oldest = segment(3, 0, &[(5, 1, 4, 0)]);
+        let newest = segment(4, end, &[(5, 2, 4, LAST), (6, 0, 5, LAST), (7, 0, 6, SEAL)]);
+        let found = scan(&[(3, oldest.clone()), (4, newest.clone())]).expect("nothing is wrong");
+        assert_eq!(found.commit, 6);
+        for at in SEGMENT_HEADER..end {
+            oldest[at as usize] ^= 1;
+            let refused = scan(&[(3, oldest.clone()), (4, newest.clone())]);
+            let why = refused.expect_err("it is damaged").to_string();
+            assert!(why.contains("journal-00000003 at byte 64"), "{why}");
+            oldest[at as usize] ^= 1;
+        }
+    }
+
+    #[test]
+    fn a_segment_that_was_begun_and_never_written_is_no_damage() {
+        let empty = segment(3, 0, &[]);
+        let next = segment(4, SEGMENT_HEADER, &[(5, 0, 4, LAST), (6, 0, 5, LAST)]);
+        let found = scan(&[(3, empty), (4, next)]).expect("nothing is wrong");
+        assert_eq!(found.commit, 6);
     }
 }
