@@ -182,7 +182,7 @@ fn says_broken(said: &Said) -> bool {
 
 /// Whether the failed call was part of a commit. A spare file that could not be made, a file that
 /// could not be let go, and a mark that the journal is idle are not; of a failed sync of the
-/// directory it cannot be told.
+/// directory it cannot be told. A rename that fails is no room yet: what was decided waits for it.
 fn must_stop(line: &str) -> bool {
     if line.contains("fdatasync(") {
         return line.contains("/journal-");
@@ -191,8 +191,7 @@ fn must_stop(line: &str) -> bool {
     if line.contains("pwrite64(") {
         return line.contains("/journal-") && !texts.first().is_some_and(|bytes| is_seal(bytes));
     }
-    // Of a commit that began a segment: from a spare to the journal.
-    matches!(texts[..], [from, to] if from.contains("/spare-") && to.contains("/journal-"))
+    false
 }
 
 /// Whether these bytes, as strace writes them, are the head of a fragment with the flag of a seal
