@@ -149,13 +149,8 @@ impl World {
                 Opening::Refused(error) => self.judge_refusal(&error)?,
             }
         }
-        // What was damaged and could be read from end to end is whole. Otherwise clearing a segment
-        // may still come upon it.
-        if self.settings.options.thorough {
-            let harmless = self.chaos.damage.take().is_some();
-            self.machine.expect_breakage(false);
-            self.machine.cover.hit_if(Point::FlipHarmless, harmless);
-        }
+        // What was damaged and could be opened is whole, or clearing a segment will come upon it.
+        self.machine.cover.hit_if(Point::FlipHarmless, self.chaos.damage.is_some());
         self.wake_writer();
         Ok(())
     }
