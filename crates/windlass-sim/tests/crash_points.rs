@@ -75,7 +75,7 @@ fn crash(script: Script, scale: u64, point: Point, loss: Loss, seed: u64) -> Che
     let names = match loss {
         Loss::Keep => NameLoss::Keep,
         Loss::Drop => NameLoss::Drop,
-        Loss::Tear | Loss::Mix if seed % 2 == 0 => NameLoss::Suffix,
+        Loss::Tear | Loss::Mix if seed.is_multiple_of(2) => NameLoss::Suffix,
         Loss::Tear | Loss::Mix => NameLoss::Scatter,
     };
     player.machine.lose_power(loss, names);
