@@ -606,6 +606,28 @@ async fn of_a_batch_that_cannot_be_finished_nothing_is_written() {
     assert_eq!(everything(&bench.open()).await.len(), 1, "half of a batch is there");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_a_segment_that_a_failing_disk_will_not_give_is_told() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock, wake).expect("it opens");
+    let store = Arc::new(store);
+    switches.rename_fails.store(true, Ordering::SeqCst);
+    let large = |n| Arc::new(NewJob { payload: vec![1; 1_000].into(), ..job(n) });
+    let waits = store.clone();
+    let waits = tokio::spawn(async move { waits.enqueue((100..200).map(large).collect()).await });
+    // Whoever calls next asks for the file again, finds that there is no hope, and says so to all.
+    while !waits.is_finished() {
+        let _ = store.promote().await;
+        tokio::task::yield_now().await;
+    }
+    let answer = waits.await.expect("no panic");
+    assert!(matches!(answer, Err(StoreError::Unknown { .. })), "{answer:?}");
+    let answer = store.promote().await;
+    assert!(matches!(answer, Err(StoreError::Refused(Refusal::StoreBroken { .. }))), "{answer:?}");
+}
+
 /// The writer's syncs wait for this.
 #[derive(Debug, Default)]
 struct Gate {

@@ -337,7 +337,7 @@ impl Book {
             // First for what has been decided already and waits to be written.
             let waited = !self.journal.is_housed();
             let made = if waited { self.journal.house() } else { self.journal.make_spare(largest) };
-            if let Err(Full(error)) = made {
+            if let Err(Full(error)) = made.inspect_err(|full| self.despair(waited, full)) {
                 self.ask_again_at = Steady::from_micros(now.steady.as_micros() + ASK_AGAIN);
                 return Err(full(error.to_string()));
             }
@@ -430,7 +430,15 @@ impl Book {
     /// before the next one is, and be followed by [`Book::written`] and [`Book::landed`].
     pub fn take(&mut self) -> Option<Flight> {
         // What has been counted is part of it, and may need a file too.
-        self.has_work().then(|| self.take_now().ok()).flatten()
+        let taken = self.has_work().then(|| self.take_now())?;
+        taken.inspect_err(|full| self.despair(true, full)).ok()
+    }
+
+    /// Gives up if callers wait for room that will not come: a disk that fails is not full.
+    fn despair(&mut self, waited_for: bool, full: &Full) {
+        if waited_for && !full.may_pass() {
+            self.fail(format!("a segment could not be made ({})", full.0));
+        }
     }
 
     fn take_now(&mut self) -> Result<Flight, Full> {

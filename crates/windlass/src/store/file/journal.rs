@@ -47,6 +47,16 @@ const READ_AHEAD: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Full(pub(super) io::Error);
 
+impl Full {
+    /// Whether it may pass by itself: when there is room again, or a file handle.
+    pub(super) fn may_pass(&self) -> bool {
+        const TOO_MANY_FILES: [i32; 2] = [23, 24];
+        let Full(error) = self;
+        matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            || error.raw_os_error().is_some_and(|code| TOO_MANY_FILES.contains(&code))
+    }
+}
+
 #[derive(Debug)]
 struct Segment {
     /// `None` while the disk is full.
