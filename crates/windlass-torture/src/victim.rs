@@ -171,10 +171,11 @@ impl Victim {
             }
         });
         let worker = self.start_worker().await?;
+        self.repeat().await?;
         if self.options.remove {
+            // Not before: what is repeated after it was deleted would start over.
             tokio::spawn(self.clone().remove(to_remove));
         }
-        self.repeat().await?;
         let producers: Vec<_> = (0..self.options.producers)
             .map(|producer| tokio::spawn(self.clone().produce(producer)))
             .collect();

@@ -52,7 +52,9 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
             let wrong = format!("{id} and maybe others were held up by a step of the clock");
             life.ledger.wrong.push(wrong);
         }
+        let pid = victim.pid();
         let said = victim.kill()?;
+        clean_up_after(pid);
         ahead_of_time += said.facts.iter().filter(|(_, fact)| is_long(fact)).count();
         life.ledger.wrong.extend(doubled(&said).map(|id| format!("{id} ran twice at once")));
         life.ledger.take_over(&said);
@@ -107,6 +109,13 @@ fn library() -> anyhow::Result<PathBuf> {
     let mut found = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1"));
     let missing = || Missing("libfaketime (package libfaketime)".to_string());
     Ok(found.find(|library| library.exists()).ok_or_else(missing)?)
+}
+
+/// Removes what libfaketime leaves behind of a process that was killed.
+fn clean_up_after(pid: u32) {
+    for file in [format!("faketime_shm_{pid}"), format!("sem.faketime_sem_{pid}")] {
+        let _ = std::fs::remove_file(Path::new("/dev/shm").join(file));
+    }
 }
 
 /// Waits for everything that is due soon to end; one that did not.

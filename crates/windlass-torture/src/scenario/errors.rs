@@ -180,18 +180,13 @@ fn says_broken(said: &Said) -> bool {
     said.facts.iter().any(|(_, fact)| broken(fact))
 }
 
-/// Whether the failed call was part of a commit. A spare file that could not be made, a file that
-/// could not be let go, and a mark that the journal is idle are not; of a failed sync of the
-/// directory it cannot be told. A rename that fails is no room yet: what was decided waits for it.
+/// Whether the failed call was a write or a sync of a commit. A mark that the journal is idle, a
+/// spare file that could not be made and a file that could not be let go are not; a rename loses
+/// nothing and may be tried again; of a failed sync of the directory it cannot be told.
 fn must_stop(line: &str) -> bool {
-    if line.contains("fdatasync(") {
-        return line.contains("/journal-");
-    }
-    let texts: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
-    if line.contains("pwrite64(") {
-        return line.contains("/journal-") && !texts.first().is_some_and(|bytes| is_seal(bytes));
-    }
-    false
+    let of_a_commit = line.contains("fdatasync(") || line.contains("pwrite64(");
+    let bytes = line.split('"').nth(1).unwrap_or_default();
+    of_a_commit && line.contains("/journal-") && !is_seal(bytes)
 }
 
 /// Whether these bytes, as strace writes them, are the head of a fragment with the flag of a seal
