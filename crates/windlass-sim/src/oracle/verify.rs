@@ -68,6 +68,18 @@ impl Oracle {
                 let mut jobs = rescued.jobs.iter();
                 jobs.try_for_each(|job| self.verify_state(job.id, job.state))
             }
+            _ => self.verify_queues(decided, reply, alone, cover),
+        }
+    }
+
+    fn verify_queues(
+        &mut self,
+        decided: &Decided,
+        reply: &Reply,
+        alone: bool,
+        cover: &mut Cover,
+    ) -> Checked {
+        match (&decided.request, reply) {
             (Request::ReplayEdited(job, _), Reply::Replaced(enqueued)) => {
                 self.verify_enqueued(enqueued.id, enqueued)?;
                 let old = self.model.jobs.get(job).map(|told| told.stand.clone());
@@ -143,20 +155,28 @@ impl Oracle {
                     }
                 }
             }
+            _ => self.verify_reading(decided, reply)?,
+        }
+        Ok(())
+    }
+
+    fn verify_reading(&self, decided: &Decided, reply: &Reply) -> Checked {
+        match (&decided.request, reply) {
             (Request::Find(jobs), Reply::Found(records)) => {
                 for (job, record) in jobs.iter().zip(records) {
                     self.compare_found(*job, record.as_ref())?;
                 }
+                Ok(())
             }
             (Request::Explain(job), Reply::Explained(explanation)) => {
                 let stand = &self.model.told(*job)?.stand;
                 ensure!(stand.may_be(explanation.state), "it is {}", stand.name());
+                Ok(())
             }
-            (Request::Audit, Reply::Audited(snapshot)) => self.compare(snapshot)?,
-            (Request::Promote, Reply::Promoted(_)) => {}
-            _ => return Err(Violation("that is an answer to another question".into())),
+            (Request::Audit, Reply::Audited(snapshot)) => self.compare(snapshot),
+            (Request::Promote, Reply::Promoted(_)) => Ok(()),
+            _ => Err(Violation("that is an answer to another question".into())),
         }
-        Ok(())
     }
 
     /// The job is in this state, or has just made room for others.

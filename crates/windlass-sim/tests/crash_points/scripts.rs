@@ -1,0 +1,203 @@
+//! What is played: the life of jobs, dependencies and keys, compaction and retention.
+
+use std::time::Duration;
+
+use windlass::store::HandedJob;
+use windlass_core::job::{
+    CancelReason, DeadReason, Dependency, LeaseToken, NewJob, OnFailure, Start, Unique, UniqueScope,
+};
+use windlass_core::ledger::{QueueChange, Renewal, Settlement};
+use windlass_core::limits::Limits;
+use windlass_core::outcome::{ErrorText, Verdict};
+use windlass_core::record::{LogLine, Progress, Report};
+use windlass_sim::{Checked, Request};
+
+use crate::player::{Player, Script, id, job, name, options};
+
+/// Jobs are accepted, run, fail, are tried again, snoozed, given back, lost and called off.
+pub(crate) const LIFE: Script =
+    Script { options: || options(Limits::default(), 16 << 10), play: life };
+
+fn life(player: &mut Player) -> Checked {
+    for round in 0..4 * player.scale {
+        life_round(player, round * 100)?;
+    }
+    Ok(())
+}
+
+fn life_round(player: &mut Player, base: u64) -> Checked {
+    player.enqueue([job(base + 1, "mail", "slow")])?;
+    player.enqueue((2..6).map(|number| job(base + number, "report", "slow")))?;
+    player.work(2)?;
+    let later = NewJob { start: Start::After(SECOND), ..job(base + 6, "mail", "fast") };
+    player.enqueue([later, job(base + 7, "mail", "fast")])?;
+    let first = player.claim("one", 3)?;
+    player.land()?;
+    for job in first.iter().take(1) {
+        player.ask(Request::Renew(vec![report(job)]))?;
+    }
+    for (number, job) in first.iter().enumerate() {
+        let verdict = if number == 1 { RETRY } else { Verdict::Complete };
+        player.settle_all([settlement(job, verdict)])?;
+        player.work(1)?;
+    }
+    player.land()?;
+    player.reopen()?;
+    player.advance(600);
+    let second = player.claim("two", 4)?;
+    let verdicts =
+        [Verdict::Snooze(SECOND), Verdict::Release, Verdict::Bury(DeadReason::Permanent), RETRY];
+    player
+        .settle_all(second.iter().zip(verdicts).map(|(job, verdict)| settlement(job, verdict)))?;
+    player.land()?;
+    // One more start, a worker that is lost, and its late answer.
+    let third = player.claim("three", 5)?;
+    player.ask(Request::Cancel(third.iter().map(|job| job.job.id).take(1).collect()))?;
+    player.land()?;
+    player.advance(2_500);
+    player.rescue()?;
+    player.land()?;
+    for job in &third {
+        player.settle(job, Verdict::Complete)?;
+    }
+    player.land()?;
+    player.advance(2_000);
+    for job in player.claim("four", 2)? {
+        player.settle(&job, Verdict::Cancel(CancelReason::Handler))?;
+    }
+    player.ask(Request::Replay((1..8).map(|number| id(base + number)).collect()))?;
+    player.land()
+}
+
+/// Chains, diamonds, cascades, all three policies, unique keys, replays and replacements.
+pub(crate) const GRAPH: Script =
+    Script { options: || options(Limits::default(), 8 << 10), play: graph };
+
+fn graph(player: &mut Player) -> Checked {
+    for round in 0..4 * player.scale {
+        graph_round(player, round * 100)?;
+    }
+    Ok(())
+}
+
+fn graph_round(player: &mut Player, base: u64) -> Checked {
+    let after = |number: u64, on: &[u64], on_failure: OnFailure| NewJob {
+        depends_on: on.iter().map(|on| Dependency { on: id(base + on), on_failure }).collect(),
+        ..job(base + number, "mail", "graph")
+    };
+    let keyed = |number: u64, scope: UniqueScope| NewJob {
+        unique: Some(Unique { key: format!("key{base}"), scope, window: None }),
+        ..job(base + number, "report", "keys")
+    };
+    // A diamond, a chain behind it, and one of each policy, the dependents first.
+    player.enqueue([
+        after(4, &[2, 3], OnFailure::Cascade),
+        after(5, &[4], OnFailure::Cascade),
+        after(2, &[1], OnFailure::Cascade),
+        after(3, &[1], OnFailure::Ignore),
+        after(6, &[2], OnFailure::Wait),
+        job(base + 1, "mail", "graph"),
+    ])?;
+    player.work(2)?;
+    player.enqueue([keyed(10, UniqueScope::Open)])?;
+    player.enqueue([keyed(11, UniqueScope::Open)])?;
+    player.land()?;
+    for job in player.claim("one", 2)? {
+        let mut settled = settlement(&job, Verdict::Complete);
+        if job.job.unique.is_some() {
+            settled.next.push(keyed(12, UniqueScope::Any).into());
+        }
+        player.settle_all([settled])?;
+    }
+    player.land()?;
+    for job in player.claim("two", 3)? {
+        player.settle(&job, Verdict::Bury(DeadReason::Permanent))?;
+        player.work(3)?;
+    }
+    player.land()?;
+    player.reopen()?;
+    player.ask(Request::Replay((1..7).map(|number| id(base + number)).collect()))?;
+    player.work(1)?;
+    player.ask(Request::ReplayEdited(id(base + 12), Box::new(keyed(13, UniqueScope::Any))))?;
+    player.enqueue([keyed(14, UniqueScope::Open)])?;
+    player.land()?;
+    let third = player.claim("three", 2)?;
+    player.ask(Request::Cancel(vec![id(base + 2), id(base + 4)]))?;
+    player.land()?;
+    for job in &third {
+        player.settle(job, Verdict::Bury(DeadReason::Permanent))?;
+    }
+    player.ask(Request::Remove(vec![id(base + 1), id(base + 2)]))?;
+    let expiring = NewJob { expires_after: Some(SECOND), ..after(20, &[6], OnFailure::Ignore) };
+    player.enqueue([expiring])?;
+    player.land()?;
+    player.advance(1_500);
+    player.ask(Request::Promote)?;
+    player.ask(Request::Clear(name("graph")))?;
+    player.land()
+}
+
+/// Small segments that are cleared, let go and used again; settings; bounds on what is kept.
+pub(crate) const COMPACTION: Script = Script { options: tight, play: compaction };
+
+fn tight() -> windlass::store::file::BookOptions {
+    let limits = Limits { dead_letters: 2, history_jobs: 6, ..Limits::default() };
+    options(limits, 4 << 10)
+}
+
+fn compaction(player: &mut Player) -> Checked {
+    for round in 0..3 * player.scale {
+        player.configure("small", QueueChange::MaxDepth(Some(30 + round)))?;
+        player.configure("large", QueueChange::Ageing(Some(Duration::from_millis(50))))?;
+        let base = round * 100;
+        let many = (1..9).map(|number| job(base + number, "mail", "small"));
+        player.enqueue(many)?;
+        player.work(2)?;
+        // Larger than a segment.
+        let payload = vec![round as u8; 5_000].into();
+        player.enqueue([NewJob { payload, ..job(base + 50, "report", "large") }])?;
+        player.land()?;
+        let pause = if round.is_multiple_of(2) { QueueChange::Pause } else { QueueChange::Resume };
+        player.configure("large", pause)?;
+        for pass in 0..3 {
+            let jobs = player.claim("worker", 4)?;
+            for (number, job) in jobs.iter().enumerate() {
+                let verdict = match (number + pass) % 4 {
+                    0 => Verdict::Retry(Duration::ZERO),
+                    1 => Verdict::Bury(DeadReason::Permanent),
+                    _ => Verdict::Complete,
+                };
+                player.settle_all([settlement(job, verdict)])?;
+                player.work(3)?;
+            }
+            player.land()?;
+            player.advance(50);
+        }
+        if round == 1 {
+            player.reopen()?;
+        }
+    }
+    Ok(())
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const RETRY: Verdict = Verdict::Retry(Duration::from_millis(200));
+
+fn settlement(job: &HandedJob, verdict: Verdict) -> Settlement {
+    let mut settlement = Settlement::new(job.job.id, job.lease.token, verdict);
+    settlement.output = (verdict == Verdict::Complete).then(|| vec![9; 30].into());
+    settlement.error = (verdict != Verdict::Complete).then(|| ErrorText::new("not this time"));
+    settlement
+}
+
+fn report(job: &HandedJob) -> Renewal {
+    let LeaseToken(token) = job.lease.token;
+    let line = LogLine { at: job.created_at, attempt: job.attempt, text: format!("as {token}") };
+    let progress = Some(Progress { percent: 40, note: "on the way".to_string() });
+    Renewal {
+        job: job.job.id,
+        token: job.lease.token,
+        lease: Duration::from_secs(2),
+        report: Report { progress, lines: vec![line] },
+    }
+}
