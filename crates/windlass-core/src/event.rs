@@ -5,6 +5,7 @@ use core::time::Duration;
 
 use crate::job::{CancelReason, DeadReason, JobId, Priority};
 use crate::name::Name;
+use crate::object::Address;
 use crate::outcome::ErrorText;
 use crate::time::Timestamp;
 
@@ -37,6 +38,8 @@ pub enum Subject {
     Queue(Name),
     /// A worker.
     Worker(Arc<str>),
+    /// An object.
+    Object(Address),
 }
 
 /// What happened.
@@ -170,6 +173,13 @@ pub enum What {
     },
     /// Its last open job has finished.
     QueueEmpty,
+    /// The last open job of one of its lanes has finished.
+    LaneEmpty {
+        /// The lane.
+        lane: u32,
+        /// Jobs completed in it so far.
+        completed: u64,
+    },
     /// It holds as many waiting jobs as it may.
     QueueFull {
         /// Its limit.
@@ -177,6 +187,17 @@ pub enum What {
     },
     /// Its settings were changed.
     QueueConfigured,
+    /// An object had its first turn.
+    ObjectCreated,
+    /// An object was purged.
+    ObjectRemoved,
+    /// Something that an object's primitive tells.
+    Object {
+        /// The dotted name subscribers filter by, such as `debounce.flushed`.
+        topic: Name,
+        /// What there is to say, as JSON.
+        detail: Arc<str>,
+    },
     /// A worker takes jobs.
     WorkerStarted,
     /// A worker takes no more jobs and finishes those it has.
@@ -214,7 +235,7 @@ pub enum RecoveryReason {
 
 impl What {
     /// The dotted name subscribers filter by.
-    pub const fn topic(&self) -> &'static str {
+    pub fn topic(&self) -> &str {
         match self {
             What::JobEnqueued { .. } => "job.enqueued",
             What::JobDeduplicated { .. } => "job.deduplicated",
@@ -240,8 +261,12 @@ impl What {
             What::QueueResumed => "queue.resumed",
             What::QueueCleared { .. } => "queue.cleared",
             What::QueueEmpty => "queue.empty",
+            What::LaneEmpty { .. } => "pool.empty",
             What::QueueFull { .. } => "queue.full",
             What::QueueConfigured => "queue.configured",
+            What::ObjectCreated => "object.created",
+            What::ObjectRemoved => "object.removed",
+            What::Object { topic, .. } => topic.as_str(),
             What::WorkerStarted => "worker.started",
             What::WorkerStopping => "worker.stopping",
             What::WorkerStopped => "worker.stopped",
@@ -257,7 +282,7 @@ impl What {
 
 impl Event {
     /// The dotted name subscribers filter by.
-    pub const fn topic(&self) -> &'static str {
+    pub fn topic(&self) -> &str {
         self.what.topic()
     }
 
@@ -265,7 +290,7 @@ impl Event {
     pub const fn job(&self) -> Option<JobId> {
         match &self.subject {
             Subject::Job { id, .. } => Some(*id),
-            Subject::Queue(_) | Subject::Worker(_) => None,
+            Subject::Queue(_) | Subject::Worker(_) | Subject::Object(_) => None,
         }
     }
 }

@@ -94,6 +94,16 @@ pub enum Reason {
         /// When the next may start.
         wait: Duration,
     },
+    /// A job of its lane runs.
+    LaneBusy {
+        /// Waiting jobs of the lane ahead of it.
+        ahead: u64,
+    },
+    /// A job of its key has started before it and waits to go on.
+    BehindItsKey {
+        /// That job.
+        job: JobId,
+    },
     /// Other jobs of its kind and queue come first.
     BehindOthers {
         /// How many, counted up to a bound.
@@ -155,6 +165,12 @@ impl fmt::Display for Reason {
             }
             Reason::RateLimit { kind, wait } => {
                 write!(f, "the rate limit of kind `{kind}` allows the next start in {wait:?}")
+            }
+            Reason::LaneBusy { ahead } => {
+                write!(f, "another job of its lane runs, and {ahead} are ahead of it")
+            }
+            Reason::BehindItsKey { job } => {
+                write!(f, "job {job} of the same key has started before it and must finish first")
             }
             Reason::BehindOthers { ahead, at_least: false } => {
                 write!(f, "{ahead} jobs are ahead of it")

@@ -9,6 +9,7 @@ use core::str::FromStr;
 use core::time::Duration;
 
 use crate::name::Name;
+use crate::object::Address;
 use crate::retry::Retry;
 use crate::time::Timestamp;
 
@@ -163,6 +164,34 @@ pub struct Dependency {
     pub on_failure: OnFailure,
 }
 
+/// Which jobs of its queue a job neither overtakes nor overlaps with.
+///
+/// Jobs of one lane run one at a time. Jobs with the same key are in one lane for ever, however
+/// many lanes their queue has, and start in the order of their priority and acceptance: one that
+/// has started keeps the others of its key waiting until it has finished, retries included. Jobs
+/// that wait for a time or for other jobs join the line when they need not wait any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// The lane of this key: one of the lanes of its queue, or its own if the queue has none.
+    Key(String),
+    /// The lane whose turn it is, so that a queue's lanes get equally many.
+    Spread,
+    /// What [`Lane::Spread`] becomes when the job is accepted: its number among such jobs.
+    Turn(u64),
+}
+
+impl Lane {
+    /// The number that stands for all jobs which must keep their order among each other; `None`
+    /// before it is known.
+    pub fn partition(&self) -> Option<u64> {
+        match self {
+            Lane::Key(key) => Some(xxhash_rust::xxh3::xxh3_64(key.as_bytes())),
+            Lane::Spread => None,
+            Lane::Turn(turn) => Some(*turn),
+        }
+    }
+}
+
 /// How long one attempt may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timeout {
@@ -207,6 +236,10 @@ pub struct NewJob {
     pub trace: Option<String>,
     /// The job it came from: the one that continued with it, or whose payload was edited.
     pub parent: Option<JobId>,
+    /// Jobs it neither overtakes nor overlaps with; `None` for none.
+    pub lane: Option<Lane>,
+    /// The object it is bound to, which must be there when the job is accepted.
+    pub object: Option<Address>,
 }
 
 impl NewJob {
@@ -229,6 +262,8 @@ impl NewJob {
             metadata: BTreeMap::new(),
             trace: None,
             parent: None,
+            lane: None,
+            object: None,
         }
     }
 
@@ -460,4 +495,13 @@ pub struct Condition {
     pub recoveries: u32,
     /// How often it was replayed.
     pub generation: u32,
+    /// It has started since it was accepted or last replayed.
+    pub begun: bool,
+}
+
+impl Condition {
+    /// The condition of a job that was just accepted.
+    pub const fn new(state: State) -> Self {
+        Self { state, attempts: 0, recoveries: 0, generation: 0, begun: false }
+    }
 }

@@ -27,7 +27,10 @@ mod enqueue;
 mod find;
 mod glimpse;
 mod graph;
+mod hooks;
 mod index;
+mod lanes;
+mod objects;
 mod renew;
 mod rescue;
 mod restore;
@@ -42,19 +45,21 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+pub use book::Partition;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
 pub use control::{
     Announce, Cancel, CancelAnswer, Clear, Cleared, Configure, QueueChange, Remove, Replay,
     ReplayEdited, Reschedule, WorkerCard, WorkerKind, WorkerNews,
 };
-pub use enqueue::{Acceptance, Enqueue, Enqueued};
+pub use enqueue::{Acceptance, Enqueue, Enqueued, InLane};
 pub use glimpse::Glimpse;
+pub use objects::Turned;
 pub use renew::{Renew, Renewal, Renewed};
 pub use rescue::{Promote, Promoted, Recovery, RecoveryMode, Rescue, Rescued, RescuedJob};
 pub use restore::Restore;
 pub use settle::{Settle, Settled, Settlement};
 pub use sketch::Sketch;
-pub use view::{Counts, LineCount, QueueCount, WorkerView};
+pub use view::{Counts, LaneCount, LineCount, QueueCount, WorkerView};
 
 pub use crate::record::Totals;
 
@@ -146,6 +151,15 @@ pub struct Ledger {
     next_event: u64,
     /// Queues whose last open job finished during this command.
     emptied: Vec<u32>,
+    /// Jobs with a lane, by queue and lane.
+    lanes: BTreeMap<(u32, u64), lanes::LaneBook>,
+    objects: objects::Objects,
+    /// Queues with a lane that has a new job to offer.
+    offering: Vec<u32>,
+    /// What became of jobs of queues that asked for a job when it does.
+    hooks: Vec<hooks::Hook>,
+    /// Lanes whose last open job finished during this command.
+    emptied_lanes: Vec<(u32, u64)>,
     /// Queues with more dead letters than are kept.
     overfull: Vec<u32>,
     /// What has been counted since it was last asked for.
@@ -183,6 +197,11 @@ impl Ledger {
             next_token: 1,
             next_event: 1,
             emptied: Vec::new(),
+            lanes: BTreeMap::new(),
+            objects: objects::Objects::default(),
+            offering: Vec::new(),
+            hooks: Vec::new(),
+            emptied_lanes: Vec::new(),
             overfull: Vec::new(),
             uncollected: tally::Uncollected::default(),
             kept_bytes: 0,
@@ -199,7 +218,11 @@ impl Ledger {
             Effects { now, changes: Vec::new(), events: Vec::new(), rings: BTreeSet::new() };
         self.expire(&mut effects);
         let reply = command.run(self, &mut effects);
+        self.tell_objects(&mut effects);
+        self.tell_emptied_lanes(&mut effects);
+        self.add_hook_jobs(&mut effects);
         self.tell_emptied_queues(&mut effects);
+        self.ring_for_lanes(&mut effects);
         let Effects { changes, events, rings, .. } = effects;
         Applied { reply, changes, events, rings }
     }
@@ -274,7 +297,8 @@ impl Ledger {
             state,
             attempts: entry.attempts,
             recoveries: u32::from(entry.recoveries),
-            generation: u32::from(entry.generation),
+            generation: entry.generation(),
+            begun: entry.begun(),
         }
     }
 
@@ -316,15 +340,15 @@ impl Ledger {
         error: Option<ErrorText>,
         effects: &mut Effects,
     ) {
-        let line = self.entry(slot).line;
         match &condition.state {
             State::Dead { reason, .. } => {
-                self.total(line).dead += 1;
+                self.tally(slot, |totals| totals.dead += 1);
                 let attempts = condition.attempts;
                 self.tell(slot, What::JobDead { reason: *reason, attempts, error }, effects);
+                self.note_death(slot);
             }
             State::Cancelled { reason, .. } => {
-                self.total(line).cancelled += 1;
+                self.tally(slot, |totals| totals.cancelled += 1);
                 self.tell(slot, What::JobCancelled { reason: *reason }, effects);
             }
             State::Blocked { .. }
@@ -394,6 +418,13 @@ impl Ledger {
     fn ring(&self, slot: u32, effects: &mut Effects) {
         let queue = self.lines[self.entry(slot).line as usize].queue;
         effects.rings.insert(Ring::Queue(self.queues[queue as usize].name.clone()));
+    }
+
+    /// The next job of a lane may start: whoever found nothing there may try again.
+    fn ring_for_lanes(&mut self, effects: &mut Effects) {
+        for queue in core::mem::take(&mut self.offering) {
+            effects.rings.insert(Ring::Queue(self.queues[queue as usize].name.clone()));
+        }
     }
 
     /// A job of this kind ended: whoever the kind's concurrency limit turned away may try again.

@@ -22,6 +22,7 @@ pub mod job;
 pub mod ledger;
 pub mod limits;
 pub mod name;
+pub mod object;
 pub mod outcome;
 pub mod rate;
 pub mod record;

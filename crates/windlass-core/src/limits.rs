@@ -15,6 +15,15 @@ pub const KEY_BYTES: usize = 512;
 /// hostile producer cannot grow the ledger by inventing names.
 pub const NAMES: usize = 10_000;
 
+/// Most lanes of one queue: each has counters of its own, for ever.
+pub const LANES: usize = 4_096;
+
+/// Largest state of an object in bytes: every turn writes it anew.
+pub const OBJECT_STATE_BYTES: usize = 1024 * 1024;
+
+/// Most news one turn tells: it is one change, not a log.
+pub const OBJECT_NEWS: usize = 100;
+
 /// Most tags on one job: each is an index entry in a SQL store.
 pub const TAGS: usize = 16;
 

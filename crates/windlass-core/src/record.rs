@@ -9,10 +9,12 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 
 use crate::job::{Bytes, Condition, JobId, NewJob, State, StateName};
 use crate::limits;
 use crate::name::Name;
+use crate::object::{Address, ObjectChange};
 use crate::outcome::ErrorText;
 use crate::time::Timestamp;
 
@@ -50,6 +52,22 @@ pub enum Change {
         queue: Name,
         /// The kind.
         kind: Name,
+        /// What has happened so far.
+        totals: Totals,
+    },
+    /// An object is now like this.
+    Object(Box<ObjectChange>),
+    /// An object is no longer kept.
+    ObjectGone {
+        /// Which.
+        address: Address,
+    },
+    /// So much has happened to the jobs of one lane of a queue.
+    Lane {
+        /// The queue.
+        queue: Name,
+        /// The lane.
+        lane: u32,
         /// What has happened so far.
         totals: Totals,
     },
@@ -178,6 +196,15 @@ pub struct QueueSettings {
     pub max_depth: Option<u64>,
     /// A waiting job gains one point of priority per this much waiting, so that none starves.
     pub ageing: Option<core::time::Duration>,
+    /// How many lanes its jobs with a [`Lane`](crate::job::Lane) share; `None` gives each key one
+    /// of its own.
+    pub lanes: Option<NonZeroU32>,
+    /// Most waiting jobs of one lane, if it has lanes; an enqueue beyond is refused.
+    pub lane_depth: Option<u64>,
+    /// The kind, and queue, of the job that is added when one of this queue dies.
+    pub on_dead: Option<Name>,
+    /// The kind, and queue, of the job that is added when a lane of this queue has become empty.
+    pub on_empty: Option<Name>,
 }
 
 /// What has happened so far, which only grows.

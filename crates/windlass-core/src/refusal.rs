@@ -4,6 +4,7 @@ use alloc::string::String;
 
 use crate::job::{JobId, StateName};
 use crate::name::{InvalidName, Name};
+use crate::object::Address;
 use crate::transition::Refused;
 
 /// Nothing was changed, and this is why.
@@ -18,6 +19,22 @@ pub enum Refusal {
     QueueFull {
         /// The queue.
         queue: Name,
+        /// Waiting jobs it holds, without those that were refused.
+        depth: u64,
+        /// Its limit.
+        limit: u64,
+    },
+
+    /// The lane holds as many waiting jobs as it may. Back off and try again.
+    #[error(
+        "lane {lane} of queue `{queue}` holds {depth} waiting jobs and its limit is {limit}; \
+         slow down, use more lanes, or raise the limit"
+    )]
+    LaneFull {
+        /// The queue.
+        queue: Name,
+        /// The lane.
+        lane: u32,
         /// Waiting jobs it holds, without those that were refused.
         depth: u64,
         /// Its limit.
@@ -97,6 +114,22 @@ pub enum Refusal {
     LeaseLost {
         /// The job.
         job: JobId,
+    },
+
+    /// Another turn of the object came first. Look at it again and decide anew.
+    #[error("object {object} has changed; it is at version {version} now")]
+    ObjectChanged {
+        /// The object.
+        object: Address,
+        /// Its version now; 0 if it is gone.
+        version: u64,
+    },
+
+    /// There is no such object.
+    #[error("there is no object {object}; start it, or check its name and key")]
+    UnknownObject {
+        /// The object.
+        object: Address,
     },
 
     /// A value is outside its bounds.

@@ -214,6 +214,7 @@ fn claim(condition: &Condition, lease: &Lease) -> Change {
         State::Ready { .. } => Ok(Next::Is(Condition {
             state: State::Running(lease.clone()),
             attempts: condition.attempts.saturating_add(1),
+            begun: true,
             ..condition.clone()
         })),
         State::Blocked { .. }
@@ -264,7 +265,7 @@ fn settle(condition: &Condition, token: LeaseToken, verdict: Verdict, now: Times
         Verdict::Release => (State::Ready { since: lease.since.min(now) }, uncounted),
     };
     let recoveries = if verdict == Verdict::Complete { 0 } else { condition.recoveries };
-    Ok(Next::Is(Condition { state, attempts, recoveries, generation: condition.generation }))
+    Ok(Next::Is(Condition { state, attempts, recoveries, ..condition.clone() }))
 }
 
 /// A crash is counted here, at detection, and leads to the dead letters like a failure does.
@@ -349,6 +350,7 @@ fn replay(condition: &Condition, unmet: u32, now: Timestamp) -> Change {
             attempts: 0,
             recoveries: 0,
             generation: condition.generation.saturating_add(1),
+            begun: false,
         })),
         State::Blocked { .. }
         | State::Scheduled { .. }

@@ -39,6 +39,7 @@ const MUST_COME_UP: &[&str] = &[
     "JobDead", "JobCancelRequested", "JobCancelled", "JobReplayed", "JobRemoved",
     "RecoveryDetected", "RecoveryExecuted", "RecoveryExhausted",
     "QueuePaused", "QueueResumed", "QueueCleared", "QueueEmpty", "QueueFull", "QueueConfigured",
+    "LaneEmpty", "LaneFull",
     "AlreadyAccepted", "Deduplicated", "IdReused", "IdTwiceInBatch", "UnknownDependency",
     "DependencyFailed", "DependencyCycle", "UnknownJob", "WrongState", "KeyTaken", "LeaseLost",
     "OutOfBounds", "AttemptsExhausted", "Permanent", "DurationExhausted", "Crashed",

@@ -109,7 +109,12 @@ impl Story {
                 Change::Remove { job } => {
                     self.records.remove(job);
                 }
-                Change::Queue { .. } | Change::Rate { .. } | Change::Line { .. } => {}
+                Change::Queue { .. }
+                | Change::Rate { .. }
+                | Change::Line { .. }
+                | Change::Lane { .. }
+                | Change::Object(_)
+                | Change::ObjectGone { .. } => {}
             }
         }
         self.journal.write(&applied.changes, &mut self.ledger);
@@ -501,6 +506,6 @@ fn a_glimpse_tells_what_a_filter_asks_first() {
 fn accepted(number: u32, sequence: u64) -> Accepted {
     let at = Timestamp::default();
     let state = State::Ready { since: at };
-    let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
+    let condition = Condition::new(state);
     Accepted { job: Arc::new(job(number)), sequence, at, condition, met: Vec::new() }
 }

@@ -113,12 +113,12 @@ fn asked_to_stop() -> State {
 
 /// A job in a state, with every counter at 1 so that a change of any shows.
 fn in_state(state: State) -> Condition {
-    Condition { state, attempts: 1, recoveries: 1, generation: 1 }
+    Condition { state, attempts: 1, recoveries: 1, generation: 1, begun: true }
 }
 
 /// A job that has not started, as an expiry needs it.
 fn unstarted(state: State) -> Condition {
-    Condition { attempts: 0, generation: 0, ..in_state(state) }
+    Condition { attempts: 0, generation: 0, begun: false, ..in_state(state) }
 }
 
 fn state(name: StateName) -> State {
@@ -341,12 +341,7 @@ fn a_crash_is_counted_when_it_is_detected_and_capped() {
 
 #[test]
 fn crashes_never_add_up_to_more_starts_than_there_are_attempts() {
-    let mut condition = Condition {
-        state: State::Ready { since: now() },
-        attempts: 0,
-        recoveries: 0,
-        generation: 0,
-    };
+    let mut condition = Condition::new(State::Ready { since: now() });
     let unlimited = Input::Rescue { token: TOKEN, max_recoveries: 100, delay: Duration::ZERO };
     let mut starts = 0;
     while let State::Ready { .. } = condition.state {
@@ -430,6 +425,7 @@ fn a_replay_starts_over_in_a_new_generation() {
             attempts: 0,
             recoveries: 0,
             generation: end.generation + 1,
+            begun: false,
         };
         assert_eq!(after(&end, &Input::Replay { unmet: 0 }), expected);
         let behind = State::Blocked { unmet: 2, not_before: now() };

@@ -599,5 +599,6 @@ fn settlement(attempt: &Attempt, judged: Judged) -> Settlement {
         error: judged.error,
         report: Report::default(),
         next: Vec::new(),
+        turn: None,
     }
 }

@@ -181,9 +181,9 @@ impl Bench {
     }
 
     /// Topics of all events so far.
-    async fn topics(&self) -> Vec<&'static str> {
+    async fn topics(&self) -> Vec<String> {
         let events = self.store.events(0, usize::MAX).await.expect("events are answered");
-        events.iter().map(|event| event.topic()).collect()
+        events.iter().map(|event| event.topic().to_string()).collect()
     }
 }
 

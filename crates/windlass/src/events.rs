@@ -59,7 +59,7 @@ impl Topics {
         };
         let queue = match &event.subject {
             Subject::Job { queue, .. } | Subject::Queue(queue) => Some(queue.as_str()),
-            Subject::Worker(_) => None,
+            Subject::Worker(_) | Subject::Object(_) => None,
         };
         (self.patterns.is_empty() || self.patterns.iter().any(wanted))
             && (self.job.is_none() || self.job == event.job())

@@ -29,10 +29,12 @@ use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, Lease, NewJob, Start, StateName};
 use windlass_core::ledger::{
-    CancelAnswer, Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed,
-    Rescue, Rescued, Settled, Settlement, WorkerNews,
+    CancelAnswer, Claim, Cleared, Counts, Enqueued, Ledger, Promoted, QueueChange, Renewal,
+    Renewed, Rescue, Rescued, Settled, Settlement, Turned, WorkerNews,
 };
+use windlass_core::limits;
 use windlass_core::name::Name;
+use windlass_core::object::{Address as ObjectAddress, ObjectStatus, ObjectView, Turn};
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
@@ -148,6 +150,33 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// *Order.* By acceptance. *Atomic.* One commit, dependents included. *After a crash.* All or
     /// none; safe to repeat. *Empty.* An unknown or empty queue answers with zero.
     async fn clear(&self, queue: Name) -> Answer<Cleared>;
+
+    /// Changes an object: state, alarm, jobs, counters and events.
+    ///
+    /// *Order.* Turns of one object follow each other; each names the version it was made for.
+    /// *Atomic.* One commit, or nothing. If another turn came between, it is refused as
+    /// [`Refusal::ObjectChanged`] and can be made again from what is there now.
+    /// *After a crash.* Durable once it returned. If it never returned it happened or not: look at
+    /// the object before making it again. *Empty.* A turn that changes nothing counts as one.
+    async fn turn(&self, turn: Turn) -> Answer<Turned>;
+
+    /// Reads an object.
+    ///
+    /// *Order.* None. *Atomic.* As of one moment. *After a crash.* Whatever is durable. *Empty.*
+    /// `None` for an object that never was, or was purged.
+    async fn object(&self, address: &ObjectAddress) -> Answer<Option<ObjectView>>;
+
+    /// Reads a page of objects.
+    ///
+    /// *Order.* By kind, name and key. *Atomic.* A page is of one moment; two pages need not be.
+    /// *After a crash.* A place to go on from stays valid. *Empty.* A page may hold fewer objects
+    /// than asked for, even none, and still name where to go on.
+    async fn objects(
+        &self,
+        filter: &ObjectFilter,
+        after: Option<&ObjectAddress>,
+        limit: usize,
+    ) -> Answer<ObjectPage>;
 
     /// Takes a worker's news of itself.
     ///
@@ -313,6 +342,53 @@ pub enum Deed {
     Replayed,
     /// Its record is gone.
     Removed,
+}
+
+/// Which objects are meant: all that match everything that is said.
+#[derive(Clone, Debug, Default)]
+pub struct ObjectFilter {
+    /// The primitive.
+    pub kind: Option<Name>,
+    /// The definition.
+    pub name: Option<Name>,
+    /// Where it stands.
+    pub status: Option<ObjectStatus>,
+}
+
+impl ObjectFilter {
+    /// The addresses of a page, and where to go on.
+    pub(crate) fn choose(
+        &self,
+        ledger: &Ledger,
+        after: Option<&ObjectAddress>,
+        limit: usize,
+    ) -> (Vec<ObjectAddress>, Option<ObjectAddress>) {
+        let limit = limit.clamp(1, limits::PAGE_JOBS);
+        let mut chosen: Vec<ObjectAddress> = Vec::new();
+        let mut last = None;
+        for (looked_at, (address, meta, _)) in ledger.objects_after(after).enumerate() {
+            if chosen.len() == limit || looked_at == limits::PAGE_SCAN {
+                return (chosen, last);
+            }
+            last = Some(address.clone());
+            let fits = self.kind.as_ref().is_none_or(|kind| kind == address.kind())
+                && self.name.as_ref().is_none_or(|name| name == address.name())
+                && self.status.is_none_or(|status| status == meta.status);
+            if fits {
+                chosen.push(address.clone());
+            }
+        }
+        (chosen, None)
+    }
+}
+
+/// Part of a list of objects.
+#[derive(Clone, Debug, Default)]
+pub struct ObjectPage {
+    /// The objects.
+    pub objects: Vec<ObjectView>,
+    /// Where to go on; `None` at the end.
+    pub next: Option<ObjectAddress>,
 }
 
 /// A place in a list.

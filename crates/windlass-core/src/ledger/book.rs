@@ -10,8 +10,8 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::job::{
-    CancelReason, Condition, DeadReason, Dependency, JobId, Lease, LeaseToken, NewJob, OnFailure,
-    Priority, Start, State, StateName, UniqueScope,
+    CancelReason, Condition, DeadReason, Dependency, JobId, Lane, Lease, LeaseToken, NewJob,
+    OnFailure, Priority, Start, State, StateName, UniqueScope,
 };
 use crate::name::Name;
 use crate::record::{Kept, QueueSettings, Totals};
@@ -72,6 +72,7 @@ pub(super) struct Entry {
     /// Total runs the producer asked for; 0 leaves it to the worker's kind.
     pub(super) max_attempts: u32,
     pub(super) recoveries: u16,
+    /// In its highest bit whether the job has begun, which has no room of its own.
     pub(super) generation: u16,
     /// Where a store keeps the record, and the bytes it takes there: [`Kept`] without its padding.
     pub(super) weight: u32,
@@ -84,7 +85,41 @@ pub(super) struct Extras {
     pub(super) depends_on: Box<[Dependency]>,
     pub(super) unique: Option<UniqueHold>,
     pub(super) expires_at: Option<Timestamp>,
+    pub(super) partition: Option<Partition>,
+    /// The number of the object it is bound to.
+    pub(super) object: Option<u32>,
 }
+
+impl Extras {
+    /// Boxed, unless there is nothing in it.
+    pub(super) fn boxed(self) -> Option<Box<Self>> {
+        let plain = self.unique.is_none()
+            && self.expires_at.is_none()
+            && self.partition.is_none()
+            && self.object.is_none()
+            && self.depends_on.is_empty();
+        (!plain).then(|| Box::new(self))
+    }
+}
+
+/// What keeps its order within a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Jobs with the same number start in order.
+    pub number: u64,
+    /// It is the job's number among those that are spread over the lanes.
+    pub turn: bool,
+}
+
+impl Partition {
+    pub(super) fn of(lane: &Lane) -> Option<Self> {
+        let turn = matches!(lane, Lane::Turn(_));
+        lane.partition().map(|number| Self { number, turn })
+    }
+}
+
+/// The bit of [`Entry`]'s generation that says that the job has begun.
+const BEGUN: u16 = 1 << 15;
 
 /// A job's claim to a unique key.
 #[derive(Debug)]
@@ -106,18 +141,21 @@ impl Entry {
         at: Timestamp,
         condition: &Condition,
         line: u32,
+        object: Option<u32>,
     ) -> Self {
         let unique = job.unique.as_ref().map(|unique| UniqueHold {
             key: unique.key.as_str().into(),
             scope: unique.scope,
             until: unique.window.map(|window| at + window),
         });
-        let expires_at = job.expires_after.map(|after| at + after);
-        let plain = unique.is_none() && expires_at.is_none() && job.depends_on.is_empty();
-        let extras = (!plain).then(|| {
-            let depends_on = job.depends_on.clone().into_boxed_slice();
-            Box::new(Extras { depends_on, unique, expires_at })
-        });
+        let extras = Extras {
+            depends_on: job.depends_on.clone().into_boxed_slice(),
+            unique,
+            expires_at: job.expires_after.map(|after| at + after),
+            partition: job.lane.as_ref().and_then(Partition::of),
+            object,
+        };
+        let extras = extras.boxed();
         let mut entry = Self {
             id: job.id,
             fingerprint: job.fingerprint(),
@@ -156,7 +194,17 @@ impl Entry {
         self.phase = Phase::of(&condition.state);
         self.attempts = condition.attempts;
         self.recoveries = u16::try_from(condition.recoveries).unwrap_or(u16::MAX);
-        self.generation = u16::try_from(condition.generation).unwrap_or(u16::MAX);
+        let generation = u16::try_from(condition.generation).unwrap_or(u16::MAX).min(BEGUN - 1);
+        self.generation = if condition.begun { generation | BEGUN } else { generation };
+    }
+
+    pub(super) fn generation(&self) -> u32 {
+        u32::from(self.generation & !BEGUN)
+    }
+
+    /// Whether the job has started since it was accepted or last replayed.
+    pub(super) fn begun(&self) -> bool {
+        self.generation & BEGUN != 0
     }
 
     pub(super) fn kept(&self) -> Kept {
@@ -280,11 +328,15 @@ pub(super) struct ReadyKey {
 pub(super) struct QueueBook {
     pub(super) name: Name,
     pub(super) settings: QueueSettings,
+    /// The number of the next job that is spread over the lanes.
+    pub(super) next_turn: u64,
     /// Blocked, scheduled and ready jobs.
     pub(super) waiting: u64,
     /// Waiting and running jobs.
     pub(super) open: u64,
     pub(super) dead: BTreeSet<(Timestamp, u64, u32)>,
+    /// What has happened in each of its lanes, if it has lanes.
+    pub(super) lane_totals: BTreeMap<u32, Totals>,
     pub(super) dead_letters_dropped: u64,
     /// That number changed since it was last handed over.
     pub(super) uncollected: bool,
@@ -295,9 +347,11 @@ impl QueueBook {
         Self {
             name,
             settings: QueueSettings::default(),
+            next_turn: 0,
             waiting: 0,
             open: 0,
             dead: BTreeSet::new(),
+            lane_totals: BTreeMap::new(),
             dead_letters_dropped: 0,
             uncollected: false,
         }

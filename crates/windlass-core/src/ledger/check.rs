@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use super::Ledger;
 use super::book::Phase;
 use super::index::Place;
+use super::lanes::LaneBook;
 use crate::job::{JobId, StateName};
 
 impl Ledger {
@@ -18,7 +19,7 @@ impl Ledger {
     pub fn check(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut states: BTreeMap<u32, [u64; 7]> = BTreeMap::new();
-        let (mut indexed, mut kept_bytes) = (0, 0);
+        let (mut indexed, mut kept_bytes) = (0, self.objects.weight());
         let slots = self.slots_by_id();
         for slot in &slots {
             let entry = self.entry(*slot);
@@ -49,6 +50,7 @@ impl Ledger {
         let held_back = self.count_held_back();
         let found = self.timers.len()
             + ready
+            + self.count_unoffered()
             + self.leases.len()
             + self.finished.len()
             + self.withheld.len()
@@ -57,6 +59,8 @@ impl Ledger {
         if found != indexed {
             wrong.push(format!("indexes hold {found} entries for {indexed} jobs"));
         }
+        self.check_lanes(&mut wrong);
+        self.check_objects(&mut wrong);
         for ((on, dependent), edge) in &self.edges {
             let open = |slot: u32| !self.entry(slot).phase.name().is_terminal();
             if !self.find(*dependent).is_some_and(open) {
@@ -74,6 +78,68 @@ impl Ledger {
         wrong
     }
 
+    /// Ready jobs that stand in their lane and in no line.
+    fn count_unoffered(&self) -> usize {
+        let unoffered = |lane: &LaneBook| {
+            lane.ready.len() + lane.parked.len() - usize::from(lane.offered.is_some())
+        };
+        self.lanes.values().map(unoffered).sum()
+    }
+
+    /// Every lane against the jobs that belong to it, one by one.
+    fn check_lanes(&self, wrong: &mut Vec<String>) {
+        let mut found: BTreeMap<(u32, u64), Vec<u32>> = BTreeMap::new();
+        for (slot, entry) in self.entries.iter() {
+            if let Some(spot) = self.spot(slot).filter(|_| !entry.phase.name().is_terminal()) {
+                found.entry((spot.queue, spot.lane)).or_default().push(slot);
+            }
+        }
+        if !found.keys().eq(self.lanes.keys()) {
+            let (kept, found) = (self.lanes.len(), found.len());
+            wrong.push(format!("{kept} lanes are kept, a scan finds {found} with jobs"));
+            return;
+        }
+        for (key, lane) in &self.lanes {
+            if let Err(problem) = self.check_lane(lane, &found[key]) {
+                let queue = &self.queues[key.0 as usize].name;
+                wrong.push(format!("lane {} of {queue}: {problem}", key.1));
+            }
+        }
+    }
+
+    fn check_lane(&self, lane: &LaneBook, jobs: &[u32]) -> Result<(), String> {
+        let is = |slot: u32, state: StateName| self.entry(slot).phase.name() == state;
+        let running = jobs.iter().filter(|slot| is(**slot, StateName::Running)).count();
+        if (lane.open, lane.running) != (jobs.len() as u64, running as u64) {
+            return Err(format!("{lane:?} for {} jobs, {running} of them running", jobs.len()));
+        }
+        for slot in jobs {
+            let (entry, spot) = (self.entry(*slot), self.spot(*slot));
+            let holder = spot.and_then(|spot| lane.held.get(&spot.partition));
+            let holds = entry.begun() && entry.phase.name().is_waiting();
+            if holds != (holder == Some(slot)) {
+                return Err(format!("{} holds its key: {holds}, but not there", entry.id));
+            }
+            let Phase::Ready { since } = entry.phase else { continue };
+            let key = self.ready_key(*slot, since);
+            let place = if holder.is_some_and(|holder| holder != slot) {
+                &lane.parked
+            } else {
+                &lane.ready
+            };
+            if place.get(&key) != Some(slot) {
+                return Err(format!("{} stands in the wrong place", entry.id));
+            }
+        }
+        let next = lane.ready.first_key_value().filter(|_| running == 0);
+        let next = next.map(|(key, slot)| (self.entry(*slot).line, *key));
+        let in_line = |(line, key): &(u32, _)| self.lines[*line as usize].ready.contains_key(key);
+        if next != lane.offered || !lane.offered.iter().all(in_line) {
+            return Err(format!("{:?} is offered and {next:?} is next", lane.offered));
+        }
+        Ok(())
+    }
+
     /// Finished jobs kept out of the purge index because an open job depends on them.
     fn count_held_back(&self) -> usize {
         let finished = self.entries.iter().filter(|(_, entry)| {
@@ -88,7 +154,7 @@ impl Ledger {
         let line = &self.lines[entry.line as usize];
         let sequence = entry.sequence;
         let there = match self.place_of(slot) {
-            Place::None => true,
+            Place::None | Place::Lane => true,
             Place::Timers(at) => self.timers.get(&(at, sequence)) == Some(&slot),
             Place::Ready(key) => line.ready.get(&key) == Some(&slot),
             Place::Leases(token) => self.leases.get(&token).is_some_and(|h| h.slot == slot),

@@ -5,14 +5,16 @@ use alloc::format;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 use core::time::Duration;
 
 use super::book::{Key, Phase, shown, start_time};
-use super::enqueue::{Plan, no_longer_than};
+use super::enqueue::{Plan, at_most, no_longer_than};
 use super::graph::is_met;
 use super::{Acceptance, Command, Effects, Enqueued, Ledger, Ring};
 use crate::event::{RemoveReason, Subject, What};
 use crate::job::{CancelReason, JobId, NewJob, OnFailure, Start, State, StateName};
+use crate::limits;
 use crate::name::Name;
 use crate::outcome::ErrorText;
 use crate::rate::Rate;
@@ -199,7 +201,7 @@ pub struct Configure {
 }
 
 /// A setting of a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueChange {
     /// Start no more of its jobs. Running ones finish; due times are kept; enqueues are accepted.
     Pause,
@@ -209,6 +211,15 @@ pub enum QueueChange {
     MaxDepth(Option<u64>),
     /// Raise a waiting job by one point of priority per this long; `None` for strict priorities.
     Ageing(Option<Duration>),
+    /// Run its jobs that have a lane in so many lanes; `None` gives each key one of its own. What
+    /// waits and what runs keeps its order.
+    Lanes(Option<NonZeroU32>),
+    /// Refuse enqueues beyond this many waiting jobs of one lane; `None` for no limit.
+    LaneDepth(Option<u64>),
+    /// When a job dies, add one of this kind, in the queue of the same name, in the same commit.
+    OnDead(Option<Name>),
+    /// When a lane has become empty, add a job of this kind, in the queue of the same name.
+    OnEmpty(Option<Name>),
 }
 
 impl Command for Configure {
@@ -242,11 +253,33 @@ impl Command for Configure {
                 settings.ageing = step;
                 What::QueueConfigured
             }
+            QueueChange::Lanes(lanes) => {
+                let number = lanes.map_or(0, NonZeroU32::get) as usize;
+                at_most("lanes", number, limits::LANES, "use more queues")?;
+                settings.lanes = lanes;
+                What::QueueConfigured
+            }
+            QueueChange::LaneDepth(limit) => {
+                settings.lane_depth = limit;
+                What::QueueConfigured
+            }
+            QueueChange::OnDead(kind) => {
+                settings.on_dead = kind;
+                What::QueueConfigured
+            }
+            QueueChange::OnEmpty(kind) => {
+                settings.on_empty = kind;
+                What::QueueConfigured
+            }
         };
         if settings == old {
             return Ok(settings);
         }
-        ledger.refuse_surplus_queue(&self.queue)?;
+        let hooks = [&settings.on_dead, &settings.on_empty].into_iter().flatten();
+        ledger.refuse_surplus_hooks(&self.queue, hooks.clone())?;
+        for kind in hooks {
+            (ledger.queue_id(kind), ledger.kind_id(kind));
+        }
         let queue = ledger.queue_id(&self.queue);
         ledger.configure(queue, settings.clone());
         effects.changes.push(ledger.queue_change(queue));
@@ -345,7 +378,7 @@ impl Ledger {
         self.find(job).ok_or(Refusal::UnknownJob { job })
     }
 
-    fn cancel(
+    pub(super) fn cancel(
         &mut self,
         job: JobId,
         reason: CancelReason,
@@ -377,7 +410,7 @@ impl Ledger {
         Ok(CancelAnswer::Cancelled)
     }
 
-    fn reschedule(
+    pub(super) fn reschedule(
         &mut self,
         job: JobId,
         at: Timestamp,
@@ -507,10 +540,13 @@ impl Ledger {
     pub(super) fn configure(&mut self, queue: u32, settings: QueueSettings) {
         let book = &mut self.queues[queue as usize];
         let reorder = book.settings.ageing != settings.ageing;
-        book.settings = settings;
-        if !reorder {
+        if !reorder && book.settings.lanes == settings.lanes {
+            book.settings = settings;
             return;
         }
+        // With the old settings, by which they stand in their lanes.
+        let laned = self.close_lanes(queue);
+        self.queues[queue as usize].settings = settings;
         for line in 0..self.lines.len() {
             if self.lines[line].queue != queue {
                 continue;
@@ -519,6 +555,7 @@ impl Ledger {
             let again = old.into_iter().map(|(key, slot)| (self.ready_key(slot, key.since), slot));
             self.lines[line].ready = again.collect();
         }
+        self.open_lanes(&laned);
     }
 
     pub(super) fn seen(&mut self, worker: &Arc<str>, now: Steady) {

@@ -14,10 +14,11 @@ use super::book::{Key, shown, start_time};
 use super::{Command, Effects, Ledger};
 use crate::event::{Subject, What};
 use crate::job::{
-    Condition, Dependency, JobId, NewJob, OnFailure, Start, State, StateName, Timeout,
+    Condition, Dependency, JobId, Lane, NewJob, OnFailure, Start, State, StateName, Timeout,
 };
 use crate::limits;
 use crate::name::Name;
+use crate::object::Address;
 use crate::record::{Accepted, Change};
 use crate::refusal::Refusal;
 use crate::retry::Backoff;
@@ -40,6 +41,19 @@ pub struct Enqueued {
     pub acceptance: Acceptance,
     /// Waiting jobs in its queue after this batch.
     pub depth: u64,
+    /// Its place in the order of acceptance.
+    pub sequence: u64,
+    /// Its lane, if its queue has lanes and it is in one.
+    pub lane: Option<InLane>,
+}
+
+/// A job's place in its lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InLane {
+    /// Which of the lanes of its queue.
+    pub lane: u32,
+    /// Waiting jobs of that lane ahead of it: with 0 it is the next to start.
+    pub position: u64,
 }
 
 /// Whether a job was added.
@@ -88,9 +102,23 @@ impl Plan {
 impl Ledger {
     /// Checks a batch without changing anything.
     pub(super) fn plan(&self, jobs: Vec<Arc<NewJob>>, now: Timestamp) -> Result<Plan, Refusal> {
+        self.plan_for(jobs, None, now)
+    }
+
+    /// Checks a batch that is accepted with a turn of `object`, which may be new.
+    pub(super) fn plan_for(
+        &self,
+        jobs: Vec<Arc<NewJob>>,
+        object: Option<&Address>,
+        now: Timestamp,
+    ) -> Result<Plan, Refusal> {
         at_most("jobs in one batch", jobs.len(), limits::BATCH_JOBS, "split the batch")?;
         for job in &jobs {
             self.validate(job, now)?;
+            let bound = job.object.as_ref().filter(|bound| Some(*bound) != object);
+            if let Some(unknown) = bound.filter(|bound| !self.objects.contains(bound)) {
+                return Err(Refusal::UnknownObject { object: unknown.clone() });
+            }
         }
         self.refuse_surplus_names(&jobs)?;
         let mut items = Vec::with_capacity(jobs.len());
@@ -104,7 +132,9 @@ impl Ledger {
             }
         }
         refuse_cycles(&items)?;
+        self.take_turns(&mut items);
         self.refuse_overflow(&items)?;
+        self.refuse_lane_overflow(&items)?;
         Ok(Plan { items })
     }
 
@@ -118,15 +148,11 @@ impl Ledger {
         let bytes = job.metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
         at_most("metadata bytes", bytes, limits::METADATA_BYTES, "use the payload")?;
         if let Some(unique) = &job.unique {
-            at_most("unique key bytes", unique.key.len(), limits::KEY_BYTES, "hash it")?;
-            if unique.key.is_empty() || unique.key.chars().any(char::is_control) {
-                return Err(Refusal::OutOfBounds {
-                    what: "unique key",
-                    got: crate::name::excerpt(&unique.key),
-                    allowed: "it must not be empty or hold control characters".to_string(),
-                });
-            }
+            well_formed("unique key", &unique.key)?;
             no_longer_than("unique window", unique.window.unwrap_or_default())?;
+        }
+        if let Some(Lane::Key(key)) = &job.lane {
+            well_formed("lane key", key)?;
         }
         let trace_bytes = job.trace.as_ref().map_or(0, |trace| trace.len());
         at_most("trace context bytes", trace_bytes, limits::TRACE_BYTES, "send a traceparent")?;
@@ -150,6 +176,45 @@ impl Ledger {
         }
     }
 
+    /// Gives the jobs that are spread over the lanes of their queue their turns.
+    fn take_turns(&self, items: &mut [Planned]) {
+        let mut next: BTreeMap<Name, u64> = BTreeMap::new();
+        for item in items {
+            let Planned::Accept { job, .. } = item else { continue };
+            if job.lane != Some(Lane::Spread) {
+                continue;
+            }
+            let known = || self.queue_ids.get(&job.queue).map(|id| &self.queues[*id as usize]);
+            let next = next
+                .entry(job.queue.clone())
+                .or_insert_with(|| known().map_or(0, |queue| queue.next_turn));
+            Arc::make_mut(job).lane = Some(Lane::Turn(*next));
+            *next += 1;
+        }
+    }
+
+    fn refuse_lane_overflow(&self, items: &[Planned]) -> Result<(), Refusal> {
+        let mut added: BTreeMap<(u32, u64), u64> = BTreeMap::new();
+        for item in items {
+            let Planned::Accept { job, .. } = item else { continue };
+            let Some(&queue) = self.queue_ids.get(&job.queue) else { continue };
+            let settings = &self.queues[queue as usize].settings;
+            let (Some(lanes), Some(limit)) = (settings.lanes, settings.lane_depth) else {
+                continue;
+            };
+            let Some(partition) = job.lane.as_ref().and_then(Lane::partition) else { continue };
+            let lane = partition % u64::from(lanes.get());
+            let (depth, _) = self.lane_load(queue, lane);
+            let added = added.entry((queue, lane)).or_default();
+            *added += 1;
+            if depth + *added > limit {
+                let (queue, lane) = (job.queue.clone(), u32::try_from(lane).unwrap_or(u32::MAX));
+                return Err(Refusal::LaneFull { queue, lane, depth, limit });
+            }
+        }
+        Ok(())
+    }
+
     /// A name is kept for ever, so it is counted here and noted only when a job is accepted.
     fn refuse_surplus_names(&self, jobs: &[Arc<NewJob>]) -> Result<(), Refusal> {
         let queues = jobs.iter().map(|job| &job.queue);
@@ -160,9 +225,17 @@ impl Ledger {
         room_for_names("distinct kinds", self.kinds.len() + distinct(fresh))
     }
 
-    pub(super) fn refuse_surplus_queue(&self, name: &Name) -> Result<(), Refusal> {
-        let fresh = usize::from(!self.queue_ids.contains_key(name));
-        room_for_names("distinct queues", self.queues.len() + fresh)
+    /// Is there room for the names of a queue and of the jobs it asks for?
+    pub(super) fn refuse_surplus_hooks<'a>(
+        &self,
+        queue: &'a Name,
+        hooks: impl Iterator<Item = &'a Name> + Clone,
+    ) -> Result<(), Refusal> {
+        let queues = hooks.clone().chain([queue]);
+        let fresh = queues.filter(|name| !self.queue_ids.contains_key(*name));
+        room_for_names("distinct queues", self.queues.len() + distinct(fresh))?;
+        let fresh = hooks.filter(|name| !self.kind_ids.contains_key(*name));
+        room_for_names("distinct kinds", self.kinds.len() + distinct(fresh))
     }
 
     /// Is this job new, a repeated call, or the same as one that holds its key?
@@ -303,27 +376,40 @@ impl Ledger {
             });
         }
         self.tell_full_queues(&placed, effects);
-        let depth = |queue: &Name| self.queues[self.queue_ids[queue] as usize].waiting;
-        placed
-            .into_iter()
-            .map(|(id, queue, acceptance)| Enqueued { id, acceptance, depth: depth(&queue) })
-            .collect()
+        let placed = placed.into_iter();
+        placed.map(|(id, queue, acceptance)| self.enqueued(id, &queue, acceptance)).collect()
     }
 
-    fn accept(&mut self, job: Arc<NewJob>, unmet: u32, effects: &mut Effects) {
+    fn enqueued(&self, id: JobId, queue: &Name, acceptance: Acceptance) -> Enqueued {
+        let depth = self.queues[self.queue_ids[queue] as usize].waiting;
+        // The job that stands for it may have gone: a hold on a key can outlive its holder.
+        let Some(slot) = self.find(id) else {
+            return Enqueued { id, acceptance, depth, sequence: 0, lane: None };
+        };
+        let entry = self.entry(slot);
+        let spot = self.spot(slot).filter(|_| entry.phase.name().is_waiting());
+        let lane = spot.filter(|spot| self.queues[spot.queue as usize].settings.lanes.is_some());
+        let lane = lane.map(|spot| InLane {
+            lane: u32::try_from(spot.lane).unwrap_or(u32::MAX),
+            position: self.position(slot),
+        });
+        Enqueued { id, acceptance, depth, sequence: entry.sequence, lane }
+    }
+
+    pub(super) fn accept(&mut self, job: Arc<NewJob>, unmet: u32, effects: &mut Effects) {
         let now = effects.now.wall;
         let not_before = start_time(job.start, now);
         let state = match unmet {
             0 => waiting_until(not_before, now),
             _ => State::Blocked { unmet, not_before },
         };
-        let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
+        let condition = Condition::new(state);
         let priority = job.priority;
         let met = self.met_by_now(&job.depends_on);
         let sequence = self.next_sequence;
         let accepted = Accepted { job, sequence, at: now, condition, met };
         let slot = self.insert(&accepted);
-        self.total(self.entry(slot).line).enqueued += 1;
+        self.tally(slot, |totals| totals.enqueued += 1);
         self.tell(slot, What::JobEnqueued { priority }, effects);
         match accepted.condition.state {
             State::Blocked { unmet, .. } => self.tell(slot, What::JobBlocked { unmet }, effects),
@@ -354,6 +440,19 @@ impl Ledger {
             self.tell_of(Subject::Queue(queue.clone()), What::QueueFull { limit }, effects);
         }
     }
+}
+
+/// A key that is not empty, not too long and can be printed.
+fn well_formed(what: &'static str, key: &str) -> Result<(), Refusal> {
+    at_most(what, key.len(), limits::KEY_BYTES, "hash it")?;
+    if key.is_empty() || key.chars().any(char::is_control) {
+        return Err(Refusal::OutOfBounds {
+            what,
+            got: crate::name::excerpt(key),
+            allowed: "it must not be empty or hold control characters".to_string(),
+        });
+    }
+    Ok(())
 }
 
 /// What a batch says about itself, while it is checked.

@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use super::book::{Entry, Held, Hold, Key, Phase, ReadyKey};
-use crate::job::{Condition, LeaseToken, State, StateName, UniqueScope};
+use crate::job::{Condition, Lane, LeaseToken, State, StateName, UniqueScope};
 use crate::record::Accepted;
 use crate::time::{Steady, Timestamp};
 
@@ -12,6 +12,8 @@ pub(super) enum Place {
     None,
     Timers(Timestamp),
     Ready(ReadyKey),
+    /// Ready, in its lane, which offers one job at a time.
+    Lane,
     Leases(LeaseToken),
     Finished(Timestamp),
     Withheld(Timestamp),
@@ -72,6 +74,7 @@ impl Ledger {
         match entry.phase {
             Phase::Blocked { .. } => Place::None,
             Phase::Scheduled { at } => Place::Timers(at),
+            Phase::Ready { .. } if self.spot(slot).is_some() => Place::Lane,
             Phase::Ready { since } => Place::Ready(self.ready_key(slot, since)),
             Phase::Running { token } => Place::Leases(token),
             Phase::Completed { at } | Phase::Cancelled { at, .. } => {
@@ -91,7 +94,7 @@ impl Ledger {
     /// When the job is called off because it has not started.
     pub(super) fn expiry_of(&self, slot: u32) -> Option<Timestamp> {
         let entry = self.entry(slot);
-        let first = entry.attempts == 0 && entry.generation == 0;
+        let first = entry.attempts == 0 && entry.generation() == 0;
         let at = entry.extras.as_ref()?.expires_at?;
         (entry.phase.name().is_waiting() && first).then_some(at)
     }
@@ -101,7 +104,7 @@ impl Ledger {
         let (sequence, line) = (entry.sequence, entry.line as usize);
         let (queue, kind) = (self.lines[line].queue, self.lines[line].kind);
         match self.place_of(slot) {
-            Place::None => {}
+            Place::None | Place::Lane => {}
             Place::Timers(at) => {
                 self.timers.insert((at, sequence), slot);
             }
@@ -132,9 +135,15 @@ impl Ledger {
             self.expiries.insert((at, sequence, slot));
         }
         self.release_key(slot);
+        self.note_bound(slot);
+        self.enter_lane(slot);
+        if let Some(spot) = self.spot(slot) {
+            self.offer(spot);
+        }
     }
 
     pub(super) fn unindex(&mut self, slot: u32) {
+        self.leave_lane(slot);
         let entry = self.entries.get(slot);
         let (sequence, line, phase) = (entry.sequence, entry.line, entry.phase);
         let (queue, kind) = (self.lines[line as usize].queue, self.lines[line as usize].kind);
@@ -146,6 +155,7 @@ impl Ledger {
             Phase::Scheduled { at } => {
                 self.timers.remove(&(at, sequence));
             }
+            Phase::Ready { .. } if self.spot(slot).is_some() => {}
             Phase::Ready { since } => {
                 let key = self.ready_key(slot, since);
                 self.lines[line as usize].ready.remove(&key);
@@ -181,6 +191,7 @@ impl Ledger {
             }
             Place::None
             | Place::Timers(_)
+            | Place::Lane
             | Place::Ready(_)
             | Place::Leases(_)
             | Place::Dead(_) => {}
@@ -231,17 +242,33 @@ impl Ledger {
         ReadyKey { rank, since, sequence: entry.sequence }
     }
 
+    /// Notes with its object, if it has one, where a job stands.
+    pub(super) fn note_bound(&mut self, slot: u32) {
+        let entry = self.entries.get(slot);
+        if let Some(number) = entry.extras.as_ref().and_then(|extras| extras.object) {
+            self.objects.note(number, slot, entry.id, entry.phase.name());
+        }
+    }
+
     /// Writes a newly accepted job into the book.
     pub(super) fn insert(&mut self, accepted: &Accepted) -> u32 {
         let job = &accepted.job;
         let (queue, kind) = (self.queue_id(&job.queue), self.kind_id(&job.kind));
         let line = self.line_id(kind, queue);
         let (sequence, at) = (accepted.sequence, accepted.at);
-        let entry = Entry::new(job, sequence, at, &accepted.condition, line);
+        let object = job.object.as_ref().map(|address| self.objects.number(address));
+        let entry = Entry::new(job, sequence, at, &accepted.condition, line, object);
         let slot = self.entries.insert(entry);
+        if let Some(number) = object {
+            self.objects.bind(number);
+        }
         self.ids.insert(job.id, slot, &self.entries);
         self.sequences.insert(sequence, slot);
         self.next_sequence = self.next_sequence.max(accepted.sequence + 1);
+        if let Some(Lane::Turn(turn)) = job.lane {
+            let queue = &mut self.queues[queue as usize];
+            queue.next_turn = queue.next_turn.max(turn + 1);
+        }
         self.link_all(slot, &accepted.met);
         self.count(line, None, Some(accepted.condition.state.name()));
         self.take_over_key(slot);
@@ -252,6 +279,9 @@ impl Ledger {
     /// Deletes a job from the book.
     pub(super) fn forget(&mut self, slot: u32) {
         self.unindex(slot);
+        if let Some(spot) = self.spot(slot) {
+            self.offer(spot);
+        }
         let entry = self.entries.get(slot);
         let (id, line, name) = (entry.id, entry.line, entry.phase.name());
         let (sequence, weight) = (entry.sequence, entry.weight);
@@ -262,7 +292,12 @@ impl Ledger {
                 self.keys.remove(&key);
             }
         }
+        let object = entry.extras.as_ref().and_then(|extras| extras.object);
         self.count(line, Some(name), None);
+        if let Some(number) = object {
+            self.objects.forget(number, slot);
+            self.objects.unbind(number);
+        }
         self.kept_bytes -= u64::from(weight);
         self.ids.remove(id, &self.entries);
         self.sequences.remove(sequence);

@@ -129,7 +129,7 @@ impl Ledger {
             delay: how.recovery.delay,
         };
         let condition = self.transition(slot, &input, Some(note), effects).ok()?;
-        self.total(self.entry(slot).line).rescued += 1;
+        self.tally(slot, |totals| totals.rescued += 1);
         let ran = effects.now.wall.since(lease.since);
         let ended = Ended { worker: lease.worker, attempt, ran, end };
         self.tell_settled(slot, &condition, ended, Some(error.clone()), effects);
@@ -138,6 +138,7 @@ impl Ledger {
                 let recovery = condition.recoveries;
                 let executed = What::RecoveryExecuted { reason: how.reason, recovery };
                 self.tell(slot, executed, effects);
+                self.note_recovery(slot, effects);
             }
             State::Dead { .. } => {
                 let recoveries = condition.recoveries;
@@ -187,11 +188,13 @@ impl Command for Promote {
             ledger.remove(slot, RemoveReason::Retention, effects);
             purged += 1;
         }
+        purged += ledger.purge_objects(effects);
         let due = ledger.timers.keys().next().map(|(at, _)| *at);
         let expiry = ledger.expiries.first().map(|(at, _, _)| *at);
         let old = ledger.finished.first().map(|(at, _, _)| *at + age);
         let kept_for_key = ledger.withheld.first().map(|(until, _)| *until);
-        let next = [due, expiry, old, kept_for_key].into_iter().flatten().min();
+        let next =
+            [due, expiry, old, kept_for_key, ledger.next_purge()].into_iter().flatten().min();
         Ok(Promoted { purged, next_in: next.map(|at| at.since(now)) })
     }
 }

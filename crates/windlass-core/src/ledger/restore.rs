@@ -17,6 +17,7 @@ use super::index::Place;
 use crate::job::{Condition, JobId, LeaseToken, NewJob, State};
 use crate::limits::Limits;
 use crate::name::Name;
+use crate::object::{Address, ObjectMeta};
 use crate::record::{Accepted, Change, Floors, JobRecord, Kept, Note, Update};
 use crate::time::Timestamp;
 
@@ -27,7 +28,7 @@ use crate::time::Timestamp;
 #[derive(Debug)]
 pub struct Restore {
     /// With jobs and leases, but no index, edge or key yet.
-    ledger: Ledger,
+    pub(super) ledger: Ledger,
     /// Met dependencies of those jobs that have any.
     met: BTreeMap<u32, Vec<JobId>>,
     /// The job that was written last: where its record is kept is said next.
@@ -80,6 +81,15 @@ impl Restore {
                 let line = self.ledger.line_id(kind, queue) as usize;
                 self.ledger.lines[line].totals = *totals;
             }
+            Change::Object(change) => {
+                self.ledger.time.resume_at(change.meta.updated_at);
+                self.ledger.restore_object(&change.address, change.meta.clone());
+            }
+            Change::ObjectGone { address } => self.ledger.restore_removal(address),
+            Change::Lane { queue, lane, totals } => {
+                let queue = self.ledger.queue_id(queue) as usize;
+                self.ledger.queues[queue].lane_totals.insert(*lane, *totals);
+            }
         }
     }
 
@@ -114,6 +124,13 @@ impl Restore {
         self.find(job).map(|slot| self.ledger.entry(slot).kept())
     }
 
+    /// Takes over an object as it is, whose record is kept there.
+    pub fn object(&mut self, address: &Address, meta: ObjectMeta, kept: Kept) {
+        self.ledger.time.resume_at(meta.updated_at);
+        self.ledger.restore_object(address, meta);
+        self.ledger.keep_object(address, kept);
+    }
+
     /// Whether the job is known, and was not removed.
     pub fn knows(&self, job: JobId) -> bool {
         self.find(job).is_some()
@@ -143,6 +160,7 @@ impl Restore {
             places.add(&ledger, slot, sequence);
         }
         places.write_into(&mut ledger);
+        ledger.restore_lanes();
         ledger
     }
 
@@ -154,7 +172,8 @@ impl Restore {
     /// Writes a job as it is, over what was known of it.
     fn write(&mut self, job: &NewJob, sequence: u64, at: Timestamp, condition: &Condition) -> u32 {
         let line = self.line(&job.queue, &job.kind);
-        self.write_entry(Entry::new(job, sequence, at, condition, line), condition)
+        let object = job.object.as_ref().map(|address| self.ledger.objects.number(address));
+        self.write_entry(Entry::new(job, sequence, at, condition, line, object), condition)
     }
 
     /// The line of a queue and a kind, which may be new.
@@ -242,6 +261,33 @@ impl Restore {
 }
 
 impl Ledger {
+    /// Puts every open job into its lane and binds every job to its object, and goes on counting
+    /// turns.
+    fn restore_lanes(&mut self) {
+        let mut laned = Vec::new();
+        let slots: Vec<u32> = self.entries.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            if let Some(number) = self.entry(slot).extras.as_ref().and_then(|e| e.object) {
+                self.objects.bind(number);
+            }
+            self.note_bound(slot);
+        }
+        self.objects.tidy();
+        for (slot, entry) in self.entries.iter() {
+            let Some(partition) = entry.extras.as_ref().and_then(|extras| extras.partition) else {
+                continue;
+            };
+            let queue = &mut self.queues[self.lines[entry.line as usize].queue as usize];
+            if partition.turn {
+                queue.next_turn = queue.next_turn.max(partition.number + 1);
+            }
+            laned.push(slot);
+        }
+        self.open_lanes(&laned);
+        self.offering.clear();
+        self.emptied_lanes.clear();
+    }
+
     /// Who holds which key, as the jobs stand. There is one claim to a key that has not ended; were
     /// there more, the one that ends last would count, and among those the job accepted last.
     fn restored_keys(&self, slots: &[(u64, u32)]) -> BTreeMap<Key, Hold> {
@@ -289,7 +335,7 @@ impl Places {
         let line = ledger.entry(slot).line as usize;
         let queue = ledger.lines[line].queue as usize;
         match ledger.place_of(slot) {
-            Place::None => {}
+            Place::None | Place::Lane => {}
             Place::Timers(at) => self.timers.push(((at, sequence), slot)),
             Place::Ready(key) => self.ready[line].push((key, slot)),
             Place::Leases(token) => self.leases.push((token, slot)),

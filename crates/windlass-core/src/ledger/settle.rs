@@ -1,5 +1,6 @@
 //! An attempt has ended: the verdict, the output, the next jobs and the dependents in one commit.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -8,6 +9,7 @@ use super::enqueue::at_most;
 use super::{Command, Effects, Ledger, died_of_attempts};
 use crate::event::What;
 use crate::job::{Bytes, Condition, JobId, LeaseToken, NewJob, State, StateName, UniqueScope};
+use crate::object::Turn;
 use crate::outcome::{ErrorText, Verdict};
 use crate::record::{AttemptEnd, Note, Report};
 use crate::refusal::Refusal;
@@ -37,6 +39,8 @@ pub struct Settlement {
     pub report: Report,
     /// Jobs to accept in the same commit if the verdict is [`Verdict::Complete`].
     pub next: Vec<Arc<NewJob>>,
+    /// A turn of an object to make in the same commit. If it is refused, nothing is settled.
+    pub turn: Option<Box<Turn>>,
 }
 
 impl Settlement {
@@ -50,6 +54,7 @@ impl Settlement {
             error: None,
             report: Report::default(),
             next: Vec::new(),
+            turn: None,
         }
     }
 }
@@ -75,7 +80,7 @@ impl Ledger {
         settlement: Settlement,
         effects: &mut Effects,
     ) -> Result<Settled, Refusal> {
-        let Settlement { job, token, verdict, output, error, report, next } = settlement;
+        let Settlement { job, token, verdict, output, error, report, next, turn } = settlement;
         let slot = self
             .leases
             .get(&token)
@@ -86,6 +91,7 @@ impl Ledger {
         let bytes = output.as_ref().map_or(0, |output| output.len());
         let remedy = "raise `payload_bytes`, or store the data elsewhere";
         at_most("output bytes", bytes, self.limits.payload_bytes, remedy)?;
+        let turn = turn.map(|turn| self.plan_turn(*turn, effects.now.wall)).transpose()?;
         if verdict == Verdict::Complete && !next.is_empty() {
             let plan = match self.key_scope(slot) {
                 // A job may continue with one of the same key, which it gives up by completing.
@@ -111,6 +117,10 @@ impl Ledger {
         let attempt = Ended { worker: lease.worker, attempt, ran, end };
         self.tell_settled(slot, &condition, attempt, error.clone(), effects);
         let state = condition.state.name();
+        // The turn decides what this end means to its object, which has to know before it is told.
+        if let Some(turn) = turn {
+            self.carry_out_turn(turn, effects);
+        }
         if state.is_terminal() {
             self.after_end(slot, error.as_ref(), effects);
         }
@@ -127,7 +137,6 @@ impl Ledger {
         effects: &mut Effects,
     ) {
         let Ended { worker, attempt, ran, end } = ended;
-        let line = self.entry(slot).line;
         let failed = match (&condition.state, end) {
             (State::Dead { reason, .. }, _) => died_of_attempts(*reason),
             (_, AttemptEnd::Failed | AttemptEnd::Crashed) => true,
@@ -140,7 +149,7 @@ impl Ledger {
             ) => false,
         };
         if failed {
-            self.total(line).failed += 1;
+            self.tally(slot, |totals| totals.failed += 1);
             let next_retry_at = match condition.state {
                 State::Scheduled { at } => Some(at),
                 State::Blocked { .. }
@@ -156,11 +165,11 @@ impl Ledger {
         }
         match &condition.state {
             State::Completed { .. } => {
-                self.total(line).completed += 1;
+                self.tally(slot, |totals| totals.completed += 1);
                 self.tell(slot, What::JobCompleted { worker, attempt, duration: ran }, effects);
             }
             State::Scheduled { at } if failed => {
-                self.total(line).retried += 1;
+                self.tally(slot, |totals| totals.retried += 1);
                 self.tell(slot, What::JobRetrying { at: *at, attempt }, effects);
             }
             State::Scheduled { at } => {

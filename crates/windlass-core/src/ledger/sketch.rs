@@ -3,14 +3,14 @@
 //! A store whose records are large reads sketches instead when it opens, and each record only when
 //! someone asks for it.
 
-use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::book::{Entry, Extras, UniqueHold};
+use super::book::{Entry, Extras, Partition, UniqueHold};
 use super::{Ledger, Restore};
 use crate::job::{Condition, Dependency, JobId, Priority, UniqueScope};
 use crate::name::Name;
+use crate::object::Address;
 use crate::record::Kept;
 use crate::time::Timestamp;
 
@@ -41,6 +41,10 @@ pub struct Sketch {
     pub unique: Option<(String, UniqueScope, Option<Timestamp>)>,
     /// When it is cancelled unless it has started.
     pub expires_at: Option<Timestamp>,
+    /// What keeps its order within a lane.
+    pub partition: Option<Partition>,
+    /// The object it is bound to.
+    pub object: Option<Address>,
     /// Where its record is kept.
     pub kept: Kept,
 }
@@ -73,6 +77,8 @@ impl Ledger {
             met: entry.dependencies().map(|dependency| dependency.on).filter(is_met).collect(),
             unique: unique.map(|unique| (unique.key.as_ref().into(), unique.scope, unique.until)),
             expires_at: extras.and_then(|extras| extras.expires_at),
+            partition: extras.and_then(|extras| extras.partition),
+            object: extras.and_then(|extras| self.objects.address(extras.object?)),
             kept: entry.kept(),
         }
     }
@@ -86,17 +92,18 @@ impl Restore {
             scope: *scope,
             until: *until,
         });
-        let expires_at = sketch.expires_at;
-        let plain = unique.is_none() && expires_at.is_none() && sketch.depends_on.is_empty();
-        let extras = (!plain).then(|| {
-            let depends_on = sketch.depends_on.clone().into_boxed_slice();
-            Box::new(Extras { depends_on, unique, expires_at })
-        });
+        let extras = Extras {
+            depends_on: sketch.depends_on.clone().into_boxed_slice(),
+            unique,
+            expires_at: sketch.expires_at,
+            partition: sketch.partition,
+            object: sketch.object.as_ref().map(|address| self.ledger.objects.number(address)),
+        };
         let mut entry = Entry {
             id: sketch.id,
             fingerprint: sketch.fingerprint,
             sequence: sketch.sequence,
-            extras,
+            extras: extras.boxed(),
             line: self.line(&sketch.queue, &sketch.kind),
             priority: sketch.priority,
             max_attempts: sketch.max_attempts,

@@ -3,6 +3,7 @@
 //! A total changes with almost every command, so it is not a change of each: whoever keeps them
 //! asks now and then for those that differ from what it has.
 
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::Ledger;
@@ -14,16 +15,26 @@ use crate::time::Timestamp;
 pub(super) struct Uncollected {
     lines: Vec<u32>,
     queues: Vec<u32>,
+    lanes: BTreeSet<(u32, u32)>,
 }
 
 impl Ledger {
-    /// The totals of a line, to be changed.
-    pub(super) fn total(&mut self, line: u32) -> &mut Totals {
+    /// Counts something that happened to a job: in its line and, if its queue has lanes, its lane.
+    pub(super) fn tally(&mut self, slot: u32, count: impl Fn(&mut Totals)) {
+        let line = self.entry(slot).line;
         let book = &mut self.lines[line as usize];
         if !core::mem::replace(&mut book.uncollected, true) {
             self.uncollected.lines.push(line);
         }
-        &mut book.totals
+        count(&mut book.totals);
+        let queue = book.queue;
+        let lanes = self.queues[queue as usize].settings.lanes;
+        if let (Some(_), Some(spot)) = (lanes, self.spot(slot)) {
+            // A queue has fewer lanes than that.
+            let lane = u32::try_from(spot.lane).unwrap_or(u32::MAX);
+            count(self.queues[queue as usize].lane_totals.entry(lane).or_default());
+            self.uncollected.lanes.insert((queue, lane));
+        }
     }
 
     pub(super) fn count_dropped(&mut self, queue: u32) {
@@ -59,6 +70,9 @@ impl Ledger {
             self.lines[line as usize].uncollected = false;
             changes.push(self.line_as_it_is(line));
         }
+        for (queue, lane) in core::mem::take(&mut self.uncollected.lanes) {
+            changes.push(self.lane_as_it_is(queue, lane));
+        }
         changes
     }
 
@@ -71,7 +85,17 @@ impl Ledger {
         let rates =
             rates.map(|kind| Change::Rate { kind: kind.name.clone(), full_at: kind.full_at });
         let lines = self.line_ids.values().map(|line| self.line_as_it_is(*line));
-        queues.chain(rates).chain(lines).collect()
+        let lanes = self.queue_ids.values().flat_map(|queue| {
+            let lanes = self.queues[*queue as usize].lane_totals.keys();
+            lanes.map(|lane| self.lane_as_it_is(*queue, *lane))
+        });
+        queues.chain(rates).chain(lines).chain(lanes).collect()
+    }
+
+    fn lane_as_it_is(&self, queue: u32, lane: u32) -> Change {
+        let book = &self.queues[queue as usize];
+        let totals = book.lane_totals.get(&lane).copied().unwrap_or_default();
+        Change::Lane { queue: book.name.clone(), lane, totals }
     }
 
     fn queue_as_it_is(&self, queue: u32) -> Change {

@@ -5,6 +5,7 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 
 use super::Ledger;
 use super::book::Phase;
@@ -41,6 +42,19 @@ pub struct QueueCount {
     pub waiting: u64,
     /// Dead letters dropped because there were too many.
     pub dead_letters_dropped: u64,
+    /// Its lanes in order, if it has lanes.
+    pub lanes: Vec<LaneCount>,
+}
+
+/// What is known of one lane of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneCount {
+    /// Blocked, scheduled and ready jobs.
+    pub waiting: u64,
+    /// Jobs that run.
+    pub running: u64,
+    /// What has happened so far.
+    pub totals: Totals,
 }
 
 /// One live worker.
@@ -139,9 +153,10 @@ impl Ledger {
         });
         let mut lines: Vec<LineCount> = lines.collect();
         lines.sort_by(|a, b| (&a.queue, &a.kind).cmp(&(&b.queue, &b.kind)));
-        let queues = self.queue_ids.values().map(|queue| {
-            let queue = &self.queues[*queue as usize];
+        let queues = self.queue_ids.values().map(|number| {
+            let queue = &self.queues[*number as usize];
             QueueCount {
+                lanes: self.lane_counts(*number),
                 queue: queue.name.clone(),
                 settings: queue.settings.clone(),
                 waiting: queue.waiting,
@@ -268,11 +283,42 @@ impl Ledger {
         reasons
     }
 
+    fn lane_counts(&self, queue: u32) -> Vec<LaneCount> {
+        let book = &self.queues[queue as usize];
+        let lanes = book.settings.lanes.map_or(0, NonZeroU32::get);
+        let count = |lane: u32| {
+            let (waiting, running) = self.lane_load(queue, lane.into());
+            let totals = book.lane_totals.get(&lane).copied().unwrap_or_default();
+            LaneCount { waiting, running, totals }
+        };
+        (0..lanes).map(count).collect()
+    }
+
+    /// What keeps this ready job from being the next of its lane.
+    fn explain_lane(&self, slot: u32) -> Option<Reason> {
+        let spot = self.spot(slot)?;
+        let lane = self.lanes.get(&(spot.queue, spot.lane))?;
+        if let Some(holder) = lane.held.get(&spot.partition).filter(|holder| **holder != slot) {
+            return Some(Reason::BehindItsKey { job: self.entry(*holder).id });
+        }
+        let offered = lane.ready.first_key_value().is_some_and(|(_, next)| *next == slot);
+        let ahead = self.position(slot);
+        match (lane.running > 0, offered) {
+            (true, _) => Some(Reason::LaneBusy { ahead }),
+            (false, true) => None,
+            (false, false) => Some(Reason::BehindOthers { ahead, at_least: false }),
+        }
+    }
+
     /// What keeps this ready job from being the next of its line.
     fn explain_place(&self, slot: u32, now: Now) -> Vec<Reason> {
         let entry = self.entry(slot);
         let line = &self.lines[entry.line as usize];
         let mut reasons = Vec::new();
+        reasons.extend(self.explain_lane(slot));
+        if !reasons.is_empty() {
+            return reasons;
+        }
         let place =
             line.ready.values().take(limits::EXPLAIN_AHEAD).position(|ready| *ready == slot);
         let ahead = place.unwrap_or(limits::EXPLAIN_AHEAD) as u64;
@@ -331,6 +377,7 @@ impl Ledger {
             let (settings, waiting, dead) = (&queue.settings, queue.waiting, queue.dead.len());
             let _ = writeln!(text, "{name} {settings:?} waiting {waiting} dead {dead}");
         }
+        self.dump_objects(&mut text);
         for (name, kind) in &self.kind_ids {
             let full_at = self.kinds[*kind as usize].full_at;
             let _ = writeln!(text, "{name} rate full at {full_at:?}");

@@ -116,7 +116,12 @@ impl Book {
             Change::Remove { job } => {
                 self.records.remove(job);
             }
-            Change::Queue { .. } | Change::Rate { .. } | Change::Line { .. } => {}
+            Change::Queue { .. }
+            | Change::Rate { .. }
+            | Change::Line { .. }
+            | Change::Lane { .. }
+            | Change::Object(_)
+            | Change::ObjectGone { .. } => {}
         }
         self.changes.push(change);
     }

@@ -157,7 +157,7 @@ fn insert(book: &mut Book, unmet: u32) {
         0 => State::Ready { since: at },
         _ => State::Blocked { unmet, not_before: at },
     };
-    let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
+    let condition = Condition::new(state);
     let met =
         last().depends_on.iter().map(|dependency| dependency.on).skip(unmet as usize).collect();
     let accepted = Accepted { job: Arc::new(last()), sequence: 3, at, condition, met };
@@ -203,7 +203,10 @@ fn count_releases(book: &Book) -> usize {
         | Change::Remove { .. }
         | Change::Queue { .. }
         | Change::Rate { .. }
-        | Change::Line { .. } => false,
+        | Change::Line { .. }
+        | Change::Lane { .. }
+        | Change::Object(_)
+        | Change::ObjectGone { .. } => false,
     });
     releases.count()
 }

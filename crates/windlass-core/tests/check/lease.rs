@@ -127,7 +127,8 @@ fn now() -> Timestamp {
 /// A condition in numbers, because the core has no use for hashing one.
 impl Hash for Job {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let Condition { state, attempts, recoveries, generation } = &self.condition;
+        let Condition { state, attempts, recoveries, generation, begun } = &self.condition;
+        begun.hash(hasher);
         state.name().hash(hasher);
         match state {
             State::Running(lease) => {
@@ -150,7 +151,7 @@ impl Job {
     fn new() -> Self {
         let state = State::Ready { since: now() };
         Self {
-            condition: Condition { state, attempts: 0, recoveries: 0, generation: 0 },
+            condition: Condition::new(state),
             lease_ended: false,
             claim: 0,
             starts: 0,

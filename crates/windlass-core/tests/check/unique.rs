@@ -83,7 +83,7 @@ fn write(commits: &[Commit]) -> (Book, Vec<(JobId, Acceptance)>) {
 fn insert(book: &mut Book, number: u8) {
     let at = Timestamp::default();
     let state = State::Ready { since: at };
-    let condition = Condition { state, attempts: 0, recoveries: 0, generation: 0 };
+    let condition = Condition::new(state);
     let sequence = book.records.len() as u64 + 1;
     let accepted =
         Accepted { job: Arc::new(job(number)), sequence, at, condition, met: Vec::new() };

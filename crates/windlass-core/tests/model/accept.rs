@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use windlass_core::job::{Condition, JobId, NewJob, OnFailure, Start, State, StateName};
-use windlass_core::ledger::{Acceptance, Enqueued};
+use windlass_core::job::{Condition, JobId, Lane, NewJob, OnFailure, Start, State, StateName};
+use windlass_core::ledger::{Acceptance, Enqueued, InLane};
 use windlass_core::limits::DELAY_MAX;
 use windlass_core::name::Name;
 use windlass_core::refusal::Refusal;
@@ -50,7 +50,9 @@ impl Naive {
             }
         }
         self.refuse_cycles(&plan)?;
+        self.take_turns(&mut plan);
         self.refuse_overflow(&plan)?;
+        self.refuse_lane_overflow(&plan)?;
         Ok(plan)
     }
 
@@ -192,6 +194,52 @@ impl Naive {
         Ok(())
     }
 
+    fn take_turns(&self, plan: &mut [Planned]) {
+        let mut next = self.next_turn.clone();
+        for item in plan {
+            let Planned::Accept(job, _) = item else { continue };
+            if job.lane == Some(Lane::Spread) {
+                let next = next.entry(job.queue.clone()).or_default();
+                job.lane = Some(Lane::Turn(*next));
+                *next += 1;
+            }
+        }
+    }
+
+    fn refuse_lane_overflow(&self, plan: &[Planned]) -> Result<(), Refusal> {
+        let mut added: BTreeMap<(&Name, u64), u64> = BTreeMap::new();
+        for job in plan.iter().filter_map(accepted) {
+            let Some(queue) = self.queues.get(&job.queue) else { continue };
+            let (Some(lanes), Some(limit)) = (queue.settings.lanes, queue.settings.lane_depth)
+            else {
+                continue;
+            };
+            let Some(partition) = job.lane.as_ref().and_then(Lane::partition) else { continue };
+            let lane = partition % u64::from(lanes.get());
+            let open = self.open_in_lane(&job.queue, lane);
+            let depth = open.iter().filter(|job| job.name().is_waiting()).count() as u64;
+            let added = added.entry((&job.queue, lane)).or_default();
+            *added += 1;
+            if depth + *added > limit {
+                let (queue, lane) = (job.queue.clone(), lane as u32);
+                return Err(Refusal::LaneFull { queue, lane, depth, limit });
+            }
+        }
+        Ok(())
+    }
+
+    /// Jobs of its lane that come before a waiting one.
+    fn ahead_of(&self, job: &Job) -> u64 {
+        let Some(lane) = self.lane_of(job) else { return 0 };
+        let ready = |job: &Job| job.name() == StateName::Ready;
+        let ahead = self.open_in_lane(&job.new.queue, lane).into_iter().filter(|other| {
+            let first = !ready(job) || self.standing(other) < self.standing(job);
+            let waits_to_go_on = other.holds_its_key() && !ready(other);
+            other.id() != job.id() && (waits_to_go_on || (ready(other) && first))
+        });
+        ahead.count() as u64
+    }
+
     pub(super) fn carry_out(&mut self, plan: Vec<Planned>) -> Vec<Enqueued> {
         let mut placed = Vec::new();
         let mut grown = BTreeSet::new();
@@ -218,7 +266,11 @@ impl Naive {
         }
         let enqueued = placed.into_iter().map(|(id, queue, acceptance)| {
             let depth = self.waiting_in(&queue);
-            Enqueued { id, acceptance, depth }
+            let job = &self.jobs[&id];
+            let has_lanes = self.queues[&job.new.queue].settings.lanes.is_some();
+            let lane = self.lane_of(job).filter(|_| has_lanes && job.name().is_waiting());
+            let lane = lane.map(|lane| InLane { lane: lane as u32, position: self.ahead_of(job) });
+            Enqueued { id, acceptance, depth, sequence: job.sequence, lane }
         });
         enqueued.collect()
     }
@@ -236,6 +288,10 @@ impl Naive {
             _ => State::Blocked { unmet, not_before },
         };
         let id = new.id;
+        if let Some(Lane::Turn(turn)) = new.lane {
+            let next = self.next_turn.entry(new.queue.clone()).or_default();
+            *next = (*next).max(turn + 1);
+        }
         self.tell(id, "job.enqueued");
         match state {
             State::Blocked { .. } => self.tell(id, "job.blocked"),
@@ -251,7 +307,7 @@ impl Naive {
             new,
             sequence: self.next_sequence,
             accepted_at: now,
-            condition: Condition { state, attempts: 0, recoveries: 0, generation: 0 },
+            condition: Condition::new(state),
             links,
             gave_key_away: false,
             lease_ends: Steady::default(),
@@ -264,7 +320,7 @@ impl Naive {
         };
         self.next_sequence += 1;
         self.jobs.insert(id, job);
-        self.line(id).enqueued += 1;
+        self.tally(id, |totals| totals.enqueued += 1);
     }
 }
 

@@ -147,7 +147,7 @@ impl Naive {
             _ => State::Blocked { unmet, not_before: now },
         };
         let generation = job.condition.generation + 1;
-        job.condition = Condition { state, attempts: 0, recoveries: 0, generation };
+        job.condition = Condition { generation, ..Condition::new(state) };
         self.tell(id, "job.replayed");
         if unmet > 0 {
             self.tell(id, "job.blocked");
@@ -236,6 +236,17 @@ impl Naive {
             QueueChange::Ageing(step) => {
                 new.settings.ageing = step;
                 "queue.configured"
+            }
+            QueueChange::Lanes(lanes) => {
+                new.settings.lanes = lanes;
+                "queue.configured"
+            }
+            QueueChange::LaneDepth(limit) => {
+                new.settings.lane_depth = limit;
+                "queue.configured"
+            }
+            QueueChange::OnDead(_) | QueueChange::OnEmpty(_) => {
+                unreachable!("hooks have tests of their own")
             }
         };
         let settings = new.settings.clone();

@@ -22,7 +22,14 @@ impl Entry {
             Entry::Change(Change::Update(update)) => Some(update.job),
             Entry::Change(Change::Remove { job }) => Some(*job),
             Entry::Whole(record) => Some(record.id()),
-            Entry::Change(Change::Queue { .. } | Change::Rate { .. } | Change::Line { .. })
+            Entry::Change(
+                Change::Queue { .. }
+                | Change::Rate { .. }
+                | Change::Line { .. }
+                | Change::Lane { .. }
+                | Change::Object(_)
+                | Change::ObjectGone { .. },
+            )
             | Entry::Floors(_) => None,
         }
     }
@@ -36,7 +43,10 @@ impl Entry {
                 | Change::Remove { .. }
                 | Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. },
+                | Change::Line { .. }
+                | Change::Lane { .. }
+                | Change::Object(_)
+                | Change::ObjectGone { .. },
             )
             | Entry::Floors(_) => false,
         }

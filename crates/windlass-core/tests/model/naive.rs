@@ -12,10 +12,10 @@ mod running;
 use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_core::job::{
-    Bytes, CancelReason, Condition, DeadReason, JobId, Lease, NewJob, OnFailure, State, StateName,
-    UniqueScope,
+    Bytes, CancelReason, Condition, DeadReason, JobId, Lane, Lease, NewJob, OnFailure, State,
+    StateName, UniqueScope,
 };
-use windlass_core::ledger::{Counts, LineCount, QueueCount, Totals};
+use windlass_core::ledger::{Counts, LaneCount, LineCount, QueueCount, Totals};
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
 use windlass_core::record::QueueSettings;
@@ -60,6 +60,20 @@ struct Link {
 impl Job {
     fn name(&self) -> StateName {
         self.condition.state.name()
+    }
+
+    fn id(&self) -> JobId {
+        self.new.id
+    }
+
+    /// What its order is kept within.
+    fn partition(&self) -> Option<u64> {
+        self.new.lane.as_ref().and_then(Lane::partition)
+    }
+
+    /// Whether it has started and waits to go on.
+    fn holds_its_key(&self) -> bool {
+        self.condition.begun && self.name().is_waiting()
     }
 
     fn is_open(&self) -> bool {
@@ -130,6 +144,11 @@ pub(crate) struct Naive {
     pub(crate) cycles: BTreeSet<JobId>,
     /// Queues in which an open job ended during the command under way.
     ended_in: BTreeSet<Name>,
+    /// The same of lanes.
+    ended_in_lanes: BTreeSet<(Name, u64)>,
+    /// Per queue and lane of queues with lanes.
+    lane_totals: BTreeMap<(Name, u32), Totals>,
+    next_turn: BTreeMap<Name, u64>,
     trim_due: bool,
 }
 
@@ -149,6 +168,9 @@ impl Naive {
             told: Vec::new(),
             cycles: BTreeSet::new(),
             ended_in: BTreeSet::new(),
+            ended_in_lanes: BTreeSet::new(),
+            lane_totals: BTreeMap::new(),
+            next_turn: BTreeMap::new(),
             trim_due: false,
         }
     }
@@ -161,6 +183,7 @@ impl Naive {
         self.told.clear();
         self.cycles.clear();
         self.ended_in.clear();
+        self.ended_in_lanes.clear();
         self.make_due_jobs_ready();
         let now = self.now.wall;
         while let Some((_, _, id)) = self
@@ -176,6 +199,12 @@ impl Naive {
 
     /// What is left to do when the command has been decided.
     pub(crate) fn finish(&mut self) {
+        for (queue, lane) in std::mem::take(&mut self.ended_in_lanes) {
+            let has_lanes = self.queues[&queue].settings.lanes.is_some();
+            if has_lanes && self.open_in_lane(&queue, lane).is_empty() {
+                self.told.push((About::Queue(queue), "pool.empty"));
+            }
+        }
         for queue in std::mem::take(&mut self.ended_in) {
             let open = |job: &Job| job.new.queue == queue && job.is_open();
             if !self.jobs.values().any(open) {
@@ -209,14 +238,39 @@ impl Naive {
         self.jobs.get_mut(&id).expect("the model names only jobs it has")
     }
 
-    fn line(&mut self, id: JobId) -> &mut Totals {
-        let job = &self.jobs[&id].new;
-        self.totals.entry((job.queue.clone(), job.kind.clone())).or_default()
+    /// Counts something in the line of a job, and in its lane if its queue has lanes.
+    fn tally(&mut self, id: JobId, count: impl Fn(&mut Totals)) {
+        let job = &self.jobs[&id];
+        let (queue, kind) = (job.new.queue.clone(), job.new.kind.clone());
+        let has_lanes = self.queues[&queue].settings.lanes.is_some();
+        if let Some(lane) = self.lane_of(job).filter(|_| has_lanes) {
+            count(self.lane_totals.entry((queue.clone(), lane as u32)).or_default());
+        }
+        count(self.totals.entry((queue, kind)).or_default());
     }
 
     fn state_after(&self, start: Timestamp) -> State {
         let now = self.now.wall;
         if start > now { State::Scheduled { at: start } } else { State::Ready { since: now } }
+    }
+
+    /// The lane a job is in, as its queue is configured.
+    fn lane_of(&self, job: &Job) -> Option<u64> {
+        let partition = job.partition()?;
+        let lanes = self.queues[&job.new.queue].settings.lanes;
+        Some(lanes.map_or(partition, |lanes| partition % u64::from(lanes.get())))
+    }
+
+    /// The jobs in the same lane as this one, itself among them; none if it has no lane.
+    pub(crate) fn in_lane_of(&self, job: &Job) -> Vec<&Job> {
+        let lane = self.lane_of(job);
+        lane.map_or_else(Vec::new, |lane| self.open_in_lane(&job.new.queue, lane))
+    }
+
+    /// The jobs of a lane that wait or run.
+    fn open_in_lane(&self, queue: &Name, lane: u64) -> Vec<&Job> {
+        let jobs = self.jobs.values().filter(|job| job.new.queue == *queue && job.is_open());
+        jobs.filter(|job| self.lane_of(job) == Some(lane)).collect()
     }
 
     fn waiting_in(&self, queue: &Name) -> u64 {
@@ -238,15 +292,15 @@ impl Naive {
         let was_open = self.jobs[&id].is_open();
         match state {
             State::Completed { .. } => {
-                self.line(id).completed += 1;
+                self.tally(id, |totals| totals.completed += 1);
                 self.tell(id, "job.completed");
             }
             State::Dead { .. } => {
-                self.line(id).dead += 1;
+                self.tally(id, |totals| totals.dead += 1);
                 self.tell(id, "job.dead");
             }
             State::Cancelled { .. } => {
-                self.line(id).cancelled += 1;
+                self.tally(id, |totals| totals.cancelled += 1);
                 self.tell(id, "job.cancelled");
             }
             State::Blocked { .. }
@@ -254,11 +308,13 @@ impl Naive {
             | State::Ready { .. }
             | State::Running(_) => panic!("{state:?} is not an end"),
         }
+        let lane = self.lane_of(&self.jobs[&id]);
         let job = self.job_mut(id);
         job.condition.state = state.clone();
         job.links.clear();
         let queue = job.new.queue.clone();
         if was_open {
+            self.ended_in_lanes.extend(lane.map(|lane| (queue.clone(), lane)));
             self.ended_in.insert(queue);
         }
         for dependent in self.waiting_for(id) {
@@ -400,6 +456,18 @@ impl Naive {
 
 // What there is to see.
 impl Naive {
+    fn lane_counts(&self, name: &Name, queue: &Queue) -> Vec<LaneCount> {
+        let lanes = queue.settings.lanes.map_or(0, |lanes| lanes.get());
+        let count = |lane: u32| {
+            let open = self.open_in_lane(name, lane.into());
+            let running = open.iter().filter(|job| job.lease().is_some()).count() as u64;
+            let totals = self.lane_totals.get(&(name.clone(), lane)).copied();
+            let waiting = open.len() as u64 - running;
+            LaneCount { waiting, running, totals: totals.unwrap_or_default() }
+        };
+        (0..lanes).map(count).collect()
+    }
+
     /// All counters, by counting.
     pub(crate) fn counts(&self) -> Counts {
         let lines = self.totals.iter().map(|((queue, kind), totals)| {
@@ -415,6 +483,7 @@ impl Naive {
             settings: queue.settings.clone(),
             waiting: self.waiting_in(name),
             dead_letters_dropped: queue.dropped,
+            lanes: self.lane_counts(name, queue),
         });
         Counts { lines: lines.collect(), queues: queues.collect(), workers: Vec::new() }
     }

@@ -343,7 +343,7 @@ impl<'a> Pair<'a> {
 
     /// Keeps what a store would keep, and checks that no wake is missing.
     fn keep(&mut self, changes: &[Change], rings: &BTreeSet<Ring>) -> TestCaseResult {
-        let mut freed = BTreeSet::new();
+        let (mut freed, mut lanes) = (BTreeSet::new(), Vec::new());
         for change in changes {
             match change {
                 Change::Insert(accepted) => {
@@ -358,6 +358,7 @@ impl<'a> Pair<'a> {
                     let record = record.expect("it was just found");
                     if record.condition.state.is_running() && !update.condition.state.is_running() {
                         freed.insert(record.job.kind.clone());
+                        lanes.push(update.job);
                     }
                     record.absorb(update);
                     self.check_ring(update.job, rings)?;
@@ -366,21 +367,44 @@ impl<'a> Pair<'a> {
                     let gone = self.records.remove(job);
                     prop_assert!(gone.is_some(), "{job} was removed twice");
                 }
-                Change::Queue { .. } | Change::Rate { .. } | Change::Line { .. } => {}
+                Change::Queue { .. }
+                | Change::Rate { .. }
+                | Change::Line { .. }
+                | Change::Lane { .. }
+                | Change::Object(_)
+                | Change::ObjectGone { .. } => {}
             }
         }
         self.changes.extend_from_slice(changes);
         self.journal.write(changes, &mut self.ledger);
+        self.check_lanes_freed(&lanes, rings)?;
         self.check_freed(freed, rings)
     }
 
     /// Whoever a concurrency limit turned away is woken when a job of the kind ends.
     fn check_freed(&mut self, kinds: BTreeSet<Name>, rings: &BTreeSet<Ring>) -> TestCaseResult {
-        for kind in kinds.into_iter().filter(|kind| self.model.turned_away.remove(kind)) {
+        for kind in kinds {
+            if !self.model.turned_away.remove(&kind) {
+                continue;
+            }
             let of_kind = self.model.jobs.values().filter(|job| job.new.kind == kind);
-            for job in of_kind.filter(|job| matches!(job.condition.state, State::Ready { .. })) {
+            let ready = of_kind.filter(|job| matches!(job.condition.state, State::Ready { .. }));
+            for job in ready.filter(|job| self.model.is_its_turn(job)) {
                 let ring = Ring::Queue(job.new.queue.clone());
                 prop_assert!(rings.contains(&ring), "nobody is woken for {}", job.new.id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever found a lane busy is woken when its next job may start.
+    fn check_lanes_freed(&self, lanes: &[JobId], rings: &BTreeSet<Ring>) -> TestCaseResult {
+        for freed in lanes.iter().filter_map(|id| self.model.jobs.get(id)) {
+            for job in self.model.in_lane_of(freed) {
+                let ready = matches!(job.condition.state, State::Ready { .. });
+                let ring = Ring::Queue(job.new.queue.clone());
+                let woken = !ready || !self.model.is_its_turn(job) || rings.contains(&ring);
+                prop_assert!(woken, "nobody is woken for {}, whose turn it is", job.new.id);
             }
         }
         Ok(())
@@ -622,7 +646,10 @@ fn made_at(change: &Change) -> Option<Timestamp> {
         Change::Remove { .. }
         | Change::Queue { .. }
         | Change::Rate { .. }
-        | Change::Line { .. } => None,
+        | Change::Line { .. }
+        | Change::Lane { .. }
+        | Change::Object(_)
+        | Change::ObjectGone { .. } => None,
     }
 }
 
@@ -631,6 +658,7 @@ fn about(event: &Event) -> About {
         Subject::Job { id, .. } => About::Job(*id),
         Subject::Queue(name) => About::Queue(name.clone()),
         Subject::Worker(worker) => panic!("no command here is about a worker, such as {worker}"),
+        Subject::Object(object) => panic!("no command here is about an object, such as {object}"),
     }
 }
 

@@ -76,7 +76,7 @@ impl Naive {
             let paused = self.queues[queue].settings.paused;
             let open = !paused && !held_back.contains(&(queue.clone(), kind.clone()));
             let fits = listens && open && terms_of(claim, kind).is_some();
-            fits.then_some((*id, job, since))
+            (fits && self.is_its_turn(job)).then_some((*id, job, since))
         })
     }
 
@@ -89,6 +89,43 @@ impl Naive {
             (standing, Reverse((since, job.sequence)), id)
         });
         places.max().map(|(_, _, id)| id)
+    }
+
+    /// Whether no job of its lane runs, none of its key has started before it, and none that could
+    /// start comes first.
+    pub(crate) fn is_its_turn(&self, job: &Job) -> bool {
+        let others = self.in_lane_of(job);
+        if others.is_empty() {
+            return true;
+        }
+        if others.iter().any(|other| other.lease().is_some()) {
+            return false;
+        }
+        let may_start = |other: &Job| {
+            let partition = other.partition();
+            other.name() == StateName::Ready
+                && !others.iter().any(|held| {
+                    held.holds_its_key() && held.partition() == partition && held.id() != other.id()
+                })
+        };
+        let ahead = |other: &&&Job| may_start(other) && self.standing(other) < self.standing(job);
+        may_start(job) && others.iter().filter(ahead).count() == 0
+    }
+
+    /// Its place among the ready jobs of its lane, the first first.
+    pub(super) fn standing(&self, job: &Job) -> (Reverse<Standing>, Timestamp, u64) {
+        let ageing = self.queues[&job.new.queue].settings.ageing;
+        let since = match job.condition.state {
+            State::Ready { since } => since,
+            State::Blocked { .. }
+            | State::Scheduled { .. }
+            | State::Running(_)
+            | State::Completed { .. }
+            | State::Dead { .. }
+            | State::Cancelled { .. } => Timestamp::from_micros(i64::MAX),
+        };
+        let standing = Standing::new(job.new.priority.0, ageing, self.now.wall.since(since));
+        (Reverse(standing), since, job.sequence)
     }
 
     fn start(&mut self, id: JobId, worker: &Arc<str>, terms: &KindClaim) -> Claimed {
@@ -111,6 +148,7 @@ impl Naive {
         job.percent = None;
         job.first_started_at.get_or_insert(wall);
         job.condition.attempts += 1;
+        job.condition.begun = true;
         job.condition.state = State::Running(lease.clone());
         let Condition { attempts: attempt, recoveries, .. } = job.condition;
         self.tell(id, "job.started");
@@ -204,13 +242,13 @@ impl Naive {
         let name = state.name();
         condition.state = state;
         condition.attempts -= u32::from(!failed);
-        self.line(id).retried += u64::from(failed);
+        self.tally(id, |totals| totals.retried += u64::from(failed));
         self.tell(id, topic);
         name
     }
 
     fn count_failure(&mut self, id: JobId) {
-        self.line(id).failed += 1;
+        self.tally(id, |totals| totals.failed += 1);
         self.tell(id, "job.failed");
     }
 
@@ -244,7 +282,7 @@ impl Naive {
 
     fn recover(&mut self, id: JobId, rescue: &Rescue) -> StateName {
         let at = self.now.wall;
-        self.line(id).rescued += 1;
+        self.tally(id, |totals| totals.rescued += 1);
         self.count_failure(id);
         let job = &self.jobs[&id];
         let lease = job.lease().expect("only running jobs are rescued").clone();
@@ -261,7 +299,7 @@ impl Naive {
         let condition = &mut self.job_mut(id).condition;
         condition.recoveries += 1;
         condition.state = State::Scheduled { at: at + rescue.recovery.delay };
-        self.line(id).retried += 1;
+        self.tally(id, |totals| totals.retried += 1);
         self.tell(id, "job.retrying");
         self.tell(id, "recovery.executed");
         StateName::Scheduled
@@ -286,7 +324,7 @@ pub(super) fn due_at(job: &Job) -> Option<Timestamp> {
 
 /// Priority as an exact fraction: `points` of `per` each.
 #[derive(Clone, Copy, Debug)]
-struct Standing {
+pub(super) struct Standing {
     points: i128,
     per: i128,
 }

@@ -4,6 +4,7 @@
 //! What depends on the moment (a token, a due time) is named here and looked up when it is used.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::{
-    CancelReason, DeadReason, Dependency, JobId, NewJob, OnFailure, Priority, Start, StateName,
-    Unique, UniqueScope,
+    CancelReason, DeadReason, Dependency, JobId, Lane, NewJob, OnFailure, Priority, Start,
+    StateName, Unique, UniqueScope,
 };
 use windlass_core::ledger::{Claim, KindClaim, QueueChange, Recovery, RecoveryMode, Rescue};
 use windlass_core::name::Name;
@@ -141,6 +142,8 @@ pub(crate) struct Draft {
     depends_on: Vec<(Pick, OnFailure)>,
     max_attempts: Option<u32>,
     expires_after_s: Option<u32>,
+    /// The number of a key, or spread over the lanes.
+    lane: Option<Option<u8>>,
 }
 
 /// Only what is out of the ordinary, so that a failing case fits on a page.
@@ -167,6 +170,9 @@ impl fmt::Debug for Draft {
         }
         if let Some(seconds) = self.expires_after_s {
             write!(f, " expires after {seconds} s")?;
+        }
+        if let Some(lane) = self.lane {
+            write!(f, " lane {lane:?}")?;
         }
         Ok(())
     }
@@ -195,6 +201,10 @@ impl Draft {
         job.depends_on = edges.map(|(on, on_failure)| Dependency { on, on_failure }).collect();
         job.retry = self.max_attempts.map(|runs| Retry::default().up_to(runs));
         job.expires_after = self.expires_after_s.map(seconds);
+        job.lane = self.lane.map(|key| match key {
+            Some(key) => Lane::Key(format!("customer-{key}")),
+            None => Lane::Spread,
+        });
         job
     }
 }
@@ -348,9 +358,10 @@ fn draft() -> impl Strategy<Value = Draft> {
         edges(),
         weighted(0.4, 1u32..=3),
         weighted(0.15, select(vec![0, 2, 30, 2_000])),
+        weighted(0.5, weighted(0.8, 0u8..4)),
     );
     (who, rest).prop_map(|((identity, kind, queue, payload), rest)| {
-        let (priority, begin, unique, depends_on, max_attempts, expires_after_s) = rest;
+        let (priority, begin, unique, depends_on, max_attempts, expires_after_s, lane) = rest;
         Draft {
             identity,
             kind,
@@ -362,6 +373,7 @@ fn draft() -> impl Strategy<Value = Draft> {
             depends_on,
             max_attempts,
             expires_after_s,
+            lane,
         }
     })
 }
@@ -467,6 +479,10 @@ fn queue_change() -> impl Strategy<Value = QueueChange> {
         2 => weighted(0.5, select(vec![8, 4, 2, 0])).prop_map(QueueChange::MaxDepth),
         2 => weighted(0.7, select(vec![1, 10, 300]))
             .prop_map(|step| QueueChange::Ageing(step.map(seconds))),
+        4 => weighted(0.8, select(vec![1, 2, 3])).prop_map(|lanes| {
+            QueueChange::Lanes(lanes.and_then(NonZeroU32::new))
+        }),
+        1 => weighted(0.5, select(vec![3, 2, 0])).prop_map(QueueChange::LaneDepth),
     ]
 }
 

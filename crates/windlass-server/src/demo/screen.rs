@@ -136,7 +136,7 @@ fn story_line(seconds: f64, line: &Line, colour: bool) -> String {
     if !colour {
         return format!("{seconds:6.2} s  {scene}  {}", line.text);
     }
-    let topic = line.event.as_ref().map_or("", |event| event.topic);
+    let topic = line.event.as_ref().map_or("", |event| event.topic.as_str());
     let shade = match topic {
         "job.dead" | "job.failed" => "31",
         "job.completed" => "32",

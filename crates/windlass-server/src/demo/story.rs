@@ -24,7 +24,7 @@ pub(crate) struct Line {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Told {
     pub(crate) number: u64,
-    pub(crate) topic: &'static str,
+    pub(crate) topic: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) job: Option<String>,
 }
@@ -108,7 +108,7 @@ impl Story {
         }
         let (scene, text) = self.words(event)?;
         let job = event.job().map(|job| job.to_string());
-        let told = Told { number: event.number, topic: event.topic(), job };
+        let told = Told { number: event.number, topic: event.topic().to_string(), job };
         Some(Line { scene, text, event: Some(told) })
     }
 
@@ -130,6 +130,7 @@ impl Story {
                 What::WorkerStopped => Some(("worker", format!("{worker} has stopped"))),
                 _ => None,
             },
+            Subject::Object(_) => None,
         }
     }
 }

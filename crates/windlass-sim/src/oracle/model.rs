@@ -205,7 +205,7 @@ impl Model {
                 })
             }
             Subject::Queue(queue) => self.queue_event(queue, event, around),
-            Subject::Worker(_) => Ok(()),
+            Subject::Worker(_) | Subject::Object(_) => Ok(()),
         }
     }
 

@@ -341,7 +341,12 @@ impl Pair {
             Change::Remove { job } => {
                 self.records.remove(&job);
             }
-            Change::Queue { .. } | Change::Rate { .. } | Change::Line { .. } => {}
+            Change::Queue { .. }
+            | Change::Rate { .. }
+            | Change::Line { .. }
+            | Change::Lane { .. }
+            | Change::Object(_)
+            | Change::ObjectGone { .. } => {}
         }
     }
 }

@@ -51,8 +51,8 @@ const FAR_AHEAD: Timestamp = Timestamp::from_millis(i64::MAX / 4_000);
 /// Equal but for times, which the pure function was given differently.
 fn same(found: &Condition, expected: &Condition) {
     let bare = |condition: &Condition| {
-        let Condition { state, attempts, recoveries, generation } = condition;
-        (state.name(), *attempts, *recoveries, *generation)
+        let Condition { state, attempts, recoveries, generation, begun } = condition;
+        (state.name(), *attempts, *recoveries, *generation, *begun)
     };
     // A job moved to a time that has passed is ready in the far future and scheduled now.
     assert_eq!(bare(found), bare(expected), "found {found:?}, expected {expected:?}");

@@ -260,7 +260,7 @@ async fn a_lease_that_ended_is_rescued_once_and_counted(bench: Bench) {
     assert_eq!(bench.take().await.recoveries, 1);
     let topics = bench.topics().await;
     for topic in ["recovery.detected", "recovery.executed", "job.failed", "job.retrying"] {
-        assert!(topics.contains(&topic), "{topic} is missing from {topics:?}");
+        assert!(topics.iter().any(|told| told == topic), "{topic} is missing from {topics:?}");
     }
 }
 
@@ -275,7 +275,7 @@ async fn a_job_that_kills_its_workers_dies_after_exactly_its_attempts(bench: Ben
     assert!(bench.claim(1).await.jobs.is_empty());
     let state = bench.state(id(1)).await;
     assert!(matches!(state, State::Dead { reason: DeadReason::Crashed, .. }), "{state:?}");
-    assert!(bench.topics().await.contains(&"recovery.exhausted"));
+    assert!(bench.topics().await.iter().any(|topic| topic == "recovery.exhausted"));
 }
 
 async fn recovery_is_capped_even_with_attempts_left(bench: Bench) {

@@ -188,7 +188,7 @@ async fn a_job_waits_for_its_dependencies_and_is_released_once(bench: Bench) {
     }
     assert_eq!(bench.state_name(id(3)).await, StateName::Ready);
     assert!(bench.store.dependents(id(1)).await.expect("it is answered").is_empty());
-    let unblocked = bench.topics().await.iter().filter(|t| **t == "job.unblocked").count();
+    let unblocked = bench.topics().await.iter().filter(|t| *t == "job.unblocked").count();
     assert_eq!(unblocked, 1);
 }
 

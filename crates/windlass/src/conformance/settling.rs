@@ -248,7 +248,7 @@ async fn a_chain_of_a_thousand_dies_together_each_once(bench: Bench) {
     bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
     let counts = bench.store.count().await.expect("it is answered");
     assert_eq!(counts.in_state(StateName::Dead), 1_000);
-    let dead = bench.topics().await.iter().filter(|topic| **topic == "job.dead").count();
+    let dead = bench.topics().await.iter().filter(|topic| *topic == "job.dead").count();
     assert_eq!(dead, 1_000);
     let state = bench.state(id(1_000)).await;
     assert!(matches!(state, State::Dead { reason: DeadReason::DependencyFailed, .. }));

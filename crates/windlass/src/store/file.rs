@@ -43,17 +43,18 @@ use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
     Announce, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue, Enqueued,
     Promote, Promoted, QueueChange, Remove, Renew, Renewal, Renewed, Replay, ReplayEdited,
-    Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, WorkerNews,
+    Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned, WorkerNews,
 };
 use windlass_core::limits;
 use windlass_core::name::Name;
+use windlass_core::object::{Address as ObjectAddress, Alarm, ObjectView, Turn};
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady};
 
 use super::{
-    Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, Page, Selection, Store,
-    StoreError,
+    Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, ObjectFilter, ObjectPage, Page,
+    Selection, Store, StoreError,
 };
 use crate::clock::Clock;
 use crate::wake::Wake;
@@ -766,6 +767,15 @@ fn size_of(job: &NewJob) -> u64 {
     (job.payload.len() + labels + job.depends_on.len() * 17 + 1_024) as u64
 }
 
+fn turn_sizes(turn: &Turn) -> impl Iterator<Item = u64> {
+    let state = turn.state.as_ref().map_or(0, |state| state.len()) as u64 + 2_048;
+    let alarm = match &turn.alarm {
+        Alarm::Set(job) => Some(size_of(job)),
+        Alarm::Keep | Alarm::Cancel => None,
+    };
+    turn.jobs.iter().map(|job| size_of(job)).chain(alarm).chain([state])
+}
+
 #[async_trait]
 impl Store for FileStore {
     async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>> {
@@ -803,7 +813,9 @@ impl Store for FileStore {
             output as u64 + 1_024
         };
         let next = settlements.iter().flat_map(|settlement| &settlement.next);
+        let turns = settlements.iter().filter_map(|settlement| settlement.turn.as_deref());
         let sizes = settlements.iter().map(size).chain(next.map(|job| size_of(job)));
+        let sizes = sizes.chain(turns.flat_map(turn_sizes));
         let need = Need::Progress(sizes.collect());
         self.commit("settle", need, Settle { settlements }, |_, reply| Ok(reply)).await
     }
@@ -865,6 +877,29 @@ impl Store for FileStore {
     async fn clear(&self, queue: Name) -> Answer<Cleared> {
         self.commit("clear", Need::Progress(Size::default()), Clear { queue }, |_, reply| Ok(reply))
             .await
+    }
+
+    async fn turn(&self, turn: Turn) -> Answer<Turned> {
+        let need = Need::Growth(turn_sizes(&turn).collect());
+        self.commit("turn", need, turn, |_, reply| Ok(reply)).await
+    }
+
+    async fn object(&self, address: &ObjectAddress) -> Answer<Option<ObjectView>> {
+        let patience = |book: &Book| match book.object_has_landed(address) {
+            true => Patience::None,
+            false => Patience::Landed,
+        };
+        self.turn("look at an object", patience, |book, now| book.object(address, now)).await
+    }
+
+    async fn objects(
+        &self,
+        filter: &ObjectFilter,
+        after: Option<&ObjectAddress>,
+        limit: usize,
+    ) -> Answer<ObjectPage> {
+        let list = |book: &mut Book, now| book.objects(filter, after, limit, now);
+        self.turn("list objects", |_| Patience::Landed, list).await
     }
 
     async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {

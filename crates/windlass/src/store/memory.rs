@@ -11,19 +11,24 @@ use tokio::sync::watch;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, NewJob};
+use windlass_core::job::{Bytes, JobId, NewJob};
 use windlass_core::ledger::{
     Announce, Applied, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue,
     Enqueued, Ledger, Promote, Promoted, QueueChange, Remove, Renew, Renewal, Renewed, Replay,
-    ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, WorkerNews,
+    ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned,
+    WorkerNews,
 };
 use windlass_core::limits::{self, Limits};
 use windlass_core::name::Name;
+use windlass_core::object::{Address, ObjectRecord, ObjectView, Turn};
 use windlass_core::record::{Change, JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
-use super::{Alteration, Altered, Answer, Cursor, Deed, Handed, HandedJob, Page, Selection, Store};
+use super::{
+    Alteration, Altered, Answer, Cursor, Deed, Handed, HandedJob, ObjectFilter, ObjectPage, Page,
+    Selection, Store,
+};
 use crate::clock::Clock;
 use crate::wake::Wake;
 
@@ -43,6 +48,8 @@ struct Book {
     /// By sequence, so that a list goes by acceptance. Boxed, because the map moves what it holds.
     records: BTreeMap<u64, Box<JobRecord>>,
     sequences: BTreeMap<JobId, u64>,
+    /// What the ledger does not keep of objects.
+    states: BTreeMap<Address, Bytes>,
     events: VecDeque<Arc<Event>>,
 }
 
@@ -53,6 +60,7 @@ impl MemoryStore {
             ledger: Ledger::new(limits),
             records: BTreeMap::new(),
             sequences: BTreeMap::new(),
+            states: BTreeMap::new(),
             events: VecDeque::new(),
         };
         Self { book: Mutex::new(book), clock, wake, committed: watch::Sender::new(0) }
@@ -138,8 +146,19 @@ impl Book {
                     gone.records.extend(self.records.remove(&sequence));
                 }
             }
+            Change::Object(change) => {
+                if let Some(state) = &change.state {
+                    self.states.insert(change.address.clone(), state.clone());
+                }
+            }
+            Change::ObjectGone { address } => {
+                self.states.remove(address);
+            }
             // The ledger itself keeps these for as long as the process lives.
-            Change::Queue { .. } | Change::Rate { .. } | Change::Line { .. } => {}
+            Change::Queue { .. }
+            | Change::Rate { .. }
+            | Change::Line { .. }
+            | Change::Lane { .. } => {}
         }
     }
 
@@ -154,6 +173,14 @@ impl Book {
 
     fn record(&self, job: JobId) -> Option<&JobRecord> {
         self.records.get(self.sequences.get(&job)?).map(|record| &**record)
+    }
+
+    fn object(&self, address: &Address) -> Option<ObjectView> {
+        let (meta, _) = self.ledger.object(address)?;
+        let state = self.states.get(address).cloned().unwrap_or_else(|| Vec::new().into());
+        let (executing_since, alarm_at, open_jobs) = self.ledger.object_jobs(address);
+        let record = ObjectRecord { address: address.clone(), meta: meta.clone(), state };
+        Some(ObjectView { record, executing_since, alarm_at, open_jobs })
     }
 
     fn select(&self, selection: Selection, now: Timestamp) -> Vec<JobId> {
@@ -257,6 +284,29 @@ impl Store for MemoryStore {
 
     async fn clear(&self, queue: Name) -> Answer<Cleared> {
         self.commit(Clear { queue }, |_, reply| reply).await
+    }
+
+    async fn turn(&self, turn: Turn) -> Answer<Turned> {
+        self.commit(turn, |_, reply| reply).await
+    }
+
+    async fn object(&self, address: &Address) -> Answer<Option<ObjectView>> {
+        let mut book = self.book()?;
+        book.ledger.glance(self.clock.now());
+        Ok(book.object(address))
+    }
+
+    async fn objects(
+        &self,
+        filter: &ObjectFilter,
+        after: Option<&Address>,
+        limit: usize,
+    ) -> Answer<ObjectPage> {
+        let mut book = self.book()?;
+        book.ledger.glance(self.clock.now());
+        let (addresses, next) = filter.choose(&book.ledger, after, limit);
+        let objects = addresses.iter().filter_map(|address| book.object(address)).collect();
+        Ok(ObjectPage { objects, next })
     }
 
     async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {

@@ -14,11 +14,13 @@ use windlass::core::filter::Filter;
 use windlass::core::job::NewJob;
 use windlass::core::ledger::{
     Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed, Rescue, Rescued,
-    Ring, Settled, Settlement, WorkerNews,
+    Ring, Settled, Settlement, Turned, WorkerNews,
 };
+use windlass::core::object::{Address as ObjectAddress, ObjectView, Turn};
 use windlass::core::record::QueueSettings;
 use windlass::store::{
-    Alteration, Altered, Answer, Cursor, Handed, MemoryStore, Page, Selection, Store, StoreError,
+    Alteration, Altered, Answer, Cursor, Handed, MemoryStore, ObjectFilter, ObjectPage, Page,
+    Selection, Store, StoreError,
 };
 use windlass::testing::VirtualClock;
 use windlass::wake::{Interest, Listener, LocalWake, Wake};
@@ -282,6 +284,23 @@ impl Store for Tampered {
 
     async fn clear(&self, queue: Name) -> Answer<Cleared> {
         self.call("clear", self.inner.clear(queue)).await
+    }
+
+    async fn turn(&self, turn: Turn) -> Answer<Turned> {
+        self.call("turn", self.inner.turn(turn)).await
+    }
+
+    async fn object(&self, address: &ObjectAddress) -> Answer<Option<ObjectView>> {
+        self.call("object", self.inner.object(address)).await
+    }
+
+    async fn objects(
+        &self,
+        filter: &ObjectFilter,
+        after: Option<&ObjectAddress>,
+        limit: usize,
+    ) -> Answer<ObjectPage> {
+        self.call("objects", self.inner.objects(filter, after, limit)).await
     }
 
     async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {

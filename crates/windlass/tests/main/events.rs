@@ -23,7 +23,7 @@ async fn a_subscription_is_complete_when_it_returns_and_hears_a_job_in_order() {
     while let Some(Heard::Event(event)) = all.try_next().await {
         assert_eq!(event.number, number + 1, "numbered without gaps");
         number = event.number;
-        topics.push(event.topic());
+        topics.push(event.topic().to_string());
     }
     let expected =
         ["worker.started", "job.enqueued", "job.started", "job.completed", "queue.empty"];

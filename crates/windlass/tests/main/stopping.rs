@@ -70,7 +70,7 @@ async fn nothing_starts_after_a_stop_and_events_tell_the_order() {
     assert_eq!(record.condition.state.name(), StateName::Ready);
     let mut topics = Vec::new();
     while let Some(Heard::Event(event)) = workers.try_next().await {
-        topics.push(event.topic());
+        topics.push(event.topic().to_string());
     }
     assert_eq!(topics, ["worker.started", "worker.stopping", "worker.stopped"]);
 }

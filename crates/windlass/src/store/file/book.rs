@@ -14,11 +14,12 @@ use std::sync::Arc;
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
-use windlass_core::job::{Condition, JobId, Lease, NewJob, State, StateName};
+use windlass_core::job::{Bytes, Condition, JobId, Lease, NewJob, State, StateName};
 use windlass_core::ledger::{
     Applied, Claims, Command, Counts, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
 };
 use windlass_core::limits::{self, Limits};
+use windlass_core::object::{Address, ObjectChange, ObjectRecord, ObjectView};
 use windlass_core::record::{Accepted, Change, JobRecord, Kept, Update};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
@@ -29,7 +30,9 @@ use super::disk::Disk;
 use super::journal::{Batch, Fragment, Full, Journal, Retired};
 use super::layout::{DEPTH_MAX, Place, SEGMENT_HEADER, Unreadable};
 use super::scan::Found;
-use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
+use crate::store::{
+    Cursor, Handed, HandedJob, ObjectFilter, ObjectPage, Page, Selection, StoreError,
+};
 
 /// Lease tokens are handed out before their claim is on the disk. A reopened store goes on this
 /// far beyond the last one it knows of, and no more are ever handed out ahead of the disk.
@@ -166,6 +169,7 @@ pub struct Book {
     ledger: Ledger,
     journal: Journal,
     recent: Recent,
+    states: States,
     events: Vec<Event>,
     rings: BTreeSet<Ring>,
     sweep: Option<Sweep>,
@@ -192,6 +196,8 @@ struct Checkpoint {
     position: u64,
     /// What was written before it began.
     before: u64,
+    /// The last object that was sketched.
+    object: Option<Address>,
     /// The last job that was sketched, and the last one that has to be.
     sketched: u64,
     until: u64,
@@ -253,6 +259,7 @@ impl Book {
             ledger,
             journal,
             recent: Recent::default(),
+            states: States::default(),
             events: Vec::new(),
             rings: BTreeSet::new(),
             sweep: None,
@@ -351,6 +358,10 @@ impl Book {
                 self.persist_update(update)?;
                 continue;
             }
+            if let Change::Object(change) = &change {
+                self.persist_object(change)?;
+                continue;
+            }
             let (place, weight) = self.journal.stage(|to| codec::encode_change(&change, to));
             match change {
                 Change::Insert(accepted) => {
@@ -358,13 +369,102 @@ impl Book {
                     self.recent.add(accepted);
                 }
                 Change::Remove { job } => self.recent.forget(job),
+                Change::ObjectGone { address } => {
+                    self.states.remove(&address);
+                }
                 Change::Update(_)
                 | Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. } => {}
+                | Change::Line { .. }
+                | Change::Lane { .. }
+                | Change::Object(_) => {}
             }
         }
         Ok(())
+    }
+
+    /// Writes an object as it is now, whole: its state is read back if it has not changed.
+    fn persist_object(&mut self, change: &ObjectChange) -> Result<(), Unreadable> {
+        // An object that the same commit removes needs no record.
+        let Some((_, kept)) = self.ledger.object(&change.address) else { return Ok(()) };
+        let state = match &change.state {
+            Some(state) => state.clone(),
+            None => self.object_state(&change.address, Place::unpack(kept.place))?,
+        };
+        let (address, meta) = (change.address.clone(), change.meta.clone());
+        self.states.insert(address.clone(), state.clone());
+        self.write_object(&ObjectRecord { address, meta, state });
+        Ok(())
+    }
+
+    fn write_object(&mut self, record: &ObjectRecord) {
+        let (place, weight) = self.journal.stage(|to| codec::encode_object(record, to));
+        self.ledger.keep_object(&record.address, Kept { place: place.pack(), weight });
+    }
+
+    fn object_state(&mut self, address: &Address, place: Place) -> Result<Bytes, Unreadable> {
+        match self.states.get(address) {
+            Some(state) => Ok(state),
+            None => self.stored_object(address, place).map(|record| record.state),
+        }
+    }
+
+    /// The record of an object as it lies on the disk.
+    fn stored_object(&mut self, object: &Address, at: Place) -> Result<ObjectRecord, Unreadable> {
+        let wrong = |why: &str| {
+            let Place { segment, offset, .. } = at;
+            Unreadable(format!("segment {segment:08x} at byte {offset}: {why}"))
+        };
+        match codec::decode(&self.journal.read(at)?).map_err(wrong)? {
+            Entry::Object(record) if record.address == *object => Ok(*record),
+            Entry::Object(_)
+            | Entry::ObjectSketch(_)
+            | Entry::Change(_)
+            | Entry::Update { .. }
+            | Entry::Whole(_)
+            | Entry::Sketch(_) => Err(wrong("it is not about the object it should be about")),
+        }
+    }
+
+    /// An object as it is now.
+    pub fn object(
+        &mut self,
+        address: &Address,
+        now: Now,
+    ) -> Result<Option<ObjectView>, StoreError> {
+        self.usable()?;
+        self.ledger.glance(now);
+        let Some((meta, kept)) = self.ledger.object(address) else { return Ok(None) };
+        let meta = meta.clone();
+        let state = self.object_state(address, Place::unpack(kept.place));
+        let state = state.map_err(|why| self.break_down(why))?;
+        let (executing_since, alarm_at, open_jobs) = self.ledger.object_jobs(address);
+        let record = ObjectRecord { address: address.clone(), meta, state };
+        Ok(Some(ObjectView { record, executing_since, alarm_at, open_jobs }))
+    }
+
+    /// A page of objects, by their addresses.
+    pub fn objects(
+        &mut self,
+        filter: &ObjectFilter,
+        after: Option<&Address>,
+        limit: usize,
+        now: Now,
+    ) -> Result<ObjectPage, StoreError> {
+        let chosen = filter.choose(&self.ledger, after, limit);
+        let (addresses, next) = chosen;
+        let mut objects = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            objects.extend(self.object(&address, now)?);
+        }
+        Ok(ObjectPage { objects, next })
+    }
+
+    /// Whether all that is known of an object has landed.
+    pub fn object_has_landed(&self, address: &Address) -> bool {
+        let kept = self.ledger.object(address).map(|(_, kept)| Place::unpack(kept.place));
+        self.awaited() <= self.landed_commit()
+            || kept.is_some_and(|place| self.journal.has_landed(place))
     }
 
     fn persist_update(&mut self, update: &Update) -> Result<(), Unreadable> {
@@ -544,21 +644,23 @@ impl Book {
                 && let Some((place, entry)) = fragment.next_entry()
             {
                 looked_at += entry.len() as u64 + 8;
-                alive = codec::base_job(entry).map(|job| (job, place));
+                alive = Alive::of(entry).map(|alive| (alive, place));
             }
             // At the end of the fragment, the next round reads the next one.
             sweep.fragment = (alive.is_some() || looked_at >= budget).then_some(fragment);
             self.sweep = Some(sweep);
-            if let Some((job, place)) = alive {
-                looked_at += self.copy_if_alive(job, place)?;
-            }
+            looked_at += match alive {
+                Some((Alive::Job(job), place)) => self.copy_if_alive(job, place)?,
+                Some((Alive::Object(address), place)) => self.copy_object(&address, place)?,
+                None => 0,
+            };
         }
         Ok(())
     }
 
     /// Whether so much was written since the last checkpoint that opening would take long.
     pub fn wants_checkpoint(&self) -> bool {
-        let sketches = self.ledger.jobs() * SKETCH_BYTES;
+        let sketches = (self.ledger.jobs() + self.ledger.object_count()) * SKETCH_BYTES;
         let due = self.journal.since_begin() > self.checkpoint_bytes + 4 * sketches;
         self.can_tend() && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
     }
@@ -580,21 +682,30 @@ impl Book {
         let begun = self.checkpoint.get_or_insert(Checkpoint {
             position,
             before,
+            object: None,
             sketched: 0,
             until: last,
             complete: None,
         });
         let count = usize::try_from(budget / SKETCH_BYTES + 1).unwrap_or(usize::MAX);
         let mut sketched = 0;
-        for sketch in self.ledger.sketches_after(begun.sketched).take(count) {
+        // Objects first; one that changes later is written later, and counts.
+        for (address, meta, kept) in self.ledger.objects_after(begun.object.as_ref()).take(count) {
+            sketched += 1;
+            begun.object = Some(address.clone());
+            self.journal.stage(|to| codec::encode_object_sketch(address, meta, kept, to));
+        }
+        let left = count - sketched;
+        let mut jobs = 0;
+        for sketch in self.ledger.sketches_after(begun.sketched).take(left) {
             if sketch.sequence > begun.until {
                 break;
             }
-            sketched += 1;
+            jobs += 1;
             begun.sketched = sketch.sequence;
             self.journal.stage(|to| codec::encode_sketch(&sketch, to));
         }
-        if sketched < count {
+        if jobs < left {
             self.journal.touch();
             begun.complete = Some(self.journal.next_commit());
         }
@@ -619,6 +730,18 @@ impl Book {
             return Ok(0);
         }
         self.persist_whole(&record);
+        Ok(kept.weight.into())
+    }
+
+    /// Copies an object to the end of the journal if its record is the one at `place`.
+    fn copy_object(&mut self, address: &Address, place: Place) -> Result<u64, Unreadable> {
+        let Some((_, kept)) = self.ledger.object(address) else { return Ok(0) };
+        let there = Place::unpack(kept.place);
+        if (there.segment, there.offset) != (place.segment, place.offset) {
+            return Ok(0);
+        }
+        let record = self.stored_object(address, there)?;
+        self.write_object(&record);
         Ok(kept.weight.into())
     }
 
@@ -841,6 +964,18 @@ impl Book {
                 }
             }
         }
+        let objects = self.ledger.objects_after(None);
+        let objects: Vec<_> =
+            objects.map(|(address, meta, kept)| (address.clone(), meta.clone(), kept)).collect();
+        for (address, meta, kept) in objects {
+            match self.stored_object(&address, Place::unpack(kept.place)) {
+                Err(Unreadable(why)) => wrong.push(format!("object {address}: {why}")),
+                Ok(record) if record.meta != meta => {
+                    wrong.push(format!("object {address}: its record and the ledger disagree"));
+                }
+                Ok(_) => {}
+            }
+        }
         wrong
     }
 }
@@ -895,12 +1030,66 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
             restore.keep(job, Kept { place: Place { depth, ..place }.pack(), weight });
         }
         Entry::Sketch(sketch) => restore.sketch(&sketch),
+        Entry::Object(record) => {
+            let kept = Kept { place: place.pack(), weight: bytes };
+            restore.object(&record.address, record.meta, kept);
+        }
+        Entry::ObjectSketch(sketch) => {
+            let (address, meta, kept) = *sketch;
+            restore.object(&address, meta, kept);
+        }
         Entry::Whole(record) => {
             restore.put(&record);
             restore.keep(record.id(), Kept { place: place.pack(), weight: bytes });
         }
     }
     Ok(())
+}
+
+/// What may be alive in a segment: an entry that no other one needs.
+enum Alive {
+    Job(JobId),
+    Object(Address),
+}
+
+impl Alive {
+    fn of(entry: &[u8]) -> Option<Self> {
+        let job = codec::base_job(entry).map(Alive::Job);
+        job.or_else(|| codec::whole_object(entry).map(Alive::Object))
+    }
+}
+
+/// States of objects that had a turn lately: most are looked at again soon.
+#[derive(Debug, Default)]
+struct States {
+    states: HashMap<Address, Bytes>,
+    /// In the order in which they came; some may be gone.
+    order: VecDeque<Address>,
+    bytes: usize,
+}
+
+impl States {
+    fn get(&self, address: &Address) -> Option<Bytes> {
+        self.states.get(address).cloned()
+    }
+
+    fn insert(&mut self, address: Address, state: Bytes) {
+        self.bytes += state.len();
+        match self.states.insert(address.clone(), state) {
+            Some(old) => self.bytes -= old.len(),
+            None => self.order.push_back(address),
+        }
+        while self.order.len() > RECENT_JOBS || self.bytes > RECENT_BYTES {
+            let Some(oldest) = self.order.pop_front() else { break };
+            self.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, address: &Address) {
+        if let Some(state) = self.states.remove(address) {
+            self.bytes -= state.len();
+        }
+    }
 }
 
 /// Jobs accepted lately, with what became of them since.

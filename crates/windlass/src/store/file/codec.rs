@@ -6,16 +6,21 @@
 //! Decoding takes any bytes at all: it answers with a record or with what is wrong, never panics,
 //! and never allocates more than the bytes at hand could hold.
 
+mod objects;
+
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(super) use objects::{encode_object, encode_object_sketch, whole_object};
 use windlass_core::job::{
-    CancelReason, Condition, DeadReason, Dependency, JobId, Lease, LeaseToken, NewJob, OnFailure,
-    Priority, Start, State, Timeout, Unique, UniqueScope,
+    CancelReason, Condition, DeadReason, Dependency, JobId, Lane, Lease, LeaseToken, NewJob,
+    OnFailure, Priority, Start, State, Timeout, Unique, UniqueScope,
 };
-use windlass_core::ledger::Sketch;
+use windlass_core::ledger::{Partition, Sketch};
 use windlass_core::name::Name;
+use windlass_core::object::{Address, ObjectMeta, ObjectRecord};
 use windlass_core::outcome::ErrorText;
 use windlass_core::record::{
     Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, Kept, LogLine, Note, Progress,
@@ -38,6 +43,10 @@ pub(super) enum Entry {
     Whole(Box<JobRecord>),
     /// What the ledger knew of a job at this point, for those who begin to read here.
     Sketch(Box<Sketch>),
+    /// A whole object.
+    Object(Box<ObjectRecord>),
+    /// What the ledger knew of an object at this point, and where its record is kept.
+    ObjectSketch(Box<(Address, ObjectMeta, Kept)>),
 }
 
 const INSERT: u8 = 1;
@@ -48,6 +57,14 @@ const RATE: u8 = 5;
 const LINE: u8 = 6;
 const WHOLE: u8 = 7;
 const SKETCH: u8 = 8;
+/// A queue with settings that came later.
+const LANED_QUEUE: u8 = 9;
+const LANE: u8 = 10;
+/// A sketch of a job with a lane or an object.
+const BOUND_SKETCH: u8 = 11;
+const OBJECT: u8 = 12;
+const OBJECT_GONE: u8 = 13;
+const OBJECT_SKETCH: u8 = 14;
 
 /// Whether an entry with this first byte is one that a chain of updates starts from.
 pub(super) fn is_base(kind: u8) -> bool {
@@ -78,27 +95,56 @@ pub(super) fn encode_change(change: &Change, to: &mut Vec<u8>) {
             to.extend(job.to_bytes());
         }
         Change::Queue { queue, settings, dead_letters_dropped } => {
-            to.push(QUEUE);
+            let QueueSettings { paused, max_depth, ageing, .. } = settings;
+            let plain = QueueSettings { paused: *paused, ..QueueSettings::default() };
+            let plain = QueueSettings { max_depth: *max_depth, ageing: *ageing, ..plain };
+            to.push(if *settings == plain { QUEUE } else { LANED_QUEUE });
             text(queue.as_str(), to);
-            to.push(u8::from(settings.paused));
-            option(settings.max_depth, to, varint);
-            option(settings.ageing, to, duration);
+            to.push(u8::from(*paused));
+            option(*max_depth, to, varint);
+            option(*ageing, to, duration);
             varint(*dead_letters_dropped, to);
+            if *settings != plain {
+                option(settings.lanes, to, |lanes, to| varint(lanes.get().into(), to));
+                option(settings.lane_depth, to, varint);
+                option(settings.on_dead.as_ref(), to, |kind, to| text(kind.as_str(), to));
+                option(settings.on_empty.as_ref(), to, |kind, to| text(kind.as_str(), to));
+            }
         }
         Change::Rate { kind, full_at } => {
             to.push(RATE);
             text(kind.as_str(), to);
             time(*full_at, to);
         }
-        Change::Line { queue, kind, totals } => {
+        Change::Line { queue, kind, totals: so_far } => {
             to.push(LINE);
             text(queue.as_str(), to);
             text(kind.as_str(), to);
-            let Totals { enqueued, completed, failed, retried, rescued, dead, cancelled } = *totals;
-            for number in [enqueued, completed, failed, retried, rescued, dead, cancelled] {
-                varint(number, to);
-            }
+            totals(so_far, to);
         }
+        Change::Lane { queue, lane, totals: so_far } => {
+            to.push(LANE);
+            text(queue.as_str(), to);
+            varint((*lane).into(), to);
+            totals(so_far, to);
+        }
+        Change::Object(change) => {
+            // Its state, if it has not changed, is with whoever keeps objects.
+            let state = change.state.clone().unwrap_or_else(|| Vec::new().into());
+            let (address, meta) = (change.address.clone(), change.meta.clone());
+            encode_object(&ObjectRecord { address, meta, state }, to);
+        }
+        Change::ObjectGone { address } => {
+            to.push(OBJECT_GONE);
+            objects::address(address, to);
+        }
+    }
+}
+
+fn totals(totals: &Totals, to: &mut Vec<u8>) {
+    let Totals { enqueued, completed, failed, retried, rescued, dead, cancelled } = *totals;
+    for number in [enqueued, completed, failed, retried, rescued, dead, cancelled] {
+        varint(number, to);
     }
 }
 
@@ -144,7 +190,8 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
 
 /// Writes a sketch. Times are given in full: there is no other in it that they could be told from.
 pub(super) fn encode_sketch(sketch: &Sketch, to: &mut Vec<u8>) {
-    to.push(SKETCH);
+    let plain = sketch.partition.is_none() && sketch.object.is_none();
+    to.push(if plain { SKETCH } else { BOUND_SKETCH });
     to.extend(sketch.id.to_bytes());
     text(sketch.kind.as_str(), to);
     text(sketch.queue.as_str(), to);
@@ -163,6 +210,13 @@ pub(super) fn encode_sketch(sketch: &Sketch, to: &mut Vec<u8>) {
     option(sketch.expires_at, to, time);
     to.extend(sketch.kept.place.to_le_bytes());
     varint(sketch.kept.weight.into(), to);
+    if !plain {
+        option(sketch.partition, to, |partition, to| {
+            varint(partition.number, to);
+            to.push(u8::from(partition.turn));
+        });
+        option(sketch.object.as_ref(), to, objects::address);
+    }
 }
 
 /// A time that no state can begin at.
@@ -188,31 +242,46 @@ pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
             Entry::Update { update: Update { job, at, condition, note }, previous, weight }
         }
         REMOVE => Entry::Change(Change::Remove { job: from.id()? }),
-        QUEUE => Entry::Change(Change::Queue {
-            queue: from.name()?,
-            settings: QueueSettings {
-                paused: from.flag()?,
-                max_depth: from.option(Reader::varint)?,
-                ageing: from.option(Reader::duration)?,
-            },
-            dead_letters_dropped: from.varint()?,
-        }),
+        QUEUE => Entry::Change(from.queue()?),
+        LANED_QUEUE => {
+            let mut change = from.queue()?;
+            if let Change::Queue { settings, .. } = &mut change {
+                let lanes = from.option(Reader::short)?;
+                settings.lanes =
+                    lanes.map(|lanes| NonZeroU32::new(lanes).ok_or(RANGE)).transpose()?;
+                settings.lane_depth = from.option(Reader::varint)?;
+                settings.on_dead = from.option(Reader::name)?;
+                settings.on_empty = from.option(Reader::name)?;
+            }
+            Entry::Change(change)
+        }
         RATE => Entry::Change(Change::Rate { kind: from.name()?, full_at: from.time()? }),
         LINE => Entry::Change(Change::Line {
             queue: from.name()?,
             kind: from.name()?,
-            totals: Totals {
-                enqueued: from.varint()?,
-                completed: from.varint()?,
-                failed: from.varint()?,
-                retried: from.varint()?,
-                rescued: from.varint()?,
-                dead: from.varint()?,
-                cancelled: from.varint()?,
-            },
+            totals: from.totals()?,
+        }),
+        LANE => Entry::Change(Change::Lane {
+            queue: from.name()?,
+            lane: from.short()?,
+            totals: from.totals()?,
         }),
         WHOLE => Entry::Whole(Box::new(from.whole()?)),
         SKETCH => Entry::Sketch(Box::new(from.sketch()?)),
+        BOUND_SKETCH => {
+            let mut sketch = from.sketch()?;
+            sketch.partition =
+                from.option(|from| Ok(Partition { number: from.varint()?, turn: from.flag()? }))?;
+            sketch.object = from.option(Reader::address)?;
+            Entry::Sketch(Box::new(sketch))
+        }
+        OBJECT => Entry::Object(Box::new(from.object()?)),
+        OBJECT_GONE => Entry::Change(Change::ObjectGone { address: from.address()? }),
+        OBJECT_SKETCH => {
+            let (address, meta) = (from.address()?, from.object_meta()?);
+            let kept = Kept { place: from.long()?, weight: from.short()? };
+            Entry::ObjectSketch(Box::new((address, meta, kept)))
+        }
         _ => return Err("its type is unknown"),
     };
     if from.left.is_empty() { Ok(entry) } else { Err("it is longer than what it says") }
@@ -275,7 +344,11 @@ mod present {
     pub(super) const METADATA: u64 = 1 << 10;
     pub(super) const TRACE: u64 = 1 << 11;
     pub(super) const PARENT: u64 = 1 << 12;
-    pub(super) const ALL: u64 = (1 << 13) - 1;
+    pub(super) const LANE_KEY: u64 = 1 << 13;
+    pub(super) const LANE_SPREAD: u64 = 1 << 14;
+    pub(super) const LANE_TURN: u64 = 1 << 15;
+    pub(super) const OBJECT: u64 = 1 << 16;
+    pub(super) const ALL: u64 = (1 << 17) - 1;
 }
 
 fn new_job(job: &NewJob, to: &mut Vec<u8>) {
@@ -295,8 +368,16 @@ fn new_job(job: &NewJob, to: &mut Vec<u8>) {
         Some(Timeout::After(_)) => present::TIMEOUT,
         Some(Timeout::Off) => present::TIMEOUT_OFF,
     };
+    let lane = match job.lane {
+        None => 0,
+        Some(Lane::Key(_)) => present::LANE_KEY,
+        Some(Lane::Spread) => present::LANE_SPREAD,
+        Some(Lane::Turn(_)) => present::LANE_TURN,
+    };
     let fields = start
         | timeout
+        | lane
+        | bit(job.object.is_some(), present::OBJECT)
         | bit(job.unique.is_some(), present::UNIQUE)
         | bit(!job.depends_on.is_empty(), present::DEPENDS_ON)
         | bit(job.retry.is_some(), present::RETRY)
@@ -349,6 +430,14 @@ fn new_job(job: &NewJob, to: &mut Vec<u8>) {
     if let Some(parent) = job.parent {
         to.extend(parent.to_bytes());
     }
+    match &job.lane {
+        Some(Lane::Key(key)) => text(key, to),
+        Some(Lane::Turn(turn)) => varint(*turn, to),
+        Some(Lane::Spread) | None => {}
+    }
+    if let Some(object) = &job.object {
+        objects::address(object, to);
+    }
 }
 
 fn dependencies(dependencies: &[Dependency], to: &mut Vec<u8>) {
@@ -398,7 +487,7 @@ fn retry(policy: &Retry, to: &mut Vec<u8>) {
 /// `at` is the time of the entry: a state that began then does not repeat it.
 fn condition(condition: &Condition, at: Timestamp, to: &mut Vec<u8>) {
     let since = |tag: u8, since: Timestamp, to: &mut Vec<u8>| {
-        to.push(tag << 1 | u8::from(since == at));
+        to.push(u8::from(condition.begun) << 7 | tag << 1 | u8::from(since == at));
         if since != at {
             time(since, to);
         }
@@ -662,7 +751,42 @@ impl<'a> Reader<'a> {
         if has(present::PARENT) {
             job.parent = Some(self.id()?);
         }
+        if has(present::LANE_KEY) {
+            job.lane = Some(Lane::Key(self.text()?.to_string()));
+        } else if has(present::LANE_TURN) {
+            job.lane = Some(Lane::Turn(self.varint()?));
+        } else if has(present::LANE_SPREAD) {
+            job.lane = Some(Lane::Spread);
+        }
+        if has(present::OBJECT) {
+            job.object = Some(self.address()?);
+        }
         Ok(job)
+    }
+
+    fn queue(&mut self) -> Result<Change, Wrong> {
+        Ok(Change::Queue {
+            queue: self.name()?,
+            settings: QueueSettings {
+                paused: self.flag()?,
+                max_depth: self.option(Reader::varint)?,
+                ageing: self.option(Reader::duration)?,
+                ..QueueSettings::default()
+            },
+            dead_letters_dropped: self.varint()?,
+        })
+    }
+
+    fn totals(&mut self) -> Result<Totals, Wrong> {
+        Ok(Totals {
+            enqueued: self.varint()?,
+            completed: self.varint()?,
+            failed: self.varint()?,
+            retried: self.varint()?,
+            rescued: self.varint()?,
+            dead: self.varint()?,
+            cancelled: self.varint()?,
+        })
     }
 
     fn dependencies(&mut self) -> Result<Vec<Dependency>, Wrong> {
@@ -709,7 +833,7 @@ impl<'a> Reader<'a> {
     fn condition(&mut self, at: Timestamp) -> Result<Condition, Wrong> {
         let tag = self.byte()?;
         let since = if tag & 1 == 1 { at } else { self.time()? };
-        let state = match tag >> 1 {
+        let state = match tag >> 1 & 0x3f {
             0 => State::Blocked { not_before: since, unmet: self.short()? },
             1 => State::Scheduled { at: since },
             2 => State::Ready { since },
@@ -731,6 +855,7 @@ impl<'a> Reader<'a> {
             attempts: self.short()?,
             recoveries: self.short()?,
             generation: self.short()?,
+            begun: tag & 0x80 != 0,
         })
     }
 
@@ -823,6 +948,8 @@ impl<'a> Reader<'a> {
                 Ok((key, scope, from.option(Reader::time)?))
             })?,
             expires_at: self.option(Reader::time)?,
+            partition: None,
+            object: None,
             kept: Kept { place: self.long()?, weight: self.short()? },
         })
     }
@@ -865,6 +992,8 @@ impl<'a> Reader<'a> {
 
 #[cfg(test)]
 mod tests {
+    use windlass_core::object::ObjectStatus;
+
     use super::*;
 
     fn id(number: u128) -> JobId {
@@ -877,6 +1006,28 @@ mod tests {
 
     fn at(micros: i64) -> Timestamp {
         Timestamp::from_micros(micros)
+    }
+
+    fn object() -> Address {
+        Address::new(name("debounce"), name("webhooks"), "ключ / 1").expect("an address")
+    }
+
+    /// An object that leaves nothing at its default.
+    fn meta(status: ObjectStatus) -> ObjectMeta {
+        ObjectMeta {
+            version: u64::MAX,
+            status,
+            reason: Some(ErrorText::new("why")),
+            created_at: at(1),
+            updated_at: at(2),
+            last_success_at: Some(at(3)),
+            runs: 4,
+            failures: 5,
+            recoveries: 6,
+            last_recovery_at: Some(at(7)),
+            alarm: Some(id(8)),
+            purge_at: Some(at(9)),
+        }
     }
 
     /// A job that leaves nothing at its default.
@@ -905,6 +1056,8 @@ mod tests {
         job.metadata = BTreeMap::from([("key".to_string(), "value".to_string())]);
         job.trace = Some("00-trace".to_string());
         job.parent = Some(id(u128::MAX));
+        job.lane = Some(Lane::Key("customer 7".to_string()));
+        job.object = Some(object());
         job
     }
 
@@ -973,7 +1126,7 @@ mod tests {
     }
 
     fn whole(state: State) -> JobRecord {
-        let condition = Condition { state, attempts: 1, recoveries: 2, generation: 3 };
+        let condition = Condition { state, attempts: 1, recoveries: 2, generation: 3, begun: true };
         let (job, sequence) = (Arc::new(full_job()), u64::MAX);
         let met = vec![id(1)];
         let mut record = JobRecord::new(&Accepted { job, sequence, at: at(10), condition, met });
@@ -1003,6 +1156,8 @@ mod tests {
             met: vec![id(1)],
             unique: Some(("key".to_string(), UniqueScope::Any, Some(at(9)))),
             expires_at: Some(at(8)),
+            partition: Some(Partition { number: u64::MAX, turn: true }),
+            object: Some(object()),
             kept: Kept { place: u64::MAX, weight: 6 },
         }
     }
@@ -1016,7 +1171,8 @@ mod tests {
             all.push((entry, bytes));
         };
         for state in states() {
-            let condition = Condition { state, attempts: 9, recoveries: 8, generation: 7 };
+            let condition =
+                Condition { state, attempts: 9, recoveries: 8, generation: 7, begun: true };
             for note in notes() {
                 let (condition, note) = (condition.clone(), note.map(Box::new));
                 let update = Update { job: id(5), at: at(10), condition, note };
@@ -1028,6 +1184,8 @@ mod tests {
             add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
             let sketch = sketch(condition.clone());
             add(Entry::Sketch(Box::new(sketch.clone())), &|to| encode_sketch(&sketch, to));
+            let plain = Sketch { partition: None, object: None, ..sketch };
+            add(Entry::Sketch(Box::new(plain.clone())), &|to| encode_sketch(&plain, to));
             let (job, met) = (Arc::new(full_job()), vec![id(9)]);
             let accepted = Accepted { job, sequence: 1, at: at(10), condition, met };
             let insert = Change::Insert(Box::new(accepted));
@@ -1037,11 +1195,31 @@ mod tests {
             paused: true,
             max_depth: Some(0),
             ageing: Some(Duration::from_secs(3)),
+            ..QueueSettings::default()
         };
+        let laned = QueueSettings {
+            lanes: NonZeroU32::new(7),
+            lane_depth: Some(u64::MAX),
+            on_dead: Some(name("dead")),
+            on_empty: Some(name("empty")),
+            ..settings.clone()
+        };
+        for status in [ObjectStatus::Active, ObjectStatus::Stopped, ObjectStatus::Failed] {
+            let (address, meta) = (object(), meta(status));
+            let kept = Kept { place: u64::MAX, weight: 6 };
+            let sketch = Entry::ObjectSketch(Box::new((address.clone(), meta.clone(), kept)));
+            add(sketch, &|to| encode_object_sketch(&address, &meta, kept, to));
+            let (address, meta) = (address.clone(), meta.clone());
+            let record = ObjectRecord { address, meta, state: vec![1, 2].into() };
+            add(Entry::Object(Box::new(record.clone())), &|to| encode_object(&record, to));
+        }
         let totals = Totals { enqueued: 1, completed: u64::MAX, ..Totals::default() };
         for change in [
             Change::Remove { job: id(4) },
             Change::Queue { queue: name("q"), settings, dead_letters_dropped: 77 },
+            Change::Queue { queue: name("q"), settings: laned, dead_letters_dropped: 1 },
+            Change::Lane { queue: name("q"), lane: 4_095, totals },
+            Change::ObjectGone { address: object() },
             Change::Rate { kind: name("k"), full_at: at(-1) },
             Change::Line { queue: name("q"), kind: name("k"), totals },
         ] {
@@ -1061,6 +1239,12 @@ mod tests {
             [(Start::Now, None), (Start::After(Duration::ZERO), Some(Timeout::Off))]
         {
             (job.start, job.timeout) = (start, timeout);
+            plain.clear();
+            new_job(&job, &mut plain);
+            assert_eq!(Reader { left: &plain }.new_job().as_ref(), Ok(&job));
+        }
+        for lane in [Lane::Spread, Lane::Turn(u64::MAX)] {
+            job.lane = Some(lane);
             plain.clear();
             new_job(&job, &mut plain);
             assert_eq!(Reader { left: &plain }.new_job().as_ref(), Ok(&job));

@@ -1,0 +1,83 @@
+//! Jobs that a queue asks for when something happens to it: when a job dies, when a lane is empty.
+//!
+//! They are added in the commit in which it happens, whoever caused it, so no crash comes between
+//! and each is there exactly once.
+
+use alloc::format;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use super::{Effects, Ledger};
+use crate::event::{Subject, What};
+use crate::job::{JobId, NewJob};
+use crate::name::Name;
+
+/// A job to add.
+#[derive(Debug)]
+pub(super) struct Hook {
+    /// Its kind, and its queue.
+    kind: Name,
+    /// JSON.
+    payload: Vec<u8>,
+    /// The job it is about.
+    parent: Option<JobId>,
+}
+
+impl Ledger {
+    /// A job died: its queue may have asked for another one then.
+    pub(super) fn note_death(&mut self, slot: u32) {
+        let entry = self.entry(slot);
+        let queue = &self.queues[self.lines[entry.line as usize].queue as usize];
+        let Some(kind) = queue.settings.on_dead.clone() else { return };
+        let lane = self.spot(slot).filter(|_| queue.settings.lanes.is_some());
+        let payload = match lane {
+            Some(spot) => format!("{{\"job\":\"{}\",\"lane\":{}}}", entry.id, spot.lane),
+            None => format!("{{\"job\":\"{}\"}}", entry.id),
+        };
+        let parent = Some(entry.id);
+        self.hooks.push(Hook { kind, payload: payload.into_bytes(), parent });
+    }
+
+    /// Tells of lanes that this command has left empty.
+    pub(super) fn tell_emptied_lanes(&mut self, effects: &mut Effects) {
+        let mut emptied = core::mem::take(&mut self.emptied_lanes);
+        emptied.retain(|(queue, lane)| {
+            let has_lanes = self.queues[*queue as usize].settings.lanes.is_some();
+            has_lanes && !self.lanes.contains_key(&(*queue, *lane))
+        });
+        // By name: the numbers of a ledger that was restored are others.
+        let name = |queue: u32| &self.queues[queue as usize].name;
+        emptied.sort_by(|one, other| (name(one.0), one.1).cmp(&(name(other.0), other.1)));
+        emptied.dedup();
+        for (queue, lane) in emptied {
+            let book = &self.queues[queue as usize];
+            let lane = u32::try_from(lane).unwrap_or(u32::MAX);
+            let completed = book.lane_totals.get(&lane).map_or(0, |totals| totals.completed);
+            if let Some(kind) = book.settings.on_empty.clone() {
+                let payload = format!("{{\"lane\":{lane},\"completed\":{completed}}}");
+                self.hooks.push(Hook { kind, payload: payload.into_bytes(), parent: None });
+            }
+            let subject = Subject::Queue(self.queues[queue as usize].name.clone());
+            self.tell_of(subject, What::LaneEmpty { lane, completed }, effects);
+        }
+    }
+
+    /// Adds the jobs that were asked for. None of them can be refused: their names are known since
+    /// the queue was configured.
+    pub(super) fn add_hook_jobs(&mut self, effects: &mut Effects) {
+        for Hook { kind, payload, parent } in core::mem::take(&mut self.hooks) {
+            let id = hook_id(&kind, self.next_sequence);
+            let job = NewJob { parent, ..NewJob::new(id, kind.clone(), kind, payload) };
+            self.accept(Arc::new(job), 0, effects);
+        }
+    }
+}
+
+/// An id no other job has: a UUID of version 8 from a name and a place in the order of acceptance,
+/// which is never used twice.
+fn hook_id(kind: &Name, sequence: u64) -> JobId {
+    let hash = xxhash_rust::xxh3::xxh3_64(kind.as_str().as_bytes());
+    let number = u128::from(hash) << 64 | u128::from(sequence);
+    let version = number & !(0xf << 76) | 8 << 76;
+    JobId::from_u128(version & !(0x3 << 62) | 0x2 << 62)
+}

@@ -1,0 +1,205 @@
+//! Lanes: jobs that run one at a time, and in order where they share a key.
+//!
+//! A queue may have a number of lanes; each job with a [`Lane`] belongs to the one its partition
+//! falls into. A queue without lanes gives every partition a lane of its own. Which lane that is
+//! follows from the job and the queue's settings alone, so the number of lanes can change under
+//! load: jobs of one key stay in one lane, whichever that is.
+//!
+//! Of a lane, at most one job is *offered*: it alone stands in the ready line of its kind, where
+//! claims find it. Everything else here decides which one that is.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use super::Ledger;
+use super::book::{Phase, ReadyKey};
+#[cfg(doc)]
+use crate::job::Lane;
+use crate::job::StateName;
+
+/// The open jobs of one lane.
+#[derive(Debug, Default)]
+pub(super) struct LaneBook {
+    /// Ready jobs that no other job of their key keeps waiting.
+    pub(super) ready: BTreeMap<ReadyKey, u32>,
+    /// Ready jobs behind one of their key that has started and waits to go on.
+    pub(super) parked: BTreeMap<ReadyKey, u32>,
+    /// Jobs that have started and wait to go on, by partition.
+    pub(super) held: BTreeMap<u64, u32>,
+    /// Jobs that run: one, or more just after the number of lanes was changed.
+    pub(super) running: u64,
+    /// Jobs that wait or run.
+    pub(super) open: u64,
+    /// The job that may start next: the line it stands in, and its place there.
+    pub(super) offered: Option<(u32, ReadyKey)>,
+}
+
+/// Where a job with a lane belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub(super) queue: u32,
+    pub(super) lane: u64,
+    pub(super) partition: u64,
+}
+
+impl Ledger {
+    /// The lane of a job, as its queue is configured now.
+    pub(super) fn spot(&self, slot: u32) -> Option<Spot> {
+        let entry = self.entry(slot);
+        let partition = entry.extras.as_ref()?.partition?.number;
+        let queue = self.lines[entry.line as usize].queue;
+        let lanes = self.queues[queue as usize].settings.lanes;
+        let lane = lanes.map_or(partition, |lanes| partition % u64::from(lanes.get()));
+        Some(Spot { queue, lane, partition })
+    }
+
+    /// Takes an open job out of its lane, as it stands. [`Ledger::offer`] must follow.
+    pub(super) fn leave_lane(&mut self, slot: u32) {
+        let Some(spot) = self.spot(slot) else { return };
+        let (phase, begun) = (self.entry(slot).phase, self.entry(slot).begun());
+        if phase.name().is_terminal() {
+            return;
+        }
+        let key = self.waiting_key(slot, phase);
+        let Some(lane) = self.lanes.get_mut(&(spot.queue, spot.lane)) else { return };
+        lane.open -= 1;
+        lane.running -= u64::from(phase.name() == StateName::Running);
+        if let Some(key) = key {
+            lane.ready.remove(&key);
+            lane.parked.remove(&key);
+        }
+        if begun && phase.name().is_waiting() {
+            lane.held.remove(&spot.partition);
+            let parked = core::mem::take(&mut lane.parked);
+            let (freed, parked): (Vec<_>, Vec<_>) = parked
+                .into_iter()
+                .partition(|(_, other)| self.partition_of(*other) == Some(spot.partition));
+            let lane = self.lanes.entry((spot.queue, spot.lane)).or_default();
+            lane.ready.extend(freed);
+            lane.parked = parked.into_iter().collect();
+        }
+    }
+
+    /// Puts an open job into its lane, as it stands. [`Ledger::offer`] must follow.
+    pub(super) fn enter_lane(&mut self, slot: u32) {
+        let Some(spot) = self.spot(slot) else { return };
+        let (phase, begun) = (self.entry(slot).phase, self.entry(slot).begun());
+        if phase.name().is_terminal() {
+            return;
+        }
+        let key = self.waiting_key(slot, phase);
+        let lane = self.lanes.entry((spot.queue, spot.lane)).or_default();
+        lane.open += 1;
+        lane.running += u64::from(phase.name() == StateName::Running);
+        if let Some(key) = key {
+            let behind = !begun && lane.held.contains_key(&spot.partition);
+            let place = if behind { &mut lane.parked } else { &mut lane.ready };
+            place.insert(key, slot);
+        }
+        if begun && phase.name().is_waiting() {
+            lane.held.insert(spot.partition, slot);
+            let ready = core::mem::take(&mut lane.ready);
+            let (behind, ready): (Vec<_>, Vec<_>) = ready.into_iter().partition(|(_, other)| {
+                *other != slot && self.partition_of(*other) == Some(spot.partition)
+            });
+            let lane = self.lanes.entry((spot.queue, spot.lane)).or_default();
+            lane.ready = ready.into_iter().collect();
+            lane.parked.extend(behind);
+        }
+    }
+
+    fn waiting_key(&self, slot: u32, phase: Phase) -> Option<ReadyKey> {
+        match phase {
+            Phase::Ready { since } => Some(self.ready_key(slot, since)),
+            Phase::Blocked { .. }
+            | Phase::Scheduled { .. }
+            | Phase::Running { .. }
+            | Phase::Completed { .. }
+            | Phase::Dead { .. }
+            | Phase::Cancelled { .. } => None,
+        }
+    }
+
+    fn partition_of(&self, slot: u32) -> Option<u64> {
+        Some(self.entry(slot).extras.as_ref()?.partition?.number)
+    }
+
+    /// Offers the job of a lane that may start next, and no other.
+    pub(super) fn offer(&mut self, spot: Spot) {
+        let Some(lane) = self.lanes.get(&(spot.queue, spot.lane)) else { return };
+        let next = lane.ready.first_key_value().filter(|_| lane.running == 0);
+        let next = next.map(|(key, slot)| (*slot, (self.entry(*slot).line, *key)));
+        let (offered, open) = (lane.offered, lane.open);
+        if offered != next.map(|(_, place)| place) {
+            if let Some((line, key)) = offered {
+                self.lines[line as usize].ready.remove(&key);
+            }
+            if let Some((slot, (line, key))) = next {
+                self.lines[line as usize].ready.insert(key, slot);
+                self.offering.push(spot.queue);
+            }
+            if let Some(lane) = self.lanes.get_mut(&(spot.queue, spot.lane)) {
+                lane.offered = next.map(|(_, place)| place);
+            }
+        }
+        if open == 0 {
+            self.lanes.remove(&(spot.queue, spot.lane));
+            self.emptied_lanes.push((spot.queue, spot.lane));
+        }
+    }
+
+    /// Takes all jobs of a queue out of their lanes, before the lanes or their order change.
+    pub(super) fn close_lanes(&mut self, queue: u32) -> Vec<u32> {
+        let books: Vec<u64> =
+            self.lanes.range((queue, 0)..=(queue, u64::MAX)).map(|((_, lane), _)| *lane).collect();
+        for lane in books {
+            let offered = self.lanes.remove(&(queue, lane)).and_then(|book| book.offered);
+            if let Some((line, key)) = offered {
+                self.lines[line as usize].ready.remove(&key);
+            }
+        }
+        let in_queue = self.sequences.starting_at(0).filter(|slot| {
+            let entry = self.entry(*slot);
+            self.lines[entry.line as usize].queue == queue && !entry.phase.name().is_terminal()
+        });
+        in_queue.filter(|slot| self.partition_of(*slot).is_some()).collect()
+    }
+
+    /// Puts jobs into their lanes, in whatever order they come.
+    pub(super) fn open_lanes(&mut self, jobs: &[u32]) {
+        jobs.iter().for_each(|slot| self.enter_lane(*slot));
+        for slot in jobs {
+            if let Some(spot) = self.spot(*slot) {
+                self.offer(spot);
+            }
+        }
+    }
+
+    /// How many jobs of its lane are ahead of a waiting job: those that have started and wait to go
+    /// on, and the ready ones that come before it, or all if it is not ready itself.
+    pub(super) fn position(&self, slot: u32) -> u64 {
+        let Some(spot) = self.spot(slot) else { return 0 };
+        let Some(lane) = self.lanes.get(&(spot.queue, spot.lane)) else { return 0 };
+        let is_ready = |slot: u32| matches!(self.entry(slot).phase, Phase::Ready { .. });
+        let held = lane.held.values().filter(|held| **held != slot && !is_ready(**held)).count();
+        let ready = match self.waiting_key(slot, self.entry(slot).phase) {
+            None => lane.ready.len() + lane.parked.len(),
+            Some(key) => {
+                // Mostly it is the last, and counting would cost as much as there are.
+                let ahead = |map: &BTreeMap<ReadyKey, u32>| match map.last_key_value() {
+                    Some((last, _)) if *last < key => map.len(),
+                    Some((last, _)) if *last == key => map.len() - 1,
+                    Some(_) | None => map.range(..key).count(),
+                };
+                ahead(&lane.ready) + ahead(&lane.parked)
+            }
+        };
+        (held + ready) as u64
+    }
+
+    /// Waiting and running jobs of a lane.
+    pub(super) fn lane_load(&self, queue: u32, lane: u64) -> (u64, u64) {
+        let lane = self.lanes.get(&(queue, lane));
+        lane.map_or((0, 0), |lane| (lane.open - lane.running, lane.running))
+    }
+}

@@ -1,0 +1,277 @@
+//! What a durable object is: an address, a state that no one here looks into, at most one alarm.
+//!
+//! An object's alarm *is* a scheduled job bound to the object, so leases, retries, dead letters,
+//! recovery and events are those of jobs. A [`Turn`] changes an object: its state, its alarm, jobs,
+//! counters and events in one commit, or nothing.
+
+use alloc::string::{String, ToString};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::time::Duration;
+
+use crate::job::{Bytes, JobId, NewJob};
+use crate::limits;
+use crate::name::{Name, excerpt};
+use crate::outcome::ErrorText;
+use crate::refusal::Refusal;
+use crate::time::Timestamp;
+
+/// Which object: the primitive it is made by, the definition of that, and a key of its own.
+///
+/// Cloning is cheap.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address {
+    kind: Name,
+    name: Name,
+    key: Arc<str>,
+}
+
+impl Address {
+    /// The object with this key. It may have 1 to 512 bytes and no control characters.
+    pub fn new(kind: Name, name: Name, key: &str) -> Result<Self, Refusal> {
+        let problem = if key.is_empty() {
+            "it must not be empty"
+        } else if key.len() > limits::KEY_BYTES {
+            "it may have at most 512 bytes; hash it"
+        } else if key.chars().any(char::is_control) {
+            "it must not hold control characters"
+        } else {
+            return Ok(Self { kind, name, key: key.into() });
+        };
+        Err(Refusal::OutOfBounds {
+            what: "object key",
+            got: excerpt(key),
+            allowed: problem.to_string(),
+        })
+    }
+
+    /// The primitive, such as `debounce`.
+    pub fn kind(&self) -> &Name {
+        &self.kind
+    }
+
+    /// The definition, such as `webhooks`.
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// Which of the definition's objects.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The same address, with names that others share.
+    pub(crate) fn sharing(self, kind: Name, name: Name) -> Self {
+        Self { kind, name, key: self.key }
+    }
+}
+
+/// `kind/name/key`: neither names nor kinds hold a slash.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.kind, self.name, self.key)
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Where an object stands. Whether its code runs right now is told by its jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ObjectStatus {
+    /// It reacts to commands and alarms.
+    Active,
+    /// Someone stopped it; its state is kept.
+    Stopped,
+    /// It cannot go on by itself; the reason is told, its state is kept.
+    Failed,
+}
+
+impl ObjectStatus {
+    /// The word used in output.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            ObjectStatus::Active => "active",
+            ObjectStatus::Stopped => "stopped",
+            ObjectStatus::Failed => "failed",
+        }
+    }
+}
+
+impl fmt::Display for ObjectStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What is known of an object besides its state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectMeta {
+    /// Grows with every turn; 1 for the first.
+    pub version: u64,
+    /// Where it stands.
+    pub status: ObjectStatus,
+    /// Why it was stopped or failed.
+    pub reason: Option<ErrorText>,
+    /// When its first turn was.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// When its code last succeeded.
+    pub last_success_at: Option<Timestamp>,
+    /// How often its code succeeded.
+    pub runs: u64,
+    /// How often its code failed for good.
+    pub failures: u64,
+    /// How often one of its jobs was recovered from a lost worker since its code last succeeded.
+    pub recoveries: u32,
+    /// When that was last.
+    pub last_recovery_at: Option<Timestamp>,
+    /// The job that is its alarm.
+    pub alarm: Option<JobId>,
+    /// When it is purged.
+    pub purge_at: Option<Timestamp>,
+}
+
+impl ObjectMeta {
+    pub(crate) fn new(at: Timestamp) -> Self {
+        Self {
+            version: 0,
+            status: ObjectStatus::Active,
+            reason: None,
+            created_at: at,
+            updated_at: at,
+            last_success_at: None,
+            runs: 0,
+            failures: 0,
+            recoveries: 0,
+            last_recovery_at: None,
+            alarm: None,
+            purge_at: None,
+        }
+    }
+}
+
+/// Everything known about an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectRecord {
+    /// Which.
+    pub address: Address,
+    /// Where it stands.
+    pub meta: ObjectMeta,
+    /// Its state, opaque.
+    pub state: Bytes,
+}
+
+/// An object as it is now, with what its jobs say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectView {
+    /// What is kept of it.
+    pub record: ObjectRecord,
+    /// Since when a job of it runs.
+    pub executing_since: Option<Timestamp>,
+    /// When its alarm goes off, unless it has.
+    pub alarm_at: Option<Timestamp>,
+    /// Jobs bound to it that wait or run, its alarm among them.
+    pub open_jobs: u64,
+}
+
+/// What is now true of an object, to be persisted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectChange {
+    /// Which.
+    pub address: Address,
+    /// Where it stands.
+    pub meta: ObjectMeta,
+    /// Its state; `None` if that has not changed.
+    pub state: Option<Bytes>,
+}
+
+/// One change of one object: all of it in one commit, or nothing.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    /// Which object.
+    pub object: Address,
+    /// The version the turn was made for; 0 if there is none yet. If another turn came between,
+    /// this one is refused and can be made again.
+    pub version: u64,
+    /// Its new state; `None` leaves it. A new object without one has an empty state.
+    pub state: Option<Bytes>,
+    /// Its new status, and why; `None` leaves both.
+    pub status: Option<(ObjectStatus, Option<ErrorText>)>,
+    /// What its code has achieved, if the turn follows from that.
+    pub ran: Option<Ran>,
+    /// What becomes of its alarm.
+    pub alarm: Alarm,
+    /// Jobs to accept, by the rules of an enqueue.
+    pub jobs: Vec<Arc<NewJob>>,
+    /// What to tell of it.
+    pub news: Vec<News>,
+    /// What becomes of the object itself.
+    pub purge: Purge,
+}
+
+impl Turn {
+    /// A turn that changes nothing yet.
+    pub fn new(object: Address, version: u64) -> Self {
+        Self {
+            object,
+            version,
+            state: None,
+            status: None,
+            ran: None,
+            alarm: Alarm::Keep,
+            jobs: Vec::new(),
+            news: Vec::new(),
+            purge: Purge::Keep,
+        }
+    }
+}
+
+/// What an object's code has achieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ran {
+    /// It succeeded: counted, and recoveries are forgiven.
+    Well,
+    /// It failed for good: counted.
+    Badly,
+}
+
+/// What becomes of an object's alarm.
+#[derive(Clone, Debug)]
+pub enum Alarm {
+    /// It stays as it is.
+    Keep,
+    /// It will not go off. If its job runs, or ran and waits to be tried again, that is cancelled.
+    Cancel,
+    /// It is this job, bound to the object. An alarm that waits for its first start is moved to
+    /// when this job starts if it is of the same kind and payload, and replaced otherwise; one that
+    /// has started is left alone, and this one is its successor.
+    Set(Arc<NewJob>),
+}
+
+/// Something to tell of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct News {
+    /// The dotted name subscribers filter by, such as `debounce.flushed`.
+    pub topic: Name,
+    /// What there is to say, as JSON.
+    pub detail: String,
+}
+
+/// What becomes of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purge {
+    /// It stays.
+    Keep,
+    /// It goes in this commit, with its alarm and everything of it that waits.
+    Now,
+    /// It goes so much later, unless a turn takes that back.
+    After(Duration),
+    /// It no longer goes by itself.
+    Never,
+}

@@ -1,0 +1,96 @@
+//! Objects as bytes.
+
+use windlass_core::object::{Address, ObjectMeta, ObjectRecord, ObjectStatus};
+use windlass_core::record::Kept;
+
+use super::{RANGE, Reader, Wrong, bytes, error, option, text, time, varint};
+
+/// Writes a whole object.
+pub(in crate::store::file) fn encode_object(record: &ObjectRecord, to: &mut Vec<u8>) {
+    to.push(super::OBJECT);
+    address(&record.address, to);
+    meta(&record.meta, to);
+    bytes(&record.state, to);
+}
+
+/// Writes what is known of an object without its state, and where that is kept.
+pub(in crate::store::file) fn encode_object_sketch(
+    object: &Address,
+    known: &ObjectMeta,
+    kept: Kept,
+    to: &mut Vec<u8>,
+) {
+    to.push(super::OBJECT_SKETCH);
+    address(object, to);
+    meta(known, to);
+    to.extend(kept.place.to_le_bytes());
+    varint(kept.weight.into(), to);
+}
+
+/// The object that an entry is a whole record of, without decoding the rest.
+pub(in crate::store::file) fn whole_object(body: &[u8]) -> Option<Address> {
+    let (kind, rest) = body.split_first()?;
+    (*kind == super::OBJECT).then(|| Reader { left: rest }.address().ok()).flatten()
+}
+
+pub(super) fn address(address: &Address, to: &mut Vec<u8>) {
+    text(address.kind().as_str(), to);
+    text(address.name().as_str(), to);
+    text(address.key(), to);
+}
+
+fn meta(meta: &ObjectMeta, to: &mut Vec<u8>) {
+    varint(meta.version, to);
+    to.push(match meta.status {
+        ObjectStatus::Active => 0,
+        ObjectStatus::Stopped => 1,
+        ObjectStatus::Failed => 2,
+    });
+    option(meta.reason.as_ref(), to, error);
+    time(meta.created_at, to);
+    time(meta.updated_at, to);
+    option(meta.last_success_at, to, time);
+    varint(meta.runs, to);
+    varint(meta.failures, to);
+    varint(meta.recoveries.into(), to);
+    option(meta.last_recovery_at, to, time);
+    option(meta.alarm, to, |alarm, to| to.extend(alarm.to_bytes()));
+    option(meta.purge_at, to, time);
+}
+
+impl Reader<'_> {
+    pub(super) fn address(&mut self) -> Result<Address, Wrong> {
+        let (kind, name, key) = (self.name()?, self.name()?, self.text()?);
+        Address::new(kind, name, key).map_err(|_| "a key in it is not a key")
+    }
+
+    pub(super) fn object(&mut self) -> Result<ObjectRecord, Wrong> {
+        Ok(ObjectRecord {
+            address: self.address()?,
+            meta: self.object_meta()?,
+            state: self.bytes()?.into(),
+        })
+    }
+
+    pub(super) fn object_meta(&mut self) -> Result<ObjectMeta, Wrong> {
+        Ok(ObjectMeta {
+            version: self.varint()?,
+            status: match self.byte()? {
+                0 => ObjectStatus::Active,
+                1 => ObjectStatus::Stopped,
+                2 => ObjectStatus::Failed,
+                _ => return Err(RANGE),
+            },
+            reason: self.option(Reader::error)?,
+            created_at: self.time()?,
+            updated_at: self.time()?,
+            last_success_at: self.option(Reader::time)?,
+            runs: self.varint()?,
+            failures: self.varint()?,
+            recoveries: self.short()?,
+            last_recovery_at: self.option(Reader::time)?,
+            alarm: self.option(Reader::id)?,
+            purge_at: self.option(Reader::time)?,
+        })
+    }
+}
