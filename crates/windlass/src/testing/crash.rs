@@ -15,6 +15,7 @@ use super::VirtualClock;
 use super::disk::{Act, Mark, MemoryDisk, Trap};
 use super::ids::Counted;
 use super::lab::Lab;
+use super::pace::{Ending, Endless};
 use super::store::MortalStore;
 use crate::clock::Clock;
 use crate::engine::Engine;
@@ -228,7 +229,7 @@ fn count<W: Send + Sync + 'static>(
         disk.arm(None);
         let done = scenario(lab.engine().clone(), setup.world.clone()).await;
         done.map_err(|error| format!("the scenario failed: {error}"))?;
-        lab.pace().until_done(setup.horizon).await;
+        run(&lab, &setup).await?;
         let marks = disk.marks();
         run_check(&lab, &setup, check).await.map(|()| marks)
     })
@@ -248,12 +249,12 @@ fn crash_at<W: Send + Sync + 'static>(
         let life = async {
             // What it makes of a failure does not matter: its process is about to end.
             let _ = scenario(lab.engine().clone(), setup.world.clone()).await;
-            lab.pace().until_done(setup.horizon).await;
+            run(&lab, &setup).await
         };
         tokio::select! {
             biased;
             () = disk.killed() => {}
-            () = life => {}
+            ended = life => ended?,
         }
         Ok(lab.clock().now().wall)
     })?;
@@ -266,7 +267,7 @@ fn crash_at<W: Send + Sync + 'static>(
     disk.revive(point.keep_unsynced);
     in_process(async || {
         let lab = open(&disk, &setup, VirtualClock::showing(wall)).await?;
-        lab.pace().until_done(setup.horizon).await;
+        run(&lab, &setup).await?;
         run_check(&lab, &setup, check).await
     })
 }
@@ -301,6 +302,16 @@ async fn open<W: Send + Sync + 'static>(
     let store = store.map_err(|error| format!("the store could not be opened: {error}"))?;
     let worker = |worker: WorkerBuilder| (setup.worker)(worker.shared_state(setup.world.clone()));
     Ok(Lab::on(Arc::new(store), wake, clock, worker).await)
+}
+
+/// Runs what is due. That something is left to do is for the check to judge.
+async fn run<W>(lab: &Lab, setup: &Setup<W>) -> Result<(), String> {
+    match lab.pace().until_done(setup.horizon).await {
+        Ok(Ending::Done | Ending::Stuck | Ending::Horizon) => Ok(()),
+        Err(Endless(why)) => {
+            Err(format!("there is no end: {why}:{}", lab.pace().open_jobs().await))
+        }
+    }
 }
 
 async fn run_check<W>(

@@ -12,7 +12,7 @@ use windlass_core::limits::Limits;
 use windlass_core::record::JobRecord;
 
 use super::disk::MemoryDisk;
-use super::pace::{Ending, Pace};
+use super::pace::{Ending, Endless, Pace};
 use super::store::MortalStore;
 use super::{VirtualClock, time_is_paused};
 use crate::client::{Query, finished};
@@ -140,24 +140,35 @@ impl Lab {
         UNIX_EPOCH + Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
-    /// Lets so much time pass, with everything that falls due on the way. Handlers that need longer
-    /// than that are still running when it returns.
+    /// Lets so much time pass, with everything that falls due on the way, each at its time. Handlers
+    /// that need longer than that are still running when it returns.
+    ///
+    /// While no job runs or is ready, the clock jumps to the next due time of a job. Timers of your
+    /// own, outside of handlers, are then late: sleep on tokio's time if you need them exact.
+    ///
+    /// Panics if work begets work and no time passes.
     pub async fn advance(&self, duration: Duration) {
-        self.pace.quiet().await;
-        self.pace.clock.sleep(duration).await;
-        self.pace.quiet().await;
+        let passed = self.pace.pass(duration).await;
+        self.end(passed).await;
+    }
+
+    /// Panics if there was no end.
+    async fn end<T>(&self, ended: Result<T, Endless>) -> T {
+        match ended {
+            Ok(ended) => ended,
+            Err(Endless(why)) => panic!("there is no end: {why}:{}", self.pace.open_jobs().await),
+        }
     }
 
     /// Runs jobs until none runs and none can start now. Time passes only as far as handlers wait
     /// for it; what is scheduled for later stays, and so does what may not start (a paused queue, a
     /// limit, a kind without a handler).
     ///
-    /// Panics if a job has not ended after a day of virtual time.
+    /// Panics if a job has not ended after a day of virtual time, or if work begets work and no time
+    /// passes.
     pub async fn run_until_idle(&self) {
-        if !self.pace.until_idle().await {
-            let open = self.pace.open_jobs().await;
-            panic!("a day has passed on the virtual clock and jobs are still running:{open}");
-        }
+        let idle = self.pace.until_idle().await;
+        self.end(idle).await;
     }
 
     /// Runs everything there is to do, delays and retries included, moving the clock to the next
@@ -167,11 +178,12 @@ impl Lab {
     /// is still more to do after 400 days of virtual time.
     pub async fn run_everything(&self) {
         let ending = self.pace.until_done(HORIZON).await;
+        let ending = self.end(ending).await;
         let open = self.pace.open_jobs().await;
         match ending {
             Ending::Done => {}
             Ending::Stuck => panic!("jobs are left that nothing will start:{open}"),
-            Ending::Endless => panic!("there is more to do however far the clock is moved:{open}"),
+            Ending::Horizon => panic!("there is more to do however far the clock is moved:{open}"),
         }
     }
 
@@ -242,7 +254,8 @@ impl Lab {
         if all.is_empty() {
             return "nothing was".to_string();
         }
-        let line = |record: &JobRecord| format!("\n  `{}` {}", record.job.kind, line(record).trim());
+        let line =
+            |record: &JobRecord| format!("\n  `{}` {}", record.job.kind, line(record).trim());
         let lines: String = all.iter().map(line).collect();
         format!("there is no `{kind}` at all, only:{lines}")
     }

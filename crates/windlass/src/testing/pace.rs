@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use windlass_core::job::StateName;
 use windlass_core::ledger::{Counts, Ring};
+use windlass_core::name::Name;
 
 use super::VirtualClock;
 use crate::clock::Clock;
@@ -22,6 +23,9 @@ const STUCK_AFTER: Duration = Duration::from_secs(3_600);
 /// claim, and an outcome becomes the next claim, in fewer.
 const TURNS: usize = 8;
 
+/// How many events may happen, while time stands still, before there is no end to be hoped for.
+const EVENTS_MAX: u64 = 100_000;
+
 /// How running everything ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
@@ -29,9 +33,13 @@ pub(super) enum Ending {
     Done,
     /// Jobs are open, and nothing will ever happen to them by itself.
     Stuck,
-    /// There was always more to do.
-    Endless,
+    /// There was more to do when the time was over.
+    Horizon,
 }
+
+/// Jobs do not come to rest, for this reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Endless(pub(super) &'static str);
 
 /// An engine, and the clock it runs on.
 #[derive(Clone, Debug)]
@@ -45,13 +53,14 @@ impl Pace {
         *self.engine.store().committed().borrow()
     }
 
-    pub(super) async fn counts(&self) -> Counts {
+    async fn counts(&self) -> Counts {
         self.engine.counts().await.unwrap_or_else(|error| panic!("cannot count jobs: {error}"))
     }
 
     /// Lets every task run until nothing more happens, without letting time pass.
-    pub(super) async fn quiet(&self) {
-        let mut seen = self.committed();
+    async fn quiet(&self) -> Result<(), Endless> {
+        let began = self.committed();
+        let mut seen = began;
         let mut turns = 0;
         let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
         while turns < TURNS * (tasks() + 1) {
@@ -60,7 +69,11 @@ impl Pace {
             if self.committed() != seen {
                 (seen, turns) = (self.committed(), 0);
             }
+            if seen - began > EVENTS_MAX {
+                return Err(Endless("100,000 events have happened, and no time has passed"));
+            }
         }
+        Ok(())
     }
 
     /// Waits for the next commit, at most for so long. Says whether there was one.
@@ -75,59 +88,83 @@ impl Pace {
     }
 
     /// Lets jobs run until none runs and none can start now. Time passes only as far as handlers
-    /// wait for it. Says whether that was ever so.
-    pub(super) async fn until_idle(&self) -> bool {
+    /// wait for it.
+    pub(super) async fn until_idle(&self) -> Result<(), Endless> {
         let began = self.clock.now().steady;
         loop {
-            self.quiet().await;
+            self.quiet().await?;
             let counts = self.counts().await;
             if counts.in_state(StateName::Running) > 0 {
                 self.commit_within(RUN_MAX).await;
                 if self.clock.now().steady.since(began) >= RUN_MAX {
-                    return false;
+                    return Err(Endless("jobs have been running for a day"));
                 }
                 continue;
             }
-            // A worker's timer is coarser than a due time: it is told to look.
-            let queues = counts
-                .queues
-                .iter()
-                .filter(|queue| counts.in_queue(queue.queue.as_str(), StateName::Ready) > 0);
-            let rings: Vec<Ring> = queues.map(|queue| Ring::Queue(queue.queue.clone())).collect();
-            if rings.is_empty() {
-                return true;
+            if !self.start_ready(&counts).await? {
+                return Ok(());
             }
-            let before = self.committed();
-            self.engine.wake().ring(&rings).await;
-            self.quiet().await;
-            if self.committed() == before {
-                return true;
+        }
+    }
+
+    /// Makes workers look for what is ready, because their timers are coarser than due times. Says
+    /// whether anything came of it.
+    async fn start_ready(&self, counts: &Counts) -> Result<bool, Endless> {
+        let is_ready = |queue: &Name| counts.in_queue(queue.as_str(), StateName::Ready) > 0;
+        let queues = counts.queues.iter().map(|queue| &queue.queue);
+        let rings: Vec<Ring> = queues.filter(|q| is_ready(q)).cloned().map(Ring::Queue).collect();
+        if rings.is_empty() {
+            return Ok(false);
+        }
+        let before = self.committed();
+        self.engine.wake().ring(&rings).await;
+        self.quiet().await?;
+        Ok(self.committed() != before)
+    }
+
+    /// Lets time pass.
+    pub(super) async fn pass(&self, duration: Duration) -> Result<(), Endless> {
+        let end = self.clock.now().steady + duration;
+        loop {
+            self.quiet().await?;
+            let counts = self.counts().await;
+            if self.start_ready(&counts).await? {
+                continue;
+            }
+            let left = end.since(self.clock.now().steady);
+            if left.is_zero() {
+                return Ok(());
+            }
+            let busy = [StateName::Running, StateName::Ready].map(|state| counts.in_state(state));
+            if busy == [0, 0] {
+                let due = self.next_due().await.unwrap_or(left);
+                tokio::time::advance(due.min(left)).await;
+            } else {
+                self.commit_within(left).await;
             }
         }
     }
 
     /// Runs everything that is due within `horizon`, jumping from one due time to the next.
-    pub(super) async fn until_done(&self, horizon: Duration) -> Ending {
+    pub(super) async fn until_done(&self, horizon: Duration) -> Result<Ending, Endless> {
         let began = self.clock.now().steady;
         loop {
-            if !self.until_idle().await {
-                return Ending::Endless;
-            }
+            self.until_idle().await?;
             let counts = self.counts().await;
             let open = StateName::ALL.into_iter().filter(|state| !state.is_terminal());
             if open.map(|state| counts.in_state(state)).sum::<u64>() == 0 {
-                return Ending::Done;
+                return Ok(Ending::Done);
             }
             let left = horizon.saturating_sub(self.clock.now().steady.since(began));
             if left.is_zero() {
-                return Ending::Endless;
+                return Ok(Ending::Horizon);
             }
             let waits = counts.in_state(StateName::Scheduled) > 0;
             match self.next_due().await.filter(|_| waits) {
                 // No lease is held, so nothing is missed on the way.
                 Some(due) => tokio::time::advance(due.min(left)).await,
                 None if self.commit_within(STUCK_AFTER.min(left)).await => {}
-                None => return Ending::Stuck,
+                None => return Ok(Ending::Stuck),
             }
         }
     }

@@ -24,7 +24,7 @@ use windlass_core::refusal::Refusal;
 
 use super::disk::MemoryDisk;
 use crate::clock::Clock;
-use crate::store::file::{FileOptions, OpenError, Opened, Space};
+use crate::store::file::{BookOptions, FileOptions, OpenError, Opened, Space};
 use crate::store::{
     Alteration, Altered, Answer, Cursor, Durability, FileStore, Handed, Page, Selection, Store,
 };
@@ -48,7 +48,10 @@ impl MortalStore {
         clock: Arc<dyn Clock>,
         wake: Arc<dyn Wake>,
     ) -> Result<Self, OpenError> {
-        let inner = FileStore::on_disk(disk.mount(), &FileOptions::default(), clock, wake)?;
+        // Small segments: an opening reads the last one to its end.
+        let book = BookOptions { segment_bytes: Some(256 << 10), ..BookOptions::default() };
+        let options = FileOptions { book, ..FileOptions::default() };
+        let inner = FileStore::on_disk(disk.mount(), &options, clock, wake)?;
         let (disk, boot) = (disk.clone(), disk.boot());
         Ok(Self { inner, disk, boot, kinds: Mutex::default() })
     }

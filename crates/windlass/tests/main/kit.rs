@@ -153,7 +153,17 @@ fn what_never_ends_is_named() {
         lab.engine().enqueue(Charge { order: 1 }).await.expect("accepted");
         lab.run_until_idle().await;
     });
-    assert!(message.starts_with("a day has passed"), "{message}");
+    assert!(message.starts_with("there is no end: jobs have been running for a day:"), "{message}");
+    let message = panic_in_lab(async |_| {
+        let again = |job: Charge, attempt: Attempt| async move {
+            attempt.continue_with(job)?;
+            Ok::<_, Failure>(String::new())
+        };
+        let lab = Lab::new(|worker| worker.handle(again)).await;
+        lab.engine().enqueue(Charge { order: 1 }).await.expect("accepted");
+        lab.run_until_idle().await;
+    });
+    assert!(message.starts_with("there is no end: 100,000 events have happened"), "{message}");
 }
 
 #[test]
@@ -274,7 +284,7 @@ fn a_double_charge_is_found_and_the_crash_point_is_named() {
 #[test]
 fn a_handler_with_an_idempotency_key_survives_every_crash() {
     let setup = || Setup::new(World::default(), |w| w.handle(charge_once).handle(send_receipt));
-    let began = std::time::Instant::now();let points = crash_everywhere(setup, order, async |engine: Engine, world: Arc<World>| {
+    let points = crash_everywhere(setup, order, async |engine: Engine, world: Arc<World>| {
         charged_at_most_once(engine.clone(), world.clone()).await?;
         // What was accepted has been done to its end, and what was not has left no trace.
         let accepted = engine.jobs().kind(Charge::KIND).page(None, 10).await?.jobs;
@@ -283,5 +293,147 @@ fn a_handler_with_an_idempotency_key_survives_every_crash() {
         assert_eq!(world.receipts().is_empty(), accepted.is_empty());
         Ok(())
     });
-    eprintln!("TIME {points} {:?}", began.elapsed());assert!(points > 20, "only {points} points");
+    assert!(points > 20, "only {points} points");
+}
+
+/// Three orders, of which each is charged at its second attempt; what is acknowledged is noted.
+async fn order_three(engine: Engine, world: Arc<World>) -> Result<(), BoxError> {
+    for order in 1..=3 {
+        engine.enqueue(Charge { order }).await?;
+        world.see(format!("accepted {order}"));
+    }
+    Ok(())
+}
+
+async fn charge_late(job: Charge, attempt: Attempt, at: State<World>) -> Result<String, Failure> {
+    let (id, number, recoveries) = (attempt.id(), attempt.number(), attempt.recoveries());
+    at.see(format!("{id} #{number} recovered {recoveries}x at {:?}", attempt.started_at()));
+    if number < 2 {
+        return Err(Failure::retry("not yet"));
+    }
+    charge_once(job, attempt, at).await
+}
+
+/// Runs the three orders through all crash points. Returns what was seen at each.
+fn three_orders() -> Vec<Vec<String>> {
+    let all = Mutex::new(Vec::new());
+    let setup = || Setup::new(World::default(), |w| w.handle(charge_late).handle(send_receipt));
+    let check = async |engine: Engine, world: Arc<World>| {
+        let seen = world.seen.lock().expect("no panic").clone();
+        let accepted = seen.iter().filter(|line| line.starts_with("accepted")).count();
+        let jobs = engine.jobs().kind(Charge::KIND).page(None, 10).await?.jobs;
+        assert!(jobs.len() >= accepted, "what was acknowledged is there");
+        assert!(jobs.iter().all(|job| job.state() == StateName::Completed), "and was done");
+        assert_eq!(world.charges(), jobs.len(), "once");
+        all.lock().expect("no panic").push(seen);
+        Ok(())
+    };
+    let points = crash_everywhere(setup, order_three, check);
+    let all = all.into_inner().expect("no panic");
+    assert_eq!(all.len(), points + 1, "each point, and the run without a crash");
+    all
+}
+
+#[test]
+fn every_crash_point_is_the_same_each_time_and_loses_nothing_acknowledged() {
+    let first = three_orders();
+    assert!(first.len() > 80, "only {} points", first.len());
+    assert_eq!(first, three_orders());
+}
+
+#[test]
+fn a_start_that_was_not_synced_may_be_forgotten_by_a_crash() {
+    let all = three_orders();
+    let starts =
+        |seen: &Vec<String>, what: &str| seen.iter().filter(|line| line.contains(what)).count();
+    let forgotten = all.iter().filter(|seen| starts(seen, "001 #1 recovered 0x") == 2);
+    assert!(forgotten.count() > 0, "started twice for the first time");
+    let remembered = all.iter().filter(|seen| starts(seen, "001 #2 recovered 1x") == 1);
+    assert!(remembered.count() > 0, "recovered");
+}
+
+/// Which process a handler runs in.
+struct Process(usize);
+
+#[test]
+fn nothing_of_a_killed_process_runs_on() {
+    let setup = || {
+        let started = std::sync::atomic::AtomicUsize::new(0);
+        let ticks = |_: Charge, attempt: Attempt, at: State<World>| async move {
+            let Process(process) = *attempt.state::<Process>().expect("it was given").0;
+            let also = at.0.clone();
+            // Even what it has let loose ends with it.
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    also.see(format!("spawned by {process}"));
+                    tokio::time::sleep(SECOND).await;
+                }
+            });
+            for _ in 0..10 {
+                at.see(format!("handler of {process}"));
+                attempt.engine().enqueue(SendReceipt { order: 1 }).await?;
+                tokio::time::sleep(SECOND).await;
+            }
+            Ok::<_, Failure>(String::new())
+        };
+        Setup::new(World::default(), move |worker| {
+            let process = started.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            worker.state(Process(process)).handle(ticks).handle(send_receipt)
+        })
+    };
+    let points = crash_everywhere(setup, order, async |_, world: Arc<World>| {
+        let seen = world.seen.lock().expect("no panic").clone();
+        let second = seen.iter().position(|line| line.ends_with('1')).unwrap_or(seen.len());
+        assert!(seen[second..].iter().all(|line| line.ends_with('1')), "{seen:#?}");
+        Ok(())
+    });
+    assert!(points > 100, "only {points} points");
+}
+
+#[test]
+fn what_fails_without_a_crash_is_told_as_such() {
+    let setup = || Setup::new(World::default(), |w| w.handle(charge_once).handle(send_receipt));
+    let refused = async |_: Engine, _: Arc<World>| Err("out of stock".into());
+    let message = panic_of(|| _ = crash_everywhere(setup, refused, charged_at_most_once));
+    assert_eq!(message, "without any crash, the scenario failed: out of stock");
+    let check = async |_: Engine, _: Arc<World>| panic!("never satisfied");
+    let message = panic_of(|| _ = crash_everywhere(setup, order, check));
+    assert!(message.starts_with("without any crash, panicked at "), "{message}");
+    assert!(message.ends_with("never satisfied"), "{message}");
+}
+
+#[test]
+fn a_scenario_that_is_different_each_time_is_told_so() {
+    let setup = || Setup::new(World::default(), |w| w.handle(charge_once).handle(send_receipt));
+    let runs = std::sync::atomic::AtomicU64::new(0);
+    let scenario = async |engine: Engine, world: Arc<World>| match runs
+        .fetch_add(1, std::sync::atomic::Ordering::SeqCst)
+    {
+        0 => order(engine, world).await,
+        _ => Ok(()),
+    };
+    let message = panic_of(|| _ = crash_everywhere(setup, scenario, charged_at_most_once));
+    assert!(message.contains("the second run did not do what the first one did"), "{message}");
+}
+
+#[test]
+fn crashing_everywhere_is_not_for_async_tests() {
+    let message = panic_in_lab(async |_| {
+        let setup = || Setup::new(World::default(), |w| w.handle(charge_once));
+        crash_everywhere(setup, order, charged_at_most_once);
+    });
+    assert!(message.contains("call it from a plain `#[test]`"), "{message}");
+}
+
+#[test]
+fn work_without_end_is_run_for_as_long_as_asked() {
+    let again = |_: Charge| async { Err::<String, _>(Failure::snooze(SECOND)) };
+    let setup =
+        || Setup::new(World::default(), move |worker| worker.handle(again)).run_for(SECOND * 3);
+    let points = crash_everywhere(setup, order, async |engine: Engine, _: Arc<World>| {
+        let jobs = engine.jobs().page(None, 10).await?.jobs;
+        assert!(jobs.iter().all(|job| job.state() == StateName::Scheduled));
+        Ok(())
+    });
+    assert!(points > 20, "only {points} points");
 }
