@@ -140,8 +140,8 @@ impl Lab {
         UNIX_EPOCH + Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
-    /// Lets so much time pass, with everything that falls due on the way, each at its time. Handlers
-    /// that need longer than that are still running when it returns.
+    /// Lets so much time pass, with everything that falls due on the way, each at its time.
+    /// Handlers that need longer than that are still running when it returns.
     ///
     /// While no job runs or is ready, the clock jumps to the next due time of a job. Timers of your
     /// own, outside of handlers, are then late: sleep on tokio's time if you need them exact.
@@ -164,8 +164,8 @@ impl Lab {
     /// for it; what is scheduled for later stays, and so does what may not start (a paused queue, a
     /// limit, a kind without a handler).
     ///
-    /// Panics if a job has not ended after a day of virtual time, or if work begets work and no time
-    /// passes.
+    /// Panics if a job has not ended after a day of virtual time, or if work begets work and no
+    /// time passes.
     pub async fn run_until_idle(&self) {
         let idle = self.pace.until_idle().await;
         self.end(idle).await;

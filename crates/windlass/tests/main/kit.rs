@@ -437,3 +437,24 @@ fn work_without_end_is_run_for_as_long_as_asked() {
     });
     assert!(points > 20, "only {points} points");
 }
+
+#[test]
+fn a_killed_process_hears_nothing_not_even_an_error() {
+    let setup = || Setup::new(World::default(), |w| w.handle(charge_once).handle(send_receipt));
+    let scenario = async |engine: Engine, world: Arc<World>| {
+        for order in 1..=3 {
+            let accepted = engine.enqueue(Charge { order }).await;
+            let found = engine.counts().await;
+            if accepted.is_err() || found.is_err() {
+                world.see(format!("{accepted:?} {found:?}"));
+            }
+        }
+        Ok(())
+    };
+    let check = async |_: Engine, world: Arc<World>| {
+        assert!(world.seen.lock().expect("no panic").is_empty(), "{world:?}");
+        Ok(())
+    };
+    let points = crash_everywhere(setup, scenario, check);
+    assert!(points > 30, "only {points} points");
+}
