@@ -458,3 +458,24 @@ fn a_killed_process_hears_nothing_not_even_an_error() {
     let points = crash_everywhere(setup, scenario, check);
     assert!(points > 30, "only {points} points");
 }
+
+#[test]
+fn the_engine_of_a_killed_process_is_refused_by_the_next_one() {
+    let setup = || Setup::new(Mutex::<Option<Engine>>::default(), |worker| worker.handle(charge));
+    let scenario = async |engine: Engine, kept: Arc<Mutex<Option<Engine>>>| {
+        *kept.lock().expect("no panic") = Some(engine.clone());
+        engine.enqueue(Charge { order: 1 }).await?;
+        Ok(())
+    };
+    let refused = std::sync::atomic::AtomicUsize::new(0);
+    let check = async |_: Engine, kept: Arc<Mutex<Option<Engine>>>| {
+        let old = kept.lock().expect("no panic").clone().expect("it was kept");
+        if let Err(error) = old.counts().await {
+            assert!(error.to_string().contains("its process was killed"), "{error}");
+            refused.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+        Ok(())
+    };
+    let points = crash_everywhere(setup, scenario, check);
+    assert_eq!(refused.into_inner(), points, "at every point");
+}
