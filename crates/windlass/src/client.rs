@@ -394,7 +394,8 @@ impl<J: Job> Handle<J> {
     }
 }
 
-fn finished<J: Job>(record: &JobRecord) -> Option<Result<J::Output, Error>> {
+/// How a job has finished; `None` if it has not.
+pub(crate) fn finished<J: Job>(record: &JobRecord) -> Option<Result<J::Output, Error>> {
     let job = record.id();
     match &record.condition.state {
         State::Completed { .. } => {

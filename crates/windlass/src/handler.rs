@@ -179,8 +179,8 @@ impl<S> Deref for State<S> {
 pub(crate) struct States(BTreeMap<TypeId, Arc<dyn Any + Send + Sync>>);
 
 impl States {
-    pub(crate) fn insert<S: Send + Sync + 'static>(&mut self, state: S) {
-        self.0.insert(TypeId::of::<S>(), Arc::new(state));
+    pub(crate) fn insert<S: Send + Sync + 'static>(&mut self, state: Arc<S>) {
+        self.0.insert(TypeId::of::<S>(), state);
     }
 
     pub(crate) fn get<S: Send + Sync + 'static>(&self) -> Option<Arc<S>> {

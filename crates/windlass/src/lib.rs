@@ -51,11 +51,14 @@ pub use windlass_core::retry::{Backoff, Jitter, Retry};
 pub use windlass_core::time::Timestamp;
 pub use worker::{StopReport, Worker, WorkerBuilder};
 
-/// The code on the pages about the file store compiles.
+/// The code on the pages compiles.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../../../docs/durability.md")]
     struct Durability;
     #[doc = include_str!("../../../docs/recovery.md")]
     struct Recovery;
+    #[cfg(feature = "testing")]
+    #[doc = include_str!("../../../docs/testing.md")]
+    struct Testing;
 }

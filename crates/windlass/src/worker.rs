@@ -116,7 +116,12 @@ impl WorkerBuilder {
     }
 
     /// Shares a value with all handlers; one per type.
-    pub fn state<S: Send + Sync + 'static>(mut self, state: S) -> Self {
+    pub fn state<S: Send + Sync + 'static>(self, state: S) -> Self {
+        self.shared_state(Arc::new(state))
+    }
+
+    /// Shares a value that others hold too.
+    pub(crate) fn shared_state<S: Send + Sync + 'static>(mut self, state: Arc<S>) -> Self {
         self.states.insert(state);
         self
     }

@@ -18,7 +18,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Runs one example and looks for what it should print.
 #[track_caller]
 fn prints(example: &str, expected: &[&str]) {
+    prints_with(example, &[], expected);
+}
+
+/// The same with variables in its environment.
+#[track_caller]
+fn prints_with(example: &str, environment: &[(&str, &str)], expected: &[&str]) {
     let mut child = Command::new(examples().join(example))
+        .envs(environment.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -116,4 +123,24 @@ fn progress_is_seen() {
 #[test]
 fn axum_app_enqueues_over_http() {
     prints("axum_app", &["HTTP/1.1 200 OK", "{\"id\":\""]);
+}
+
+#[test]
+fn crash_everywhere_finds_the_double_charge() {
+    prints(
+        "crash_everywhere",
+        &[
+            "naive: crash point 11 of 16, before the outcome of `checkout` was written; what was \
+             not synced was lost:\nthe check failed: the card was charged 2 times\nRun this point \
+             alone with WINDLASS_CRASH_POINT=11 in the environment.",
+            "fixed: 16 crash points, and never more than one charge",
+        ],
+    );
+}
+
+#[test]
+fn one_crash_point_can_be_run_alone() {
+    let at = |point| [("WINDLASS_CRASH_POINT", point)];
+    prints_with("crash_everywhere", &at("1"), &["naive: nothing found", "fixed: 1 crash points"]);
+    prints_with("crash_everywhere", &at("11"), &["naive: crash point 11 of 16"]);
 }

@@ -11,6 +11,7 @@ mod faults;
 mod files;
 mod golden;
 mod journey;
+mod kit;
 mod refusals;
 mod stopping;
 mod tidy;
