@@ -20,11 +20,13 @@ use windlass_core::job::{Bytes, CancelReason, JobId, LeaseToken, NewJob, Priorit
 use windlass_core::ledger::Settlement;
 use windlass_core::limits;
 use windlass_core::name::Name;
+use windlass_core::object::Address;
 use windlass_core::outcome::{ErrorText, Outcome, Progress as Standing, Verdict, decide};
 use windlass_core::record::{LogLine, Progress, Report};
 use windlass_core::refusal::Refusal;
 use windlass_core::retry::{Retry, jitter_seed};
 use windlass_core::time::{Steady, Timestamp};
+use windlass_core::worker::store_backoff;
 
 use crate::engine::Engine;
 use crate::error::Error;
@@ -33,6 +35,7 @@ use crate::handler::{Job, Registered, Returned, State, States};
 use crate::middleware::Next;
 use crate::options::Options;
 use crate::panics;
+use crate::primitives::Ending;
 use crate::store::HandedJob;
 use crate::worker::{self, Settling, Shared, Slot};
 
@@ -183,6 +186,11 @@ impl Attempt {
     /// The worker that runs it.
     pub fn worker(&self) -> &str {
         &self.inner().handed.lease.worker
+    }
+
+    /// The object the job is bound to.
+    pub fn object(&self) -> Option<&Address> {
+        self.inner().handed.job.object.as_ref()
     }
 
     /// The job's label of this name.
@@ -346,6 +354,10 @@ impl Attempt {
         first
     }
 
+    fn has_lost_its_lease(&self) -> bool {
+        self.cancellation.reason() == Some(StopReason::LeaseLost)
+    }
+
     /// Takes the right and the duty to settle it, which exist once.
     pub(crate) fn end(&self) -> Option<worker::Registered> {
         let first = !self.inner().ended.swap(true, Ordering::SeqCst);
@@ -487,7 +499,52 @@ async fn conclude(
     }
     let report = attempt.take_report();
     let settlement = Settlement { next, report, ..settlement(attempt, judged) };
-    shared.settle(Settling::new(settlement, registered, slot));
+    let settling = Settling::new(settlement, registered, slot);
+    if let Some(settling) = take_turn(settling).await {
+        shared.settle(settling);
+    }
+}
+
+/// Adds to a settlement what it means to the object the job is bound to, if it is bound to one.
+/// Asked again when another turn of the object came first. `None` if it is given up.
+pub(crate) async fn take_turn(mut settling: Settling) -> Option<Settling> {
+    let worker::Registered(attempt) = &settling.registered;
+    let Some(conclude) = attempt.inner().handler.conclude.clone() else { return Some(settling) };
+    // A run returns what its object is to become: it belongs there, and not in the job's record.
+    let returned = settling.settlement.output.take();
+    settling.returned = returned.or(settling.returned);
+    let mut failures = 0;
+    loop {
+        let ending = Ending {
+            verdict: settling.settlement.verdict,
+            output: settling.returned.as_ref(),
+            error: settling.settlement.error.as_ref(),
+        };
+        let worker::Registered(attempt) = &settling.registered;
+        match conclude.turn(attempt, ending).await {
+            Ok(turn) => {
+                settling.settlement.turn = turn.map(Box::new);
+                return Some(settling);
+            }
+            Err(Error::Unknown { .. } | Error::Refused(_)) if !attempt.has_lost_its_lease() => {
+                failures += 1;
+                attempt.engine().clock().sleep(store_backoff(failures)).await;
+            }
+            Err(Error::Unknown { .. } | Error::Refused(_)) => return None,
+            Err(error) => {
+                let judged = Judged {
+                    outcome: Outcome::Failed(Default::default()),
+                    output: None,
+                    error: Some(ErrorText::new(error.to_string())),
+                };
+                settling.settlement = Settlement {
+                    report: settling.settlement.report.clone(),
+                    ..settlement(attempt, judged)
+                };
+                return Some(settling);
+            }
+        }
+    }
 }
 
 /// How an attempt ended, and what there is to keep of it.

@@ -14,6 +14,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::events::{Subscription, Topics, Waiters, pump, remind};
 use crate::housekeeper::keep_house;
+use crate::primitives::{Objects, Primitive, TurnLocks};
 use crate::store::file::{BookOptions, FileOptions, Opened};
 use crate::store::{Address, Durability, FileStore, MemoryStore, Store};
 use crate::supervise::supervise;
@@ -36,6 +37,7 @@ struct Inner {
     waiters: Arc<Waiters>,
     closing: AtomicBool,
     workers: Mutex<Vec<Weak<Shared>>>,
+    turn_locks: TurnLocks,
     tasks: Vec<AbortHandle>,
 }
 
@@ -143,6 +145,15 @@ impl Engine {
 
     pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
         &self.inner.clock
+    }
+
+    /// The objects of a definition.
+    pub fn objects<'a, P: Primitive>(&'a self, definition: &'a P) -> Objects<'a, P> {
+        Objects::new(self, definition)
+    }
+
+    pub(crate) fn turn_locks(&self) -> &TurnLocks {
+        &self.inner.turn_locks
     }
 
     pub(crate) fn waiters(&self) -> &Arc<Waiters> {
@@ -309,6 +320,7 @@ impl EngineBuilder {
             waiters,
             closing: AtomicBool::new(false),
             workers: Mutex::default(),
+            turn_locks: TurnLocks::default(),
             tasks: [housekeeper, teller, reminder].iter().map(JoinHandle::abort_handle).collect(),
         };
         Engine { inner: Arc::new(inner) }

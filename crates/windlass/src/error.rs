@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use windlass_core::job::{CancelReason, DeadReason, JobId};
 use windlass_core::name::{InvalidName, Name};
+use windlass_core::object::{Address, ObjectStatus};
 use windlass_core::refusal::Refusal;
 
 use crate::store::StoreError;
@@ -41,6 +42,38 @@ pub enum Error {
     Decode {
         /// The job.
         job: JobId,
+        /// What serde says.
+        source: serde_json::Error,
+    },
+
+    /// What was given is not what the definition takes. Nothing was stored.
+    #[error("{what}: {issues}")]
+    Validation {
+        /// What was given.
+        what: String,
+        /// What is wrong with it.
+        issues: String,
+    },
+
+    /// The object is in a state in which this cannot be done.
+    #[error("cannot {operation} object {object}: it is {status}")]
+    WrongStatus {
+        /// The object.
+        object: Address,
+        /// Its status.
+        status: ObjectStatus,
+        /// What was asked.
+        operation: &'static str,
+    },
+
+    /// The state of an object cannot be read as its definition says. It was left as it is.
+    #[error(
+        "the state of object {object} cannot be read as its definition says; it was left as it is: \
+         use a definition that reads it, or purge the object"
+    )]
+    UnreadableState {
+        /// The object.
+        object: Address,
         /// What serde says.
         source: serde_json::Error,
     },

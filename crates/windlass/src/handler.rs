@@ -1,6 +1,7 @@
 //! A plain async function becomes a handler.
 
 use std::any::{Any, TypeId};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Deref;
@@ -21,6 +22,7 @@ use crate::clock::BoxFuture;
 use crate::error::Error;
 use crate::failure::Failure;
 use crate::options::Options;
+use crate::primitives::Conclude;
 
 /// A kind of work: what a handler receives, under which name, and what it returns.
 ///
@@ -296,10 +298,12 @@ impl KindOptions {
 
 /// A handler with its types erased, and how its kind is run.
 pub(crate) struct Registered {
-    pub(crate) kind: &'static str,
+    pub(crate) kind: Cow<'static, str>,
     pub(crate) needs: Option<(TypeId, &'static str)>,
     pub(crate) options: KindOptions,
     pub(crate) run: Box<dyn Fn(Attempt) -> BoxFuture<'static, Returned> + Send + Sync>,
+    /// What the end of an attempt means to the object its job is bound to.
+    pub(crate) conclude: Option<Arc<dyn Conclude>>,
 }
 
 impl Registered {
@@ -312,7 +316,8 @@ impl Registered {
                 encode(&handler.call(job, attempt).await?)
             })
         };
-        Self { kind: H::Job::KIND, needs: H::needs(), options, run: Box::new(run) }
+        let (kind, run) = (H::Job::KIND.into(), Box::new(run));
+        Self { kind, needs: H::needs(), options, run, conclude: None }
     }
 
     /// A handler that blocks its thread, run where that harms nobody.
@@ -348,7 +353,7 @@ impl Registered {
                 }
             })
         };
-        Self { kind: J::KIND, needs: None, options, run: Box::new(run) }
+        Self { kind: J::KIND.into(), needs: None, options, run: Box::new(run), conclude: None }
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod conformance;
+pub mod primitives;
 pub mod store;
 pub mod testing;
 pub mod wake;
@@ -44,6 +45,7 @@ pub use windlass_core::ledger::{
 };
 pub use windlass_core::limits::Limits;
 pub use windlass_core::name::Name;
+pub use windlass_core::object::{Address as ObjectAddress, ObjectStatus, ObjectView};
 pub use windlass_core::rate::Rate;
 pub use windlass_core::record::{JobRecord, LogLine, Progress, QueueSettings};
 pub use windlass_core::refusal::Refusal;

@@ -34,6 +34,7 @@ use crate::error::Error;
 use crate::failure::Failure;
 use crate::handler::{self, Handler, Job, KindOptions, States};
 use crate::middleware::Middleware;
+use crate::primitives::{self, Primitive};
 
 /// A worker being put together.
 #[must_use = "a worker does nothing until it is started"]
@@ -46,6 +47,8 @@ pub struct WorkerBuilder {
     layers: Vec<Box<dyn Middleware>>,
     slots: Slots,
     timing: Timing,
+    /// What is wrong with a definition it was given; told when it starts.
+    wrong: Option<Error>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +73,7 @@ impl WorkerBuilder {
                 grace: Duration::from_secs(30),
                 cancel_grace: Duration::from_secs(1),
             },
+            wrong: None,
         }
     }
 
@@ -112,6 +116,15 @@ impl WorkerBuilder {
         F: Fn(J, Attempt) -> Result<J::Output, E> + Send + Sync + 'static,
     {
         self.handlers.push(handler::Registered::blocking(handler, options(KindOptions::default())));
+        self
+    }
+
+    /// Runs the objects of a definition: their code and their alarms.
+    pub fn primitive<P: Primitive>(mut self, definition: P) -> Self {
+        match primitives::handlers(definition) {
+            Ok(handlers) => self.handlers.extend(handlers),
+            Err(error) => self.wrong = self.wrong.or(Some(error)),
+        }
         self
     }
 
@@ -175,7 +188,9 @@ impl WorkerBuilder {
     /// Checks everything and starts to take jobs. When it has returned, the worker is known to
     /// the store.
     pub async fn start(self) -> Result<Worker, Error> {
-        let WorkerBuilder { engine, name, queues, handlers, states, layers, slots, timing } = self;
+        let WorkerBuilder { engine, name, queues, handlers, states, layers, .. } = self;
+        let WorkerBuilder { slots, timing, wrong, .. } = self;
+        wrong.map_or(Ok(()), Err)?;
         if engine.is_closing() {
             return Err(Error::Refused(Refusal::ShuttingDown));
         }
@@ -228,7 +243,7 @@ impl WorkerBuilder {
 
 impl fmt::Debug for WorkerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds: Vec<_> = self.handlers.iter().map(|handler| handler.kind).collect();
+        let kinds: Vec<_> = self.handlers.iter().map(|handler| &*handler.kind).collect();
         write!(f, "WorkerBuilder({kinds:?})")
     }
 }
@@ -253,7 +268,7 @@ fn check_handlers(
 ) -> Result<BTreeMap<Name, Arc<handler::Registered>>, Error> {
     let mut checked = BTreeMap::new();
     for handler in handlers {
-        let kind = Name::new(handler.kind)?;
+        let kind = Name::new(&handler.kind)?;
         handler.options.check()?;
         if let Some((state, name)) = handler.needs
             && !states.contains(state)

@@ -278,7 +278,8 @@ impl Command for Configure {
         let hooks = [&settings.on_dead, &settings.on_empty].into_iter().flatten();
         ledger.refuse_surplus_hooks(&self.queue, hooks.clone())?;
         for kind in hooks {
-            (ledger.queue_id(kind), ledger.kind_id(kind));
+            ledger.queue_id(kind);
+            ledger.kind_id(kind);
         }
         let queue = ledger.queue_id(&self.queue);
         ledger.configure(queue, settings.clone());

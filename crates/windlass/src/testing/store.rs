@@ -16,9 +16,10 @@ use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
     Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed, Rescue, Rescued,
-    Settled, Settlement, WorkerNews,
+    Settled, Settlement, Turned, WorkerNews,
 };
 use windlass_core::name::Name;
+use windlass_core::object::{Address, ObjectView, Turn};
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
 
@@ -26,7 +27,8 @@ use super::disk::MemoryDisk;
 use crate::clock::Clock;
 use crate::store::file::{BookOptions, FileOptions, OpenError, Opened, Space};
 use crate::store::{
-    Alteration, Altered, Answer, Cursor, Durability, FileStore, Handed, Page, Selection, Store,
+    Alteration, Altered, Answer, Cursor, Durability, FileStore, Handed, ObjectFilter, ObjectPage,
+    Page, Selection, Store,
 };
 use crate::wake::Wake;
 
@@ -166,6 +168,24 @@ impl Store for MortalStore {
     async fn clear(&self, queue: Name) -> Answer<Cleared> {
         let of = format!("the clearing of queue `{queue}`");
         self.ask(|| of, self.inner.clear(queue)).await
+    }
+
+    async fn turn(&self, turn: Turn) -> Answer<Turned> {
+        let of = format!("a turn of object {}", turn.object);
+        self.ask(|| of, Store::turn(&self.inner, turn)).await
+    }
+
+    async fn object(&self, address: &Address) -> Answer<Option<ObjectView>> {
+        self.ask(|| "a read".to_string(), self.inner.object(address)).await
+    }
+
+    async fn objects(
+        &self,
+        filter: &ObjectFilter,
+        after: Option<&Address>,
+        limit: usize,
+    ) -> Answer<ObjectPage> {
+        self.ask(|| "a read".to_string(), self.inner.objects(filter, after, limit)).await
     }
 
     async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {

@@ -7,7 +7,7 @@ use windlass_core::refusal::Refusal;
 use windlass_core::worker::store_backoff;
 
 use super::shared::{Registered, Settling, Shared, Stage, warn_again};
-use crate::attempt::refused;
+use crate::attempt::{refused, take_turn};
 
 /// Most settlements in one commit.
 const SETTLE_BATCH: usize = 1_000;
@@ -67,13 +67,14 @@ async fn settle_batch(
     }
 }
 
-/// Counts what was settled and lets go of it. What the store refused is settled once more.
+/// Counts what was settled and lets go of it. What the store refused is settled once more; so is
+/// what was made for a version of an object that is no longer its last.
 fn finish(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     batch: impl Iterator<Item = Settling>,
     answers: Option<Vec<Result<Settled, Refusal>>>,
 ) {
-    let mut again = Vec::new();
+    let (mut again, mut turned) = (Vec::new(), Vec::new());
     let mut done = Vec::new();
     let mut answers = answers.into_iter().flatten();
     shared.tally(|tally| {
@@ -81,6 +82,10 @@ fn finish(
             match answers.next() {
                 Some(Ok(_)) => tally.count(settling.settlement.verdict),
                 Some(Err(Refusal::LeaseLost { .. })) | None => tally.lost += 1,
+                Some(Err(Refusal::ObjectChanged { .. })) => {
+                    turned.push(settling);
+                    continue;
+                }
                 Some(Err(_)) if settling.refused => tally.lost += 1,
                 Some(Err(refusal)) => {
                     again.push((settling, refusal));
@@ -93,7 +98,15 @@ fn finish(
     for (settling, refusal) in again {
         let Registered(attempt) = &settling.registered;
         let settlement = refused(attempt, settling.settlement.report, &refusal);
-        shared.settle(Settling { settlement, refused: true, ..settling });
+        turned.push(Settling { settlement, refused: true, ..settling });
+    }
+    for settling in turned {
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            if let Some(settling) = take_turn(settling).await {
+                shared.settle(settling);
+            }
+        });
     }
     // Counted before it is let go of: whoever waits for the last one reads the count.
     drop(done);

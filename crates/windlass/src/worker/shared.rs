@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, watch};
+use windlass_core::job::Bytes;
 use windlass_core::job::LeaseToken;
 use windlass_core::ledger::{KindClaim, Settlement, WorkerCard, WorkerKind, WorkerNews};
 use windlass_core::name::Name;
@@ -131,12 +132,14 @@ impl Drop for Registered {
 
 /// An attempt on its way to the store.
 pub(crate) struct Settling {
-    pub(super) settlement: Settlement,
-    pub(super) registered: Registered,
+    pub(crate) settlement: Settlement,
+    pub(crate) registered: Registered,
     /// Given back when it is settled; `None` if its task has not ended and holds it.
     pub(super) slot: Option<Arc<Slot>>,
     /// The store refused its outcome; this is what is settled instead.
     pub(super) refused: bool,
+    /// What a run of an object returned, from which its turn is made.
+    pub(crate) returned: Option<Bytes>,
 }
 
 impl Settling {
@@ -145,7 +148,7 @@ impl Settling {
         registered: Registered,
         slot: Option<Arc<Slot>>,
     ) -> Self {
-        Self { settlement, registered, slot, refused: false }
+        Self { settlement, registered, slot, refused: false, returned: None }
     }
 }
 

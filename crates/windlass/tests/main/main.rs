@@ -12,6 +12,7 @@ mod files;
 mod golden;
 mod journey;
 mod kit;
+mod primitives;
 mod refusals;
 mod stopping;
 mod tidy;

@@ -1,0 +1,247 @@
+//! The Primitive contract: durable objects, each with a state, one alarm, and code of yours.
+//!
+//! A primitive says what its objects do with commands, alarms and outcomes, in pure methods that
+//! change the state and ask a [`Turn`] for effects. Everything asked for in one turn (state, alarm,
+//! runs, jobs, events) is one commit, so nothing can come between. The code of the user runs as a
+//! job bound to its object: leases, retries, dead letters, recovery and events are those of jobs,
+//! and the runs of one object never overlap.
+//!
+//! To add one, implement [`Primitive`] and give it to [`WorkerBuilder::primitive`]; commands go
+//! through [`Engine::objects`]. `docs/primitives.md` walks through a whole one.
+//!
+//! [`WorkerBuilder::primitive`]: crate::WorkerBuilder::primitive
+//! [`Engine::objects`]: crate::Engine::objects
+
+mod objects;
+mod runtime;
+
+use std::future::Future;
+use std::time::Duration;
+
+pub(crate) use objects::TurnLocks;
+pub use objects::{Commanded, Objects};
+pub use runtime::RunContext;
+pub(crate) use runtime::{Conclude, Ending, handlers};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use windlass_core::job::Start;
+use windlass_core::object::{ObjectMeta, ObjectStatus, Purge};
+use windlass_core::time::Timestamp;
+
+use crate::error::Error;
+use crate::handler::{Job, KindOptions};
+use crate::options::Options;
+
+/// What a kind of durable object does. See the module documentation.
+///
+/// The methods that take a [`Turn`] must be pure: they may be called again for the same event, when
+/// another turn of the object came first. An error or a panic in one leaves the object as it was.
+pub trait Primitive: Send + Sync + Sized + 'static {
+    /// The first part of its objects' addresses and of its topics, such as `debounce`.
+    const KIND: &'static str;
+
+    /// What an object remembers. Stored as JSON with every turn, at most 1 MiB; what can no longer
+    /// be read parks the object, with the reason, and is not deleted.
+    type State: Serialize + DeserializeOwned + Default + Send + Sync + 'static;
+
+    /// What can be asked of an object.
+    type Command: Send + Sync;
+
+    /// What it answers.
+    type Reply: Send;
+
+    /// What a run of the user's code is given. Stored with its job.
+    type Run: Serialize + DeserializeOwned + Send + Sync + 'static;
+
+    /// What a run that succeeded returns.
+    type Output: Serialize + DeserializeOwned + Send + Sync + 'static;
+
+    /// The second part of the addresses: which definition this is, such as `webhooks`. Renaming it
+    /// strands its objects.
+    fn name(&self) -> &str;
+
+    /// How runs are run: retries, time-out, concurrency, rate.
+    fn options(&self) -> KindOptions {
+        KindOptions::default()
+    }
+
+    /// What is wrong with the definition, if anything; asked before it is used.
+    fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Someone asks something of an object, which may not have been there before. An error changes
+    /// nothing.
+    fn on_command(
+        &self,
+        state: &mut Self::State,
+        command: &Self::Command,
+        turn: &mut Turn<Self>,
+    ) -> Result<Self::Reply, Error>;
+
+    /// The alarm that [`Turn::alarm`] set has gone off.
+    fn on_alarm(&self, state: &mut Self::State, turn: &mut Turn<Self>) {
+        let _ = (state, turn);
+    }
+
+    /// The user's code. It sees the state as it was when the run began; what it returns is taken
+    /// over by [`Primitive::on_outcome`], in the commit that ends the run.
+    fn run(
+        &self,
+        run: Self::Run,
+        context: RunContext<Self>,
+    ) -> impl Future<Output = Result<Self::Output, crate::Failure>> + Send;
+
+    /// A run has ended for good: it will not be tried again by itself.
+    fn on_outcome(
+        &self,
+        state: &mut Self::State,
+        run: Self::Run,
+        outcome: RunOutcome<Self::Output>,
+        turn: &mut Turn<Self>,
+    ) {
+        let _ = (state, run, outcome, turn);
+    }
+}
+
+/// How a run ended for good.
+#[derive(Clone, Debug)]
+pub enum RunOutcome<O> {
+    /// It succeeded.
+    Completed(O),
+    /// It failed as often as it may; its job is among the dead letters and can be replayed.
+    Failed {
+        /// The last error.
+        error: String,
+        /// How often it ran.
+        attempts: u32,
+    },
+    /// It was called off.
+    Cancelled,
+}
+
+/// One change of one object: what it is at, and what is asked for. All of it is one commit.
+pub struct Turn<P: Primitive> {
+    now: Timestamp,
+    key: String,
+    meta: Option<ObjectMeta>,
+    alarm_at: Option<Timestamp>,
+    asked: Asked<P>,
+}
+
+/// What a turn asks for.
+struct Asked<P: Primitive> {
+    alarm: AskedAlarm<P>,
+    runs: Vec<(Start, P::Run)>,
+    jobs: Vec<windlass_core::job::NewJob>,
+    status: Option<(ObjectStatus, Option<String>)>,
+    news: Vec<(String, String)>,
+    purge: Purge,
+}
+
+enum AskedAlarm<P: Primitive> {
+    Keep,
+    Cancel,
+    /// Call [`Primitive::on_alarm`].
+    Wake(Start),
+    /// Run the user's code.
+    Run(Start, P::Run),
+}
+
+impl<P: Primitive> Turn<P> {
+    /// The time, by the clock of the engine.
+    pub fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    /// The object's key.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// What is known of the object; `None` if this is its first turn.
+    pub fn object(&self) -> Option<&ObjectMeta> {
+        self.meta.as_ref()
+    }
+
+    /// Where the object stands; [`ObjectStatus::Active`] if this is its first turn.
+    pub fn status(&self) -> ObjectStatus {
+        self.meta.as_ref().map_or(ObjectStatus::Active, |meta| meta.status)
+    }
+
+    /// When its alarm goes off, as of before this turn.
+    pub fn alarm_at(&self) -> Option<Timestamp> {
+        self.alarm_at
+    }
+
+    /// Sets the alarm: [`Primitive::on_alarm`] is called then. An object has one alarm; a new one
+    /// takes the place of the old.
+    pub fn alarm(&mut self, start: Start) {
+        self.asked.alarm = AskedAlarm::Wake(start);
+    }
+
+    /// Like [`Turn::alarm`], so much later.
+    pub fn alarm_in(&mut self, delay: Duration) {
+        self.alarm(Start::After(delay));
+    }
+
+    /// Sets the alarm to run the user's code, without a turn in between.
+    pub fn alarm_to_run(&mut self, start: Start, run: P::Run) {
+        self.asked.alarm = AskedAlarm::Run(start, run);
+    }
+
+    /// There is to be no alarm.
+    pub fn cancel_alarm(&mut self) {
+        self.asked.alarm = AskedAlarm::Cancel;
+    }
+
+    /// Runs the user's code as soon as it may: after the runs that were asked for before.
+    pub fn run(&mut self, run: P::Run) {
+        self.asked.runs.push((Start::Now, run));
+    }
+
+    /// Enqueues a job of another kind in the same commit.
+    pub fn enqueue<J: Job>(&mut self, job: &J, options: Options) -> Result<crate::JobId, Error> {
+        let job = crate::client::new_job(job, options)?;
+        let id = job.id;
+        self.asked.jobs.push(job);
+        Ok(id)
+    }
+
+    /// Tells something under the topic `{kind}.{what}`.
+    pub fn tell(&mut self, what: &str, detail: impl Serialize) {
+        let detail = serde_json::to_string(&detail).unwrap_or_else(|error| format!("\"{error}\""));
+        self.asked.news.push((what.to_string(), detail));
+    }
+
+    /// The object reacts to commands and alarms, whatever it was before.
+    pub fn activate(&mut self) {
+        self.asked.status = Some((ObjectStatus::Active, None));
+    }
+
+    /// The object is stopped: its state is kept.
+    pub fn stop(&mut self, reason: Option<String>) {
+        self.asked.status = Some((ObjectStatus::Stopped, reason));
+    }
+
+    /// The object cannot go on by itself.
+    pub fn fail(&mut self, reason: impl Into<String>) {
+        self.asked.status = Some((ObjectStatus::Failed, Some(reason.into())));
+    }
+
+    /// The object goes in this commit, with its alarm and everything of it that waits. What runs is
+    /// told to stop.
+    pub fn purge(&mut self) {
+        self.asked.purge = Purge::Now;
+    }
+
+    /// The object goes so much later, unless [`Turn::keep`] takes that back.
+    pub fn purge_after(&mut self, delay: Duration) {
+        self.asked.purge = Purge::After(delay);
+    }
+
+    /// The object no longer goes by itself.
+    pub fn keep(&mut self) {
+        self.asked.purge = Purge::Never;
+    }
+}

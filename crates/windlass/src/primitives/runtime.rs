@@ -1,0 +1,242 @@
+//! Running the code of objects: what a worker does with their jobs.
+//!
+//! A primitive has two kinds of jobs: runs, which call the user's code, and alarms, which only make
+//! a turn. Both end with a turn that is part of the settlement, so an outcome and what it means to
+//! the object are one commit. If another turn of the object came first, the turn is made anew from
+//! what is there now; the user's code does not run again for that.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use windlass_core::job::Bytes;
+use windlass_core::name::Name;
+use windlass_core::object::{Address, ObjectStatus, ObjectView, Ran, Turn as CoreTurn};
+use windlass_core::outcome::{ErrorText, Verdict};
+
+use super::objects::{Draft, alarm_kind, open_envelope, run_kind};
+use super::{Primitive, RunOutcome};
+use crate::attempt::Attempt;
+use crate::clock::BoxFuture;
+use crate::error::Error;
+use crate::failure::Failure;
+use crate::handler::{KindOptions, Registered, Returned};
+
+/// Bytes of a state that are told when a run fails.
+const STATE_TOLD: usize = 4_000;
+
+/// What a run of the user's code is given besides its input.
+pub struct RunContext<P: Primitive> {
+    attempt: Attempt,
+    state: P::State,
+    view: Option<ObjectView>,
+}
+
+impl<P: Primitive> RunContext<P> {
+    /// The attempt: which run it is, whether to stop, steps, progress, the engine.
+    pub fn attempt(&self) -> &Attempt {
+        &self.attempt
+    }
+
+    /// The state of the object as it was when the run began; the default if it has been purged.
+    pub fn state(&self) -> &P::State {
+        &self.state
+    }
+
+    /// The state, to be changed and returned.
+    pub fn into_state(self) -> P::State {
+        self.state
+    }
+
+    /// What is known of the object; `None` if it has been purged.
+    pub fn object(&self) -> Option<&ObjectView> {
+        self.view.as_ref()
+    }
+
+    /// The object's key.
+    pub fn key(&self) -> &str {
+        self.attempt.object().map_or("", Address::key)
+    }
+}
+
+/// How an attempt is about to be settled.
+pub(crate) struct Ending<'a> {
+    pub(crate) verdict: Verdict,
+    pub(crate) output: Option<&'a Bytes>,
+    pub(crate) error: Option<&'a ErrorText>,
+}
+
+/// What the end of an attempt means to the object its job is bound to.
+pub(crate) trait Conclude: Send + Sync {
+    /// The turn to commit with the settlement; `None` if there is none to make.
+    fn turn<'a>(
+        &'a self,
+        attempt: &'a Attempt,
+        ending: Ending<'a>,
+    ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>>;
+}
+
+/// The handlers of a primitive's two kinds of jobs.
+pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Error> {
+    primitive.check()?;
+    let primitive = Arc::new(primitive);
+    let sample = Address::new(Name::new(P::KIND)?, Name::new(primitive.name())?, "key")?;
+    let run = {
+        let primitive = primitive.clone();
+        move |attempt: Attempt| -> BoxFuture<'static, Returned> {
+            let primitive = primitive.clone();
+            Box::pin(async move { run(&*primitive, attempt).await })
+        }
+    };
+    let wake = |_: Attempt| -> BoxFuture<'static, Returned> { Box::pin(async { Ok(Vec::new()) }) };
+    Ok(vec![
+        Registered {
+            kind: run_kind(&sample)?.to_string().into(),
+            needs: None,
+            options: primitive.options(),
+            run: Box::new(run),
+            conclude: Some(Arc::new(Runs(primitive.clone()))),
+        },
+        Registered {
+            kind: alarm_kind(&sample)?.to_string().into(),
+            needs: None,
+            options: KindOptions::default(),
+            run: Box::new(wake),
+            conclude: Some(Arc::new(Alarms(primitive))),
+        },
+    ])
+}
+
+async fn run<P: Primitive>(primitive: &P, attempt: Attempt) -> Returned {
+    let input = serde_json::from_slice(attempt.payload())
+        .map_err(|error| Failure::permanent(format!("its input cannot be read: {error}")))?;
+    let view = look(&attempt).await.map_err(Failure::retry)?;
+    let state = match &view {
+        Some(view) => {
+            open_envelope::<P::State>(&view.record.address, &view.record.state)
+                .map_err(Failure::permanent)?
+                .state
+        }
+        None => P::State::default(),
+    };
+    let output = primitive.run(input, RunContext { attempt, state, view }).await?;
+    serde_json::to_vec(&output)
+        .map_err(|error| Failure::permanent(format!("the output cannot be written: {error}")))
+}
+
+/// The object that an attempt's job is bound to.
+async fn look(attempt: &Attempt) -> Result<Option<ObjectView>, Error> {
+    let Some(address) = attempt.object() else { return Ok(None) };
+    Ok(attempt.engine().store().object(address).await?)
+}
+
+/// Concludes runs.
+struct Runs<P: Primitive>(Arc<P>);
+
+impl<P: Primitive> Conclude for Runs<P> {
+    fn turn<'a>(
+        &'a self,
+        attempt: &'a Attempt,
+        ending: Ending<'a>,
+    ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>> {
+        Box::pin(async move {
+            let Some(view) = look(attempt).await? else { return Ok(None) };
+            self.conclude(attempt, view, &ending)
+        })
+    }
+}
+
+/// What is told of a run that failed.
+#[derive(Serialize)]
+struct Failed<'a> {
+    job: String,
+    attempt: u32,
+    error: &'a str,
+    /// The state before the run, which it has not changed.
+    state: &'a str,
+    again: bool,
+}
+
+impl<P: Primitive> Runs<P> {
+    fn conclude(
+        &self,
+        attempt: &Attempt,
+        view: ObjectView,
+        ending: &Ending<'_>,
+    ) -> Result<Option<CoreTurn>, Error> {
+        let address = view.record.address.clone();
+        let before = view.record.state.clone();
+        let version = view.record.meta.version;
+        let error = ending.error.map_or("", ErrorText::as_str);
+        let (outcome, ran) = match ending.verdict {
+            Verdict::Complete => {
+                let bytes = ending.output.map_or(&b"null"[..], |output| &output[..]);
+                let decode = |source| Error::Decode { job: attempt.id(), source };
+                let output = serde_json::from_slice(bytes).map_err(decode)?;
+                (Some(RunOutcome::Completed(output)), Some(Ran::Well))
+            }
+            Verdict::Bury(_) => {
+                let (error, attempts) = (error.to_string(), attempt.number());
+                (Some(RunOutcome::Failed { error, attempts }), Some(Ran::Badly))
+            }
+            Verdict::Cancel(_) => (Some(RunOutcome::Cancelled), None),
+            Verdict::Retry(_) => (None, None),
+            Verdict::Snooze(_) | Verdict::Release => return Ok(None),
+        };
+        let mut draft = match Draft::<P>::new(&address, Some(view), attempt.engine()) {
+            Ok(draft) => draft,
+            Err(error) => return Ok(Some(parked(address, version, before, &error))),
+        };
+        if let Verdict::Retry(_) | Verdict::Bury(_) = ending.verdict {
+            let state = String::from_utf8_lossy(&before[..before.len().min(STATE_TOLD)]);
+            let again = matches!(ending.verdict, Verdict::Retry(_));
+            let job = attempt.id().to_string();
+            let failed = Failed { job, attempt: attempt.number(), error, state: &state, again };
+            draft.turn.tell("failed", failed);
+        }
+        if let Some(outcome) = outcome {
+            // It was read before it ran.
+            let input = serde_json::from_slice(attempt.payload());
+            if let Ok(input) = input {
+                let state = &mut draft.envelope.state;
+                self.0.on_outcome(state, input, outcome, &mut draft.turn);
+            }
+        }
+        draft.finish(ran).map(Some)
+    }
+}
+
+/// Concludes alarms.
+struct Alarms<P: Primitive>(Arc<P>);
+
+impl<P: Primitive> Conclude for Alarms<P> {
+    fn turn<'a>(
+        &'a self,
+        attempt: &'a Attempt,
+        ending: Ending<'a>,
+    ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>> {
+        Box::pin(async move {
+            let Some(view) = look(attempt).await? else { return Ok(None) };
+            let address = view.record.address.clone();
+            let (before, current) = (view.record.state.clone(), view.record.meta.alarm);
+            let version = view.record.meta.version;
+            // Another alarm has taken its place, or it was called off while it was on its way.
+            if ending.verdict != Verdict::Complete || current != Some(attempt.id()) {
+                return Ok(None);
+            }
+            let mut draft = match Draft::<P>::new(&address, Some(view), attempt.engine()) {
+                Ok(draft) => draft,
+                Err(error) => return Ok(Some(parked(address, version, before, &error))),
+            };
+            self.0.on_alarm(&mut draft.envelope.state, &mut draft.turn);
+            draft.finish(None).map(Some)
+        })
+    }
+}
+
+/// The turn of an object whose state can no longer be read: it is left alone, with the reason.
+fn parked(object: Address, version: u64, state: Bytes, error: &Error) -> CoreTurn {
+    tracing::error!(%object, %error, "the object is parked");
+    let reason = ErrorText::new(error.to_string());
+    let status = Some((ObjectStatus::Failed, Some(reason)));
+    CoreTurn { state: Some(state), status, ..CoreTurn::new(object, version) }
+}
