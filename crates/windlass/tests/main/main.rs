@@ -12,6 +12,7 @@ mod files;
 mod golden;
 mod journey;
 mod refusals;
+mod schedules;
 mod stopping;
 mod tidy;
 mod tracing_spans;
