@@ -21,7 +21,7 @@ use windlass_core::ledger::Settlement;
 use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::outcome::{ErrorText, Outcome, Progress as Standing, Verdict, decide};
-use windlass_core::record::{LogLine, Progress, Report};
+use windlass_core::record::{LogLine, Progress, Report, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::retry::{Retry, jitter_seed};
 use windlass_core::time::{Steady, Timestamp};
@@ -33,6 +33,7 @@ use crate::handler::{Job, Registered, Returned, State, States};
 use crate::middleware::Next;
 use crate::options::Options;
 use crate::panics;
+use crate::steps::Steps;
 use crate::store::HandedJob;
 use crate::worker::{self, Settling, Shared, Slot};
 
@@ -116,6 +117,7 @@ struct Inner {
     report: Mutex<Report>,
     has_reported: AtomicBool,
     next: Mutex<Vec<Arc<NewJob>>>,
+    steps: Steps,
     slot: Weak<Slot>,
 }
 
@@ -331,6 +333,23 @@ impl Attempt {
         &self.inner().shared
     }
 
+    /// The steps it has begun.
+    pub(crate) fn steps(&self) -> &Steps {
+        &self.inner().steps
+    }
+
+    /// The steps that earlier attempts have finished.
+    pub(crate) fn steps_before(&self) -> &[Step] {
+        &self.inner().handed.steps
+    }
+
+    /// The store's time, as it was at the claim and has passed on the steady clock since: no step
+    /// of a clock moves it.
+    pub(crate) fn store_time(&self) -> Timestamp {
+        let steady = self.engine().clock().now().steady;
+        self.started_at() + steady.since(self.inner().claimed)
+    }
+
     /// How long its lease lasts without a renewal.
     pub(crate) fn lease(&self) -> Duration {
         self.inner().handler.options.lease
@@ -400,6 +419,7 @@ pub(crate) fn prepare(shared: &Arc<Shared>, handed: HandedJob, claimed: Steady) 
         report: Mutex::default(),
         has_reported: AtomicBool::new(false),
         next: Mutex::default(),
+        steps: Steps::default(),
         slot: Arc::downgrade(&slot),
     };
     let attempt = Attempt { cancellation: Cancellation { inner: Arc::new(inner) } };

@@ -18,6 +18,7 @@ mod middleware;
 mod options;
 mod panics;
 mod schedule;
+mod steps;
 mod supervise;
 mod trace;
 mod worker;
@@ -47,7 +48,7 @@ pub use windlass_core::ledger::{
 pub use windlass_core::limits::Limits;
 pub use windlass_core::name::Name;
 pub use windlass_core::rate::Rate;
-pub use windlass_core::record::{JobRecord, LogLine, Progress, QueueSettings};
+pub use windlass_core::record::{JobRecord, LogLine, Progress, QueueSettings, Step};
 pub use windlass_core::refusal::Refusal;
 pub use windlass_core::retry::{Backoff, Jitter, Retry};
 pub use windlass_core::time::Timestamp;

@@ -9,6 +9,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use super::steps::StepMark;
 use crate::job::{
     CancelReason, Condition, DeadReason, Dependency, JobId, Lease, LeaseToken, NewJob, OnFailure,
     Priority, Start, State, StateName, UniqueScope,
@@ -84,6 +85,7 @@ pub(super) struct Extras {
     pub(super) depends_on: Box<[Dependency]>,
     pub(super) unique: Option<UniqueHold>,
     pub(super) expires_at: Option<Timestamp>,
+    pub(super) steps: Box<[StepMark]>,
 }
 
 /// A job's claim to a unique key.
@@ -116,7 +118,7 @@ impl Entry {
         let plain = unique.is_none() && expires_at.is_none() && job.depends_on.is_empty();
         let extras = (!plain).then(|| {
             let depends_on = job.depends_on.clone().into_boxed_slice();
-            Box::new(Extras { depends_on, unique, expires_at })
+            Box::new(Extras { depends_on, unique, expires_at, ..Extras::default() })
         });
         let mut entry = Self {
             id: job.id,
@@ -180,6 +182,23 @@ impl Entry {
             (_, Phase::Cancelled { reason: CancelReason::Replaced, .. }) => false,
             (UniqueScope::Any, _) => true,
         }
+    }
+
+    /// The job's finished steps.
+    pub(super) fn steps(&self) -> &[StepMark] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.steps)
+    }
+
+    /// Takes note of a finished step, and tells whether it is news.
+    pub(super) fn add_step(&mut self, mark: StepMark) -> bool {
+        let new = self.steps().iter().all(|known| known.print != mark.print);
+        if new {
+            let steps = &mut self.extras.get_or_insert_default().steps;
+            let mut marks = core::mem::take(steps).into_vec();
+            marks.push(mark);
+            *steps = marks.into();
+        }
+        new
     }
 
     pub(super) fn dependencies(&self) -> impl Iterator<Item = &Dependency> {

@@ -86,6 +86,7 @@ impl Ledger {
         let bytes = output.as_ref().map_or(0, |output| output.len());
         let remedy = "raise `payload_bytes`, or store the data elsewhere";
         at_most("output bytes", bytes, self.limits.payload_bytes, remedy)?;
+        self.admit_steps(slot, &report.steps)?;
         if verdict == Verdict::Complete && !next.is_empty() {
             let plan = match self.key_scope(slot) {
                 // A job may continue with one of the same key, which it gives up by completing.

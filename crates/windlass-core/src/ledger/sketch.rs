@@ -8,6 +8,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::book::{Entry, Extras, UniqueHold};
+use super::steps::StepMark;
 use super::{Ledger, Restore};
 use crate::job::{Condition, Dependency, JobId, Priority, UniqueScope};
 use crate::name::Name;
@@ -41,6 +42,8 @@ pub struct Sketch {
     pub unique: Option<(String, UniqueScope, Option<Timestamp>)>,
     /// When it is cancelled unless it has started.
     pub expires_at: Option<Timestamp>,
+    /// Its finished steps.
+    pub steps: Vec<StepMark>,
     /// Where its record is kept.
     pub kept: Kept,
 }
@@ -73,6 +76,7 @@ impl Ledger {
             met: entry.dependencies().map(|dependency| dependency.on).filter(is_met).collect(),
             unique: unique.map(|unique| (unique.key.as_ref().into(), unique.scope, unique.until)),
             expires_at: extras.and_then(|extras| extras.expires_at),
+            steps: entry.steps().to_vec(),
             kept: entry.kept(),
         }
     }
@@ -90,7 +94,7 @@ impl Restore {
         let plain = unique.is_none() && expires_at.is_none() && sketch.depends_on.is_empty();
         let extras = (!plain).then(|| {
             let depends_on = sketch.depends_on.clone().into_boxed_slice();
-            Box::new(Extras { depends_on, unique, expires_at })
+            Box::new(Extras { depends_on, unique, expires_at, ..Extras::default() })
         });
         let mut entry = Entry {
             id: sketch.id,
@@ -103,6 +107,9 @@ impl Restore {
             ..Entry::blank()
         };
         entry.set(&sketch.condition);
+        for mark in &sketch.steps {
+            entry.add_step(*mark);
+        }
         let slot = self.write_entry(entry, &sketch.condition);
         self.set_met(slot, &sketch.met);
         self.keep(sketch.id, sketch.kept);

@@ -117,3 +117,15 @@ fn progress_is_seen() {
 fn axum_app_enqueues_over_http() {
     prints("axum_app", &["HTTP/1.1 200 OK", "{\"id\":\""]);
 }
+
+#[test]
+fn steps_charge_once_and_ship_once() {
+    prints(
+        "steps",
+        &[
+            "the handler runs\norder 7 is charged\nthe handler runs\nthe handler runs\n\
+             order 7 is shipped\ndone: receipt 7-1, parcel 7\n",
+            "step cool-down: {\"until_us\":",
+        ],
+    );
+}

@@ -13,6 +13,7 @@ mod golden;
 mod journey;
 mod refusals;
 mod schedules;
+mod steps;
 mod stopping;
 mod tidy;
 mod tracing_spans;

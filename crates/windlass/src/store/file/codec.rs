@@ -14,12 +14,12 @@ use windlass_core::job::{
     CancelReason, Condition, DeadReason, Dependency, JobId, Lease, LeaseToken, NewJob, OnFailure,
     Priority, Start, State, Timeout, Unique, UniqueScope,
 };
-use windlass_core::ledger::Sketch;
+use windlass_core::ledger::{Sketch, StepMark};
 use windlass_core::name::Name;
 use windlass_core::outcome::ErrorText;
 use windlass_core::record::{
     Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, Kept, LogLine, Note, Progress,
-    QueueSettings, Report, Totals, Update,
+    QueueSettings, Report, Step, Totals, Update,
 };
 use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
@@ -48,10 +48,14 @@ const RATE: u8 = 5;
 const LINE: u8 = 6;
 const WHOLE: u8 = 7;
 const SKETCH: u8 = 8;
+/// A whole job, and its finished steps.
+const WHOLE_WITH_STEPS: u8 = 16;
+/// A sketch, and marks of its finished steps.
+const SKETCH_WITH_STEPS: u8 = 17;
 
 /// Whether an entry with this first byte is one that a chain of updates starts from.
 pub(super) fn is_base(kind: u8) -> bool {
-    kind == INSERT || kind == WHOLE
+    matches!(kind, INSERT | WHOLE | WHOLE_WITH_STEPS)
 }
 
 /// The job an entry that is a base is about, without decoding the rest.
@@ -115,7 +119,8 @@ pub(super) fn encode_update(update: &Update, previous: u64, weight: u32, to: &mu
 
 /// Writes a whole job.
 pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
-    to.push(WHOLE);
+    let has_steps = !record.steps.is_empty();
+    to.push(if has_steps { WHOLE_WITH_STEPS } else { WHOLE });
     new_job(&record.job, to);
     varint(record.sequence, to);
     time(record.created_at, to);
@@ -140,11 +145,15 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
     lines(record.log.iter(), to);
     varint(record.log_dropped.into(), to);
     ids(&record.met, to);
+    if has_steps {
+        steps(&record.steps, to);
+    }
 }
 
 /// Writes a sketch. Times are given in full: there is no other in it that they could be told from.
 pub(super) fn encode_sketch(sketch: &Sketch, to: &mut Vec<u8>) {
-    to.push(SKETCH);
+    let has_steps = !sketch.steps.is_empty();
+    to.push(if has_steps { SKETCH_WITH_STEPS } else { SKETCH });
     to.extend(sketch.id.to_bytes());
     text(sketch.kind.as_str(), to);
     text(sketch.queue.as_str(), to);
@@ -163,6 +172,13 @@ pub(super) fn encode_sketch(sketch: &Sketch, to: &mut Vec<u8>) {
     option(sketch.expires_at, to, time);
     to.extend(sketch.kept.place.to_le_bytes());
     varint(sketch.kept.weight.into(), to);
+    if has_steps {
+        varint(sketch.steps.len() as u64, to);
+        for mark in &sketch.steps {
+            to.extend(mark.print.to_le_bytes());
+            varint(mark.bytes.into(), to);
+        }
+    }
 }
 
 /// A time that no state can begin at.
@@ -213,6 +229,14 @@ pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
         }),
         WHOLE => Entry::Whole(Box::new(from.whole()?)),
         SKETCH => Entry::Sketch(Box::new(from.sketch()?)),
+        WHOLE_WITH_STEPS => {
+            let whole = from.whole()?;
+            Entry::Whole(Box::new(JobRecord { steps: from.steps()?, ..whole }))
+        }
+        SKETCH_WITH_STEPS => {
+            let sketch = from.sketch()?;
+            Entry::Sketch(Box::new(Sketch { steps: from.step_marks()?, ..sketch }))
+        }
         _ => return Err("its type is unknown"),
     };
     if from.left.is_empty() { Ok(entry) } else { Err("it is longer than what it says") }
@@ -464,9 +488,13 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
             option(why.as_ref(), to, error);
         }
         Some(Note::Reported(report)) => {
-            to.push(4);
+            let has_steps = !report.steps.is_empty();
+            to.push(if has_steps { REPORTED_STEPS } else { 4 });
             option(report.progress.as_ref(), to, progress);
             lines(report.lines.iter(), to);
+            if has_steps {
+                steps(&report.steps, to);
+            }
         }
         Some(Note::Failed(why)) => {
             to.push(5);
@@ -480,6 +508,17 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
             to.push(7);
             to.extend(on.to_bytes());
         }
+    }
+}
+
+/// A note that is a report with finished steps.
+const REPORTED_STEPS: u8 = 16;
+
+fn steps(steps: &[Step], to: &mut Vec<u8>) {
+    varint(steps.len() as u64, to);
+    for step in steps {
+        text(step.name.as_str(), to);
+        bytes(&step.result, to);
     }
 }
 
@@ -785,6 +824,12 @@ impl<'a> Reader<'a> {
             4 => Note::Reported(Report {
                 progress: self.option(Reader::progress)?,
                 lines: self.lines()?,
+                steps: Vec::new(),
+            }),
+            REPORTED_STEPS => Note::Reported(Report {
+                progress: self.option(Reader::progress)?,
+                lines: self.lines()?,
+                steps: self.steps()?,
             }),
             5 => Note::Failed(self.error()?),
             6 => Note::Replayed { met: self.ids()? },
@@ -805,6 +850,16 @@ impl<'a> Reader<'a> {
         (0..self.count(10)?).map(|_| line(self)).collect()
     }
 
+    fn steps(&mut self) -> Result<Vec<Step>, Wrong> {
+        let step = |from: &mut Self| Ok(Step { name: from.name()?, result: from.bytes()?.into() });
+        (0..self.count(3)?).map(|_| step(self)).collect()
+    }
+
+    fn step_marks(&mut self) -> Result<Vec<StepMark>, Wrong> {
+        let mark = |from: &mut Self| Ok(StepMark { print: from.long()?, bytes: from.short()? });
+        (0..self.count(9)?).map(|_| mark(self)).collect()
+    }
+
     fn sketch(&mut self) -> Result<Sketch, Wrong> {
         Ok(Sketch {
             id: self.id()?,
@@ -823,6 +878,7 @@ impl<'a> Reader<'a> {
                 Ok((key, scope, from.option(Reader::time)?))
             })?,
             expires_at: self.option(Reader::time)?,
+            steps: Vec::new(),
             kept: Kept { place: self.long()?, weight: self.short()? },
         })
     }
@@ -859,6 +915,7 @@ impl<'a> Reader<'a> {
             log: self.lines()?.into(),
             log_dropped: self.short()?,
             met: self.ids()?,
+            steps: Vec::new(),
         })
     }
 }
@@ -964,12 +1021,22 @@ mod tests {
             None,
             Some(Note::Started { worker: "worker".into() }),
             Some(Note::Started { worker: "another".into() }),
-            Some(Note::Reported(Report { progress, lines: vec![line] })),
+            Some(Note::Reported(Report {
+                progress: progress.clone(),
+                lines: vec![line.clone()],
+                steps: Vec::new(),
+            })),
+            Some(Note::Reported(Report { progress, lines: vec![line], steps: finished() })),
             Some(Note::Failed(ErrorText::new("gone"))),
             Some(Note::Replayed { met: vec![id(1), id(2)] }),
             Some(Note::Met { on: id(3) }),
         ]);
         notes
+    }
+
+    fn finished() -> Vec<Step> {
+        let step = |text: &str, result: &[u8]| Step { name: name(text), result: result.into() };
+        vec![step("charge", b"{\"cents\":5}"), step("ship", b"")]
     }
 
     fn whole(state: State) -> JobRecord {
@@ -1003,6 +1070,7 @@ mod tests {
             met: vec![id(1)],
             unique: Some(("key".to_string(), UniqueScope::Any, Some(at(9)))),
             expires_at: Some(at(8)),
+            steps: finished().iter().map(StepMark::of).collect(),
             kept: Kept { place: u64::MAX, weight: 6 },
         }
     }
@@ -1026,7 +1094,11 @@ mod tests {
             }
             let record = whole(condition.state.clone());
             add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
+            let record = JobRecord { steps: Vec::new(), ..record };
+            add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
             let sketch = sketch(condition.clone());
+            add(Entry::Sketch(Box::new(sketch.clone())), &|to| encode_sketch(&sketch, to));
+            let sketch = Sketch { steps: Vec::new(), ..sketch };
             add(Entry::Sketch(Box::new(sketch.clone())), &|to| encode_sketch(&sketch, to));
             let (job, met) = (Arc::new(full_job()), vec![id(9)]);
             let accepted = Accepted { job, sequence: 1, at: at(10), condition, met };
