@@ -80,6 +80,11 @@ pub enum What {
         /// Percent done, 0 to 100.
         percent: u8,
     },
+    /// Its handler finished a step, which will not be done again.
+    StepCompleted {
+        /// The step.
+        name: Name,
+    },
     /// Its handler succeeded.
     JobCompleted {
         /// Who ran it.
@@ -244,6 +249,7 @@ impl What {
             What::JobScheduled { .. } => "job.scheduled",
             What::JobStarted { .. } => "job.started",
             What::JobProgress { .. } => "job.progress",
+            What::StepCompleted { .. } => "step.completed",
             What::JobCompleted { .. } => "job.completed",
             What::JobFailed { .. } => "job.failed",
             What::JobRetrying { .. } => "job.retrying",

@@ -36,6 +36,7 @@ mod rescue;
 mod restore;
 mod settle;
 mod sketch;
+mod steps;
 mod tally;
 mod view;
 
@@ -59,6 +60,7 @@ pub use rescue::{Promote, Promoted, Recovery, RecoveryMode, Rescue, Rescued, Res
 pub use restore::Restore;
 pub use settle::{Settle, Settled, Settlement};
 pub use sketch::Sketch;
+pub use steps::StepMark;
 pub use view::{Counts, LaneCount, LineCount, QueueCount, WorkerView};
 
 pub use crate::record::Totals;

@@ -68,6 +68,14 @@ pub const LOG_LINES_KEPT: usize = 100;
 /// Longest log line or progress note in bytes.
 pub const LOG_LINE_BYTES: usize = 1_000;
 
+/// Most finished steps of one job: a handler with more is a loop, and each one is a commit.
+pub const STEPS: usize = 256;
+/// Largest result of one step in bytes, as of an output: large data belongs elsewhere, with its
+/// address in the result.
+pub const STEP_BYTES: usize = 128 * 1024;
+/// Most bytes of all results of one job: every start of the job reads them all.
+pub const STEPS_BYTES: usize = 1024 * 1024;
+
 /// Events kept for subscribers that lag: at full speed about a second of history, some 10 MB.
 pub const EVENTS_KEPT: usize = 65_536;
 

@@ -158,13 +158,24 @@ pub struct Report {
     pub progress: Option<Progress>,
     /// Lines for the job's log.
     pub lines: Vec<LogLine>,
+    /// Steps it has finished. They are never cut: what is beyond a bound is refused.
+    pub steps: Vec<Step>,
 }
 
 impl Report {
     /// Whether there is nothing to report.
     pub fn is_empty(&self) -> bool {
-        self.progress.is_none() && self.lines.is_empty()
+        self.progress.is_none() && self.lines.is_empty() && self.steps.is_empty()
     }
+}
+
+/// A part of a handler's work that is done and will not be done again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Its name, which no other step of the job has.
+    pub name: Name,
+    /// What it returned.
+    pub result: Bytes,
 }
 
 /// How far a running job is.
@@ -310,6 +321,8 @@ pub struct JobRecord {
     pub log_dropped: u32,
     /// Dependencies that need not be waited for, in the order in which they were met.
     pub met: Vec<JobId>,
+    /// Finished steps, in the order in which they finished. A replay goes on from them.
+    pub steps: Vec<Step>,
 }
 
 impl JobRecord {
@@ -330,6 +343,7 @@ impl JobRecord {
             log: VecDeque::new(),
             log_dropped: 0,
             met: accepted.met.clone(),
+            steps: Vec::new(),
         }
     }
 
@@ -433,6 +447,12 @@ impl JobRecord {
                 self.log_dropped += 1;
             }
             self.log.push_back(line.clone());
+        }
+        for step in &report.steps {
+            // The first result counts: a report that is repeated says the same once more.
+            if !self.steps.iter().any(|known| known.name == step.name) {
+                self.steps.push(step.clone());
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::Address;
 use windlass_core::outcome::{ErrorText, Outcome, Progress as Standing, Verdict, decide};
-use windlass_core::record::{LogLine, Progress, Report};
+use windlass_core::record::{LogLine, Progress, Report, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::retry::{Retry, jitter_seed};
 use windlass_core::time::{Steady, Timestamp};
@@ -36,6 +36,7 @@ use crate::middleware::Next;
 use crate::options::Options;
 use crate::panics;
 use crate::primitives::Ending;
+use crate::steps::Steps;
 use crate::store::HandedJob;
 use crate::worker::{self, Settling, Shared, Slot};
 
@@ -119,6 +120,7 @@ struct Inner {
     report: Mutex<Report>,
     has_reported: AtomicBool,
     next: Mutex<Vec<Arc<NewJob>>>,
+    steps: Steps,
     slot: Weak<Slot>,
 }
 
@@ -339,6 +341,23 @@ impl Attempt {
         &self.inner().shared
     }
 
+    /// The steps it has begun.
+    pub(crate) fn steps(&self) -> &Steps {
+        &self.inner().steps
+    }
+
+    /// The steps that earlier attempts have finished.
+    pub(crate) fn steps_before(&self) -> &[Step] {
+        &self.inner().handed.steps
+    }
+
+    /// The store's time, as it was at the claim and has passed on the steady clock since: no step
+    /// of a clock moves it.
+    pub(crate) fn store_time(&self) -> Timestamp {
+        let steady = self.engine().clock().now().steady;
+        self.started_at() + steady.since(self.inner().claimed)
+    }
+
     /// How long its lease lasts without a renewal.
     pub(crate) fn lease(&self) -> Duration {
         self.inner().handler.options.lease
@@ -412,6 +431,7 @@ pub(crate) fn prepare(shared: &Arc<Shared>, handed: HandedJob, claimed: Steady) 
         report: Mutex::default(),
         has_reported: AtomicBool::new(false),
         next: Mutex::default(),
+        steps: Steps::default(),
         slot: Arc::downgrade(&slot),
     };
     let attempt = Attempt { cancellation: Cancellation { inner: Arc::new(inner) } };

@@ -8,6 +8,7 @@ mod claiming;
 mod controlling;
 mod enqueueing;
 mod settling;
+mod stepping;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,6 +72,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(claiming::cases());
     all.extend(settling::cases());
     all.extend(controlling::cases());
+    all.extend(stepping::cases());
     all
 }
 

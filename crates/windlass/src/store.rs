@@ -35,7 +35,7 @@ use windlass_core::ledger::{
 use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::{Address as ObjectAddress, ObjectStatus, ObjectView, Turn};
-use windlass_core::record::{JobRecord, QueueSettings};
+use windlass_core::record::{JobRecord, QueueSettings, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
@@ -84,13 +84,14 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// *Empty.* No job is claimable; `wake_in` says when one may be without a ring.
     async fn claim(&self, claim: Claim) -> Answer<Handed>;
 
-    /// Extends leases, and records what their handlers report.
+    /// Extends leases, and records what their handlers report, finished steps included.
     ///
     /// *Order.* One answer per item, in the order given.
-    /// *Atomic.* One commit; an item whose lease is lost is refused alone, with nothing of its
-    /// report recorded.
-    /// *After a crash.* A renewal that was not answered may not have happened: the lease then ends
-    /// when it would have ended before.
+    /// *Atomic.* One commit; an item whose lease is lost, or whose steps are beyond a bound, is
+    /// refused alone, with nothing of its report recorded.
+    /// *After a crash.* Once it has returned, steps are durable. A renewal that was not answered
+    /// may not have happened: the lease then ends when it would have ended before. Repeating it is
+    /// harmless: of steps with the same name the first counts.
     /// *Empty.* An empty batch changes nothing.
     async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>>;
 
@@ -298,6 +299,8 @@ pub struct HandedJob {
     pub created_at: Timestamp,
     /// When its first attempt of this generation began.
     pub first_started_at: Timestamp,
+    /// Steps that earlier attempts have finished, in the order in which they did.
+    pub steps: Vec<Step>,
 }
 
 /// Which jobs are meant.

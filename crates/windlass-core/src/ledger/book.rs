@@ -9,6 +9,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use super::steps::StepMark;
 use crate::job::{
     CancelReason, Condition, DeadReason, Dependency, JobId, Lane, Lease, LeaseToken, NewJob,
     OnFailure, Priority, Start, State, StateName, UniqueScope,
@@ -88,6 +89,7 @@ pub(super) struct Extras {
     pub(super) partition: Option<Partition>,
     /// The number of the object it is bound to.
     pub(super) object: Option<u32>,
+    pub(super) steps: Box<[StepMark]>,
 }
 
 impl Extras {
@@ -97,6 +99,7 @@ impl Extras {
             && self.expires_at.is_none()
             && self.partition.is_none()
             && self.object.is_none()
+            && self.steps.is_empty()
             && self.depends_on.is_empty();
         (!plain).then(|| Box::new(self))
     }
@@ -154,6 +157,7 @@ impl Entry {
             expires_at: job.expires_after.map(|after| at + after),
             partition: job.lane.as_ref().and_then(Partition::of),
             object,
+            ..Extras::default()
         };
         let extras = extras.boxed();
         let mut entry = Self {
@@ -228,6 +232,23 @@ impl Entry {
             (_, Phase::Cancelled { reason: CancelReason::Replaced, .. }) => false,
             (UniqueScope::Any, _) => true,
         }
+    }
+
+    /// The job's finished steps.
+    pub(super) fn steps(&self) -> &[StepMark] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.steps)
+    }
+
+    /// Takes note of a finished step, and tells whether it is news.
+    pub(super) fn add_step(&mut self, mark: StepMark) -> bool {
+        let new = self.steps().iter().all(|known| known.print != mark.print);
+        if new {
+            let steps = &mut self.extras.get_or_insert_default().steps;
+            let mut marks = core::mem::take(steps).into_vec();
+            marks.push(mark);
+            *steps = marks.into();
+        }
+        new
     }
 
     pub(super) fn dependencies(&self) -> impl Iterator<Item = &Dependency> {

@@ -56,6 +56,10 @@ impl Ledger {
     fn renew(&mut self, renewal: Renewal, effects: &mut Effects) -> Result<Renewed, Refusal> {
         let Renewal { job, token, lease, report } = renewal;
         let slot = self.find(job).ok_or(Refusal::LeaseLost { job })?;
+        // A stale worker hears that it is stale, whatever else is wrong.
+        if self.leases.get(&token).is_some_and(|held| held.slot == slot) {
+            self.admit_steps(slot, &report.steps)?;
+        }
         let now = effects.now;
         let length = lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX);
         let until = now.wall + length;
@@ -79,6 +83,7 @@ impl Ledger {
         }
         let report = bounded(report);
         let percent = report.progress.as_ref().map(|progress| progress.percent);
+        let steps = report.steps.clone();
         effects.changes.push(Change::Update(Update {
             job: self.entry(slot).id,
             at: effects.now.wall,
@@ -88,6 +93,7 @@ impl Ledger {
         if let Some(percent) = percent {
             self.tell(slot, What::JobProgress { percent }, effects);
         }
+        self.finish_steps(slot, steps, effects);
     }
 }
 

@@ -14,11 +14,12 @@ use super::Ledger;
 use super::book::{Entry, Held, Hold, Key, Phase, ReadyKey};
 use super::find::Sequences;
 use super::index::Place;
+use super::steps::StepMark;
 use crate::job::{Condition, JobId, LeaseToken, NewJob, State};
 use crate::limits::Limits;
 use crate::name::Name;
 use crate::object::{Address, ObjectMeta};
-use crate::record::{Accepted, Change, Floors, JobRecord, Kept, Note, Update};
+use crate::record::{Accepted, Change, Floors, JobRecord, Kept, Note, Step, Update};
 use crate::time::Timestamp;
 
 /// A ledger on its way back. See the module documentation.
@@ -99,6 +100,7 @@ impl Restore {
         let JobRecord { job, sequence, created_at, condition, .. } = record;
         let slot = self.write(job, *sequence, *created_at, condition);
         self.set_met(slot, &record.met);
+        self.add_steps(slot, &record.steps);
         self.ledger.time.resume_at(record.updated_at);
     }
 
@@ -219,10 +221,15 @@ impl Restore {
         match update.note.as_deref() {
             Some(Note::Met { on }) => self.met.entry(slot).or_default().push(*on),
             Some(Note::Replayed { met }) => self.set_met(slot, met),
-            Some(
-                Note::Started { .. } | Note::Ended { .. } | Note::Reported(_) | Note::Failed(_),
-            )
-            | None => {}
+            Some(Note::Reported(report)) => self.add_steps(slot, &report.steps),
+            Some(Note::Started { .. } | Note::Ended { .. } | Note::Failed(_)) | None => {}
+        }
+    }
+
+    fn add_steps(&mut self, slot: u32, steps: &[Step]) {
+        let entry = self.ledger.entries.get_mut(slot);
+        for step in steps {
+            entry.add_step(StepMark::of(step));
         }
     }
 

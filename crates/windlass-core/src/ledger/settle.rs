@@ -91,6 +91,7 @@ impl Ledger {
         let bytes = output.as_ref().map_or(0, |output| output.len());
         let remedy = "raise `payload_bytes`, or store the data elsewhere";
         at_most("output bytes", bytes, self.limits.payload_bytes, remedy)?;
+        self.admit_steps(slot, &report.steps)?;
         let turn = turn.map(|turn| self.plan_turn(*turn, effects.now.wall)).transpose()?;
         if verdict == Verdict::Complete && !next.is_empty() {
             let plan = match self.key_scope(slot) {

@@ -7,6 +7,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::book::{Entry, Extras, Partition, UniqueHold};
+use super::steps::StepMark;
 use super::{Ledger, Restore};
 use crate::job::{Condition, Dependency, JobId, Priority, UniqueScope};
 use crate::name::Name;
@@ -45,6 +46,8 @@ pub struct Sketch {
     pub partition: Option<Partition>,
     /// The object it is bound to.
     pub object: Option<Address>,
+    /// Its finished steps.
+    pub steps: Vec<StepMark>,
     /// Where its record is kept.
     pub kept: Kept,
 }
@@ -79,6 +82,7 @@ impl Ledger {
             expires_at: extras.and_then(|extras| extras.expires_at),
             partition: extras.and_then(|extras| extras.partition),
             object: extras.and_then(|extras| self.objects.address(extras.object?)),
+            steps: entry.steps().to_vec(),
             kept: entry.kept(),
         }
     }
@@ -98,6 +102,7 @@ impl Restore {
             expires_at: sketch.expires_at,
             partition: sketch.partition,
             object: sketch.object.as_ref().map(|address| self.ledger.objects.number(address)),
+            ..Extras::default()
         };
         let mut entry = Entry {
             id: sketch.id,
@@ -110,6 +115,9 @@ impl Restore {
             ..Entry::blank()
         };
         entry.set(&sketch.condition);
+        for mark in &sketch.steps {
+            entry.add_step(*mark);
+        }
         let slot = self.write_entry(entry, &sketch.condition);
         self.set_met(slot, &sketch.met);
         self.keep(sketch.id, sketch.kept);

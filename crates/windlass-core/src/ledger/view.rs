@@ -358,6 +358,9 @@ impl Ledger {
             let kind = &self.kinds[line.kind as usize].name;
             let (id, condition) = (entry.id, self.condition(slot));
             let _ = writeln!(text, "{id} #{} {queue}/{kind} {condition:?}", entry.sequence);
+            if !entry.steps().is_empty() {
+                let _ = writeln!(text, "steps {:?}", entry.steps());
+            }
         }
         for ((on, dependent), edge) in &self.edges {
             let _ = writeln!(text, "{dependent} after {on} {edge:?}");

@@ -317,6 +317,7 @@ impl Naive {
             output: None,
             percent: None,
             lines: 0,
+            steps: Vec::new(),
         };
         self.next_sequence += 1;
         self.jobs.insert(id, job);

@@ -18,7 +18,7 @@ use windlass_core::job::{
 use windlass_core::ledger::{Counts, LaneCount, LineCount, QueueCount, Totals};
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
-use windlass_core::record::QueueSettings;
+use windlass_core::record::{QueueSettings, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -48,6 +48,7 @@ pub(crate) struct Job {
     pub(crate) output: Option<Bytes>,
     pub(crate) percent: Option<u8>,
     pub(crate) lines: usize,
+    pub(crate) steps: Vec<Step>,
 }
 
 #[derive(Clone, Debug)]

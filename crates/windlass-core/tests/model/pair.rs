@@ -499,6 +499,7 @@ impl<'a> Pair<'a> {
             prop_assert_eq!(record.first_started_at, job.first_started_at);
             prop_assert_eq!(&record.output, &job.output, "the output of {} after {:?}", id, after);
             prop_assert_eq!(record.progress.map(|progress| progress.percent), job.percent);
+            prop_assert_eq!(&record.steps, &job.steps, "the steps of {} after {:?}", id, after);
             prop_assert_eq!(record.log.len() + record.log_dropped as usize, job.lines);
             let starts = record.attempts.len() + record.attempts_dropped as usize;
             prop_assert_eq!(starts, job.starts as usize);

@@ -14,10 +14,10 @@ use windlass_core::ledger::{
     Claim, Claimed, Claims, KindClaim, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob,
     Settled, Settlement,
 };
-use windlass_core::limits::{LEASE_MAX, LEASE_MIN};
+use windlass_core::limits::{LEASE_MAX, LEASE_MIN, STEP_BYTES, STEPS_BYTES};
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
-use windlass_core::record::Report;
+use windlass_core::record::{Report, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -164,6 +164,7 @@ impl Naive {
     pub(crate) fn renew(&mut self, renewal: &Renewal) -> Result<Renewed, Refusal> {
         let Now { wall, steady } = self.now;
         let mut lease = self.held(renewal.job, renewal.token)?;
+        self.admit_steps(renewal.job, &renewal.report.steps)?;
         let length = renewal.lease.clamp(LEASE_MIN, LEASE_MAX);
         lease.until = wall + length;
         let renewed = Renewed { until: lease.until, cancel_requested: lease.cancel_requested };
@@ -183,6 +184,34 @@ impl Naive {
             job.percent = Some(progress.percent.min(100));
             self.tell(id, "job.progress");
         }
+        for step in &report.steps {
+            if self.jobs[&id].steps.iter().all(|known| known.name != step.name) {
+                self.job_mut(id).steps.push(step.clone());
+                self.tell(id, "step.completed");
+            }
+        }
+    }
+
+    /// The bounds of finished steps. That there are too many is beyond what is tried here.
+    fn admit_steps(&self, id: JobId, steps: &[Step]) -> Result<(), Refusal> {
+        let beyond = |what, got: usize, limit: usize| {
+            let remedy = "store the data elsewhere, and return its address";
+            let allowed = format!("at most {limit} are allowed; {remedy}");
+            Err(Refusal::OutOfBounds { what, got: got.to_string(), allowed })
+        };
+        let Some(step) = steps.first() else { return Ok(()) };
+        if step.result.len() > STEP_BYTES {
+            return beyond("a step's result in bytes", step.result.len(), STEP_BYTES);
+        }
+        let known = &self.jobs[&id].steps;
+        let mut bytes: usize = known.iter().map(|known| known.result.len()).sum();
+        if known.iter().all(|known| known.name != step.name) {
+            bytes += step.result.len();
+        }
+        if bytes > STEPS_BYTES {
+            return beyond("results of all steps in bytes", bytes, STEPS_BYTES);
+        }
+        Ok(())
     }
 
     pub(crate) fn settle(&mut self, settlement: Settlement) -> Result<Settled, Refusal> {
@@ -190,6 +219,7 @@ impl Naive {
         let lease = self.held(id, token)?;
         let bytes = output.as_ref().map_or(0, |output| output.len());
         check_bytes("output bytes", bytes, self.limits.payload_bytes)?;
+        self.admit_steps(id, &report.steps)?;
         if verdict == Verdict::Complete {
             // It is released when the job completes, which is this commit.
             let unique = self.jobs[&id].new.unique.as_ref();

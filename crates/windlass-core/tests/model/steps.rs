@@ -18,10 +18,11 @@ use windlass_core::job::{
     StateName, Unique, UniqueScope,
 };
 use windlass_core::ledger::{Claim, KindClaim, QueueChange, Recovery, RecoveryMode, Rescue};
+use windlass_core::limits::STEP_BYTES;
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
 use windlass_core::rate::Rate;
-use windlass_core::record::{LogLine, Progress, Report};
+use windlass_core::record::{self, LogLine, Progress, Report};
 use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 
@@ -253,18 +254,25 @@ pub(crate) enum Hand {
     MadeUp(Pick),
 }
 
-/// What a handler says: how far it is, and how many lines for its log.
+/// What a handler says: how far it is, how many lines for its log, and the steps it finished.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Said {
     percent: Option<u8>,
     lines: u8,
+    /// The number of its name, and how long its result is.
+    step: Option<(u8, usize)>,
 }
 
 impl Said {
     pub(crate) fn report(self, at: Timestamp) -> Report {
         let line = LogLine { at, attempt: 1, text: "on the way".into() };
         let progress = self.percent.map(|percent| Progress { percent, note: String::new() });
-        Report { progress, lines: vec![line; usize::from(self.lines)] }
+        let step = self.step.map(|(number, bytes)| record::Step {
+            name: Name::new(&format!("step{number}")).expect("a proper name"),
+            result: vec![7; bytes].into(),
+        });
+        let lines = vec![line; usize::from(self.lines)];
+        Report { progress, lines, steps: step.into_iter().collect() }
     }
 }
 
@@ -435,7 +443,9 @@ fn ending() -> impl Strategy<Value = Ending> {
 fn said() -> impl Strategy<Value = Said> {
     let percent = weighted(0.2, select(vec![0, 50, 100, 120]));
     let lines = prop_oneof![4 => Just(0), 1 => 1u8..=2];
-    (percent, lines).prop_map(|(percent, lines)| Said { percent, lines })
+    let bytes = prop_oneof![30 => 0usize..=9, 1 => Just(STEP_BYTES), 1 => Just(STEP_BYTES + 1)];
+    let step = weighted(0.2, (0u8..=12, bytes));
+    (percent, lines, step).prop_map(|(percent, lines, step)| Said { percent, lines, step })
 }
 
 fn verdict() -> impl Strategy<Value = Verdict> {

@@ -159,6 +159,7 @@ fn of_job(event: &Event, role: &Role) -> Option<String> {
         What::JobUnblocked => format!("{name} may start: what it waited for is done"),
         What::JobStarted { attempt: 1, .. } => format!("{name} starts"),
         What::JobStarted { attempt, .. } => format!("{name} starts, attempt {attempt}"),
+        What::StepCompleted { name: step } => format!("{name} has finished its step {step}"),
         What::JobProgress { percent } => format!("{name} is {percent} % done"),
         What::JobCompleted { attempt: 1, duration, .. } => {
             format!("{name} is done, after {} ms", duration.as_millis())

@@ -61,6 +61,7 @@ fn text(job: &JobRecord, why: &[String]) -> String {
     parts.extend(job.output.as_deref().map(|output| section("output", &readable(output))));
     let error = job.error.as_ref();
     parts.extend(error.map(|error| section("last error", error.as_str())));
+    parts.extend(steps(job));
     parts.extend(attempts(job));
     parts.extend(log(job));
     parts.join("\n\n")
@@ -121,6 +122,24 @@ fn head(job: &JobRecord) -> String {
 fn joined(names: &[windlass::Name]) -> String {
     names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
+
+/// The finished steps of its handler, each with the first line of what it returned.
+fn steps(job: &JobRecord) -> Option<String> {
+    let lines = job.steps.iter().map(|step| {
+        let result = match content(&step.result) {
+            Content::Json(json) => json.get().to_string(),
+            Content::Text(text) => text.lines().next().unwrap_or_default().to_string(),
+            Content::Hex(hex) => hex,
+        };
+        let cut = result.chars().take(STEP_COLUMNS).collect::<String>();
+        let more = if cut.len() < result.len() { " …" } else { "" };
+        format!("{}: {cut}{more}", step.name)
+    });
+    listed("finished steps", 0, lines)
+}
+
+/// How much of a step's result fits a line; JSON output has all of it.
+const STEP_COLUMNS: usize = 80;
 
 fn attempts(job: &JobRecord) -> Option<String> {
     let lines = job.attempts.iter().map(|attempt| {

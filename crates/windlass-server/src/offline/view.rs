@@ -14,7 +14,7 @@ use windlass::core::record::AttemptRecord;
 use windlass::core::retry::UNLIMITED;
 use windlass::{
     Backoff, Dependency, Jitter, JobId, JobRecord, JobState, LogLine, Name, OnFailure, Retry,
-    Start, Timeout, Timestamp, UniqueScope,
+    Start, Step, Timeout, Timestamp, UniqueScope,
 };
 
 /// Bytes that a producer or a handler gave.
@@ -127,6 +127,20 @@ pub(crate) struct Whole<'a> {
     attempts_dropped: u32,
     log: Vec<LogView<'a>>,
     log_dropped: u32,
+    /// Steps its handler has finished.
+    steps: Vec<StepView<'a>>,
+}
+
+#[derive(Serialize)]
+struct StepView<'a> {
+    name: &'a str,
+    result: Content<'a>,
+}
+
+impl<'a> StepView<'a> {
+    fn of(step: &'a Step) -> Self {
+        Self { name: step.name.as_str(), result: content(&step.result) }
+    }
 }
 
 impl<'a> Whole<'a> {
@@ -160,6 +174,7 @@ impl<'a> Whole<'a> {
             attempts_dropped: record.attempts_dropped,
             log: record.log.iter().map(LogView::of).collect(),
             log_dropped: record.log_dropped,
+            steps: record.steps.iter().map(StepView::of).collect(),
         }
     }
 }

@@ -88,6 +88,7 @@ fn a_job_is_shown_with_everything_and_why_it_is_not_running() {
                 "log:",
                 "to nobody",
                 "40 % in the bag",
+                "finished steps:\n  stamp: \"blue\"",
                 "it died at",
                 "replay it to try again",
                 "source = a test",
@@ -108,6 +109,7 @@ fn a_job_is_shown_with_everything_and_why_it_is_not_running() {
     let shown: Value = serde_json::from_str(&shown).expect("it is JSON");
     assert_eq!(shown["payload"], json!({ "to": "nobody" }));
     assert_eq!(shown["attempts"][0]["end"], "failed");
+    assert_eq!(shown["steps"], json!([{ "name": "stamp", "result": "blue" }]));
     assert_eq!(shown["why_not_running"].as_array().map(Vec::len), Some(1));
 }
 
@@ -119,7 +121,7 @@ fn an_export_has_every_field_of_every_job() {
     let lines = json_lines(&done(&["export", &store]));
     assert_eq!(lines.len(), 6);
     let keys = |line: &Value| line.as_object().map(|job| job.keys().cloned().collect::<Vec<_>>());
-    assert_eq!(keys(&lines[0]).map(|keys| keys.len()), Some(34));
+    assert_eq!(keys(&lines[0]).map(|keys| keys.len()), Some(35));
     assert!(lines.iter().all(|line| keys(line) == keys(&lines[0])));
     assert_eq!(lines[0]["payload"], json!({ "hex": "ff00" }));
     assert_eq!(lines[0]["state_detail"]["worker"], "gone");

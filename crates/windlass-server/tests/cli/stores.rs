@@ -25,6 +25,7 @@ impl Job for Letter {
 async fn send(letter: Letter, attempt: Attempt) -> Result<String, Failure> {
     attempt.log(format!("to {}", letter.to));
     attempt.progress(40, "in the bag");
+    attempt.step("stamp", || async { Ok("blue".to_string()) }).await?;
     match letter.to.as_str() {
         "nobody" => Err(Failure::permanent("nobody lives there")),
         to => Ok(format!("{to} has it")),

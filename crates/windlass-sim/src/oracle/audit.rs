@@ -95,6 +95,9 @@ fn compare_job(told: &Told, record: &JobRecord) -> Checked {
     let starts = record.attempts.len() + record.attempts_dropped as usize;
     ensure!(told.starts as usize == starts, "it has started {starts} times");
     let lines = record.log.len() + record.log_dropped as usize;
+    for step in &told.steps {
+        ensure!(record.steps.contains(step), "its finished step `{}` is gone", step.name);
+    }
     ensure!(told.lines.is_none_or(|told| told == lines), "its log has {lines} lines");
     let met: std::collections::BTreeSet<JobId> = record.met.iter().copied().collect();
     ensure!(told.stand.is_terminal() || told.met == met, "which dependencies are met");

@@ -13,7 +13,7 @@ use windlass_core::job::{
 };
 use windlass_core::ledger::Totals;
 use windlass_core::name::Name;
-use windlass_core::record::QueueSettings;
+use windlass_core::record::{QueueSettings, Step};
 use windlass_core::time::Timestamp;
 
 use super::Rules;
@@ -100,6 +100,8 @@ pub(super) struct Told {
     pub(super) output: Option<windlass_core::job::Bytes>,
     /// Log lines, unless a crash has left that open.
     pub(super) lines: Option<usize>,
+    /// Finished steps that were acknowledged. A crash may leave more.
+    pub(super) steps: Vec<Step>,
     pub(super) updates: u32,
     pub(super) token: Option<LeaseToken>,
 }
@@ -297,7 +299,7 @@ impl Model {
             What::JobStarted { worker, attempt } => {
                 self.started(id, worker, *attempt, event.at, around)
             }
-            What::JobProgress { .. } => self.runs(id).map(|_| ()),
+            What::JobProgress { .. } | What::StepCompleted { .. } => self.runs(id).map(|_| ()),
             What::JobCancelRequested => {
                 let told = self.runs(id)?;
                 ensure!(!told.cancel_requested, "it was asked to stop twice");
@@ -382,6 +384,7 @@ impl Model {
             cancel_requested: false,
             output: None,
             lines: Some(0),
+            steps: Vec::new(),
             updates: 0,
             token: None,
         };

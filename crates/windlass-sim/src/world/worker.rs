@@ -10,7 +10,7 @@ use windlass_core::job::{CancelReason, LeaseToken, NewJob};
 use windlass_core::ledger::{Claim, KindClaim, Renewal, Settlement};
 use windlass_core::name::Name;
 use windlass_core::outcome::{self, ErrorText, Outcome, Retryable, Verdict};
-use windlass_core::record::{LogLine, Progress, Report};
+use windlass_core::record::{LogLine, Progress, Report, Step};
 use windlass_core::retry::{Retry, jitter_seed};
 
 use super::{Caller, Turn, World, handed};
@@ -172,9 +172,13 @@ impl World {
         for (token, run) in self.workers[number].runs.iter().filter(|(_, run)| run.renews) {
             let line = LogLine { at, attempt: run.attempt, text: "still at it".to_string() };
             let progress = Progress { percent: 50, note: "half way".to_string() };
+            let name = Name::new(&format!("step{token}")).expect("a name");
+            // Of an attempt it is always the same: whoever repeats a step repeats its result.
+            let step = Step { name, result: vec![7; (*token % 200) as usize].into() };
             let report = Report {
                 progress: (chatty && self.random.coin()).then_some(progress),
                 lines: if chatty { vec![line] } else { Vec::new() },
+                steps: if chatty && token % 3 == 0 { vec![step] } else { Vec::new() },
             };
             let (job, token) = (run.job.id, LeaseToken(*token));
             renewals.push(Renewal { job, token, lease, report });

@@ -9,7 +9,7 @@ use windlass_core::job::{
 use windlass_core::ledger::{QueueChange, Renewal, Settlement};
 use windlass_core::limits::Limits;
 use windlass_core::outcome::{ErrorText, Verdict};
-use windlass_core::record::{LogLine, Progress, Report};
+use windlass_core::record::{LogLine, Progress, Report, Step};
 use windlass_sim::{Checked, Request};
 
 use crate::player::{Player, Script, id, job, name, options};
@@ -193,11 +193,12 @@ fn settlement(job: &HandedJob, verdict: Verdict) -> Settlement {
 fn report(job: &HandedJob) -> Renewal {
     let LeaseToken(token) = job.lease.token;
     let line = LogLine { at: job.created_at, attempt: job.attempt, text: format!("as {token}") };
+    let step = Step { name: name(&format!("step{token}")), result: vec![7; 20].into() };
     let progress = Some(Progress { percent: 40, note: "on the way".to_string() });
     Renewal {
         job: job.job.id,
         token: job.lease.token,
         lease: Duration::from_secs(2),
-        report: Report { progress, lines: vec![line] },
+        report: Report { progress, lines: vec![line], steps: vec![step] },
     }
 }

@@ -8,10 +8,11 @@ use windlass_core::job::{
     Unique, UniqueScope,
 };
 use windlass_core::ledger::{Claim, KindClaim, QueueChange, Renewal, Settlement};
+use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::rate::Rate;
-use windlass_core::record::{LogLine, Progress, Report};
+use windlass_core::record::{LogLine, Progress, Report, Step};
 use windlass_core::time::Timestamp;
 use windlass_sim::Random;
 
@@ -102,9 +103,15 @@ pub(crate) fn claim(random: &mut Random) -> Claim {
 fn report(random: &mut Random, at: Timestamp) -> Report {
     let progress = Progress { percent: random.below(100) as u8, note: "so far".to_string() };
     let line = LogLine { at, attempt: 1, text: "a line".to_string() };
+    // Few names, so that a step is reported again; long results, so that bounds are met.
+    let step = Step {
+        name: name(&format!("step{}", random.below(12))),
+        result: vec![7; random.spread(1, limits::STEP_BYTES as u64 + 9) as usize].into(),
+    };
     Report {
         progress: random.coin().then_some(progress),
         lines: if random.coin() { vec![line] } else { Vec::new() },
+        steps: if random.chance(300) { vec![step] } else { Vec::new() },
     }
 }
 

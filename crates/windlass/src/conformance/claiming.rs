@@ -200,6 +200,7 @@ fn renewal(handed: &HandedJob, token: LeaseToken) -> Renewal {
             attempt: handed.attempt,
             text: "hello".to_string(),
         }],
+        ..Report::default()
     };
     Renewal { job: handed.job.id, token, lease: Duration::from_secs(30), report }
 }

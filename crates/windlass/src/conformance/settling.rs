@@ -83,7 +83,7 @@ async fn the_output_and_the_error_of_an_attempt_are_kept(bench: Bench) {
     assert_eq!(handed.attempt, 2);
     let output = Some(b"{\"n\":42}".to_vec().into());
     let progress = Some(Progress { percent: 100, note: "last words".to_string() });
-    let report = Report { progress: progress.clone(), lines: Vec::new() };
+    let report = Report { progress: progress.clone(), ..Report::default() };
     let settlement = settlement(&handed, Verdict::Complete);
     let completed = Settlement { output: output.clone(), report, ..settlement };
     bench.store.settle(vec![completed]).await.expect("it is answered");

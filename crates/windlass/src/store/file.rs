@@ -801,7 +801,9 @@ impl Store for FileStore {
 
     async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {
         let report = |renewal: &Renewal| {
-            renewal.report.lines.iter().map(|line| line.text.len() as u64 + 64).sum::<u64>() + 256
+            let lines = renewal.report.lines.iter().map(|line| line.text.len() as u64 + 64);
+            let steps = renewal.report.steps.iter().map(|step| step.result.len() as u64 + 160);
+            lines.chain(steps).sum::<u64>() + 256
         };
         let need = Need::Progress(renewals.iter().map(report).collect());
         self.commit("renew", need, Renew { renewals }, |_, reply| Ok(reply)).await
@@ -810,7 +812,8 @@ impl Store for FileStore {
     async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>> {
         let size = |settlement: &Settlement| {
             let output = settlement.output.as_ref().map_or(0, |output| output.len());
-            output as u64 + 1_024
+            let steps = settlement.report.steps.iter().map(|step| step.result.len() as u64 + 160);
+            output as u64 + steps.sum::<u64>() + 1_024
         };
         let next = settlements.iter().flat_map(|settlement| &settlement.next);
         let turns = settlements.iter().filter_map(|settlement| settlement.turn.as_deref());

@@ -205,6 +205,7 @@ impl Book {
                 lease: claimed.lease,
                 attempt: claimed.attempt,
                 recoveries: claimed.recoveries,
+                steps: record.steps.clone(),
             })
         });
         Handed { jobs: jobs.collect(), ready: claims.ready, wake_in: claims.wake_in }

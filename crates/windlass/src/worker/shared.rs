@@ -9,9 +9,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use windlass_core::job::Bytes;
 use windlass_core::job::LeaseToken;
-use windlass_core::ledger::{KindClaim, Settlement, WorkerCard, WorkerKind, WorkerNews};
+use windlass_core::ledger::{
+    KindClaim, Renewal, Renewed, Settlement, WorkerCard, WorkerKind, WorkerNews,
+};
 use windlass_core::name::Name;
 use windlass_core::outcome::{ErrorText, Verdict};
+use windlass_core::refusal::Refusal;
 use windlass_core::time::Steady;
 use windlass_core::worker::{Slots, renew_every};
 
@@ -279,6 +282,14 @@ impl Shared {
     /// Waits for reports that are on their way.
     pub(crate) async fn reports_written(&self) {
         drop(self.renewing.lock().await);
+    }
+
+    /// Renews one lease now, with what its handler waits to be kept.
+    pub(crate) async fn renew_one(&self, renewal: Renewal) -> Answer<Result<Renewed, Refusal>> {
+        let doing = "keep a step";
+        let answers = self.ask(doing, self.engine.store().renew(vec![renewal])).await?;
+        let missing = || StoreError::Unknown { doing, source: "the answer was empty".into() };
+        answers.into_iter().next().ok_or_else(missing)
     }
 
     /// Asks the store, but not for ever: a store that hangs must not hang the worker.

@@ -144,3 +144,14 @@ fn one_crash_point_can_be_run_alone() {
     prints_with("crash_everywhere", &at("1"), &["naive: nothing found", "fixed: 1 crash points"]);
     prints_with("crash_everywhere", &at("11"), &["naive: crash point 11 of 16"]);
 }
+#[test]
+fn steps_charge_once_and_ship_once() {
+    prints(
+        "steps",
+        &[
+            "the handler runs\norder 7 is charged\nthe handler runs\nthe handler runs\n\
+             order 7 is shipped\ndone: receipt 7-1, parcel 7\n",
+            "step cool-down: {\"until_us\":",
+        ],
+    );
+}

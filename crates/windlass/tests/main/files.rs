@@ -121,7 +121,7 @@ async fn a_bit_of_everything(store: &FileStore, clock: &VirtualClock) {
     settle(store, failed).await;
     let (running, token) = lease(3);
     let progress = Some(Progress { percent: 40, note: "half".to_string() });
-    let report = Report { progress, lines: Vec::new() };
+    let report = Report { progress, ..Report::default() };
     let renewal = Renewal { job: running, token, lease: 30 * SECOND, report };
     store.renew(vec![renewal]).await.expect("a renewal is answered").remove(0).expect("held");
     let cancelled = Selection::Jobs(vec![id(5)]);
@@ -308,7 +308,7 @@ async fn a_long_chain_of_reports_is_read_back_whole() {
     let handed = claim(&store, 1).await.jobs.remove(0);
     for number in 0..300u32 {
         let line = LogLine { at: Timestamp::default(), attempt: 1, text: number.to_string() };
-        let report = Report { progress: None, lines: vec![line] };
+        let report = Report { lines: vec![line], ..Report::default() };
         let (job, token) = (handed.job.id, handed.lease.token);
         let renewal = Renewal { job, token, lease: 30 * SECOND, report };
         store.renew(vec![renewal]).await.expect("answered").remove(0).expect("held");

@@ -14,6 +14,8 @@ mod journey;
 mod kit;
 mod primitives;
 mod refusals;
+mod schedules;
+mod steps;
 mod stopping;
 mod tidy;
 mod tracing_spans;

@@ -20,7 +20,7 @@ use windlass_core::ledger::{
 };
 use windlass_core::limits::{self, Limits};
 use windlass_core::object::{Address, ObjectChange, ObjectRecord, ObjectView};
-use windlass_core::record::{Accepted, Change, JobRecord, Kept, Update};
+use windlass_core::record::{Accepted, Change, JobRecord, Kept, Step, Update};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -194,7 +194,7 @@ struct Sweep {
 struct Checkpoint {
     /// Where it began.
     position: u64,
-    /// What was written before it began.
+    /// What was written before it began, since the store was opened.
     before: u64,
     /// The last object that was sketched.
     object: Option<Address>,
@@ -672,7 +672,7 @@ impl Book {
     }
 
     fn sketch(&mut self, budget: u64) -> Result<(), Unreadable> {
-        let (position, before) = (self.journal.position(), self.journal.since_begin());
+        let (position, before) = (self.journal.position(), self.journal.bytes_written());
         let last = self.ledger.floors().sequence.saturating_sub(1);
         if self.checkpoint.is_none() {
             // What is not a job is sketched first.
@@ -717,7 +717,7 @@ impl Book {
         if let Some(Checkpoint { position, before, complete: Some(commit), .. }) = self.checkpoint
             && commit <= self.journal.landed_commit()
         {
-            self.journal.begin_at(position, self.journal.since_begin() - before);
+            self.journal.begin_at(position, self.journal.bytes_written() - before);
             self.checkpoint = None;
         }
     }
@@ -886,20 +886,22 @@ impl Book {
         let mut jobs = Vec::with_capacity(claims.jobs.len());
         for claimed in claims.jobs {
             let since = claimed.lease.since;
-            let (job, created_at, first_started_at) = match self.recent.claimed(claimed.id, since) {
+            let recalled = self.recent.claimed(claimed.id, since);
+            let (job, created_at, first_started_at, steps) = match recalled {
                 Some(recent) => recent,
                 None => {
                     let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
                     let record = self.stored(claimed.id, Place::unpack(tip));
                     let record = record.map_err(|why| self.break_down(why))?;
                     let started = record.first_started_at.unwrap_or(since);
-                    (record.job, record.created_at, started)
+                    (record.job, record.created_at, started, record.steps)
                 }
             };
             jobs.push(HandedJob {
                 job,
                 created_at,
                 first_started_at,
+                steps,
                 lease: claimed.lease,
                 attempt: claimed.attempt,
                 recoveries: claimed.recoveries,
@@ -1113,7 +1115,9 @@ impl Recalled {
         match self {
             Recalled::Accepted(accepted) => accepted.job.payload.len(),
             Recalled::Record(record) => {
-                record.job.payload.len() + record.output.as_ref().map_or(0, |output| output.len())
+                let steps: usize = record.steps.iter().map(|step| step.result.len()).sum();
+                let output = record.output.as_ref().map_or(0, |output| output.len());
+                record.job.payload.len() + output + steps
             }
         }
     }
@@ -1158,14 +1162,18 @@ impl Recent {
         })
     }
 
-    /// What a worker needs of a job it claimed: the job, when it was accepted, and when it first
-    /// started, which is now unless it did before.
-    fn claimed(&self, job: JobId, now: Timestamp) -> Option<(Arc<NewJob>, Timestamp, Timestamp)> {
+    /// What a worker needs of a job it claimed: the job, when it was accepted, when it first
+    /// started, which is now unless it did before, and the steps it has finished.
+    fn claimed(
+        &self,
+        job: JobId,
+        now: Timestamp,
+    ) -> Option<(Arc<NewJob>, Timestamp, Timestamp, Vec<Step>)> {
         Some(match self.jobs.get(&job)? {
-            Recalled::Accepted(accepted) => (accepted.job.clone(), accepted.at, now),
+            Recalled::Accepted(accepted) => (accepted.job.clone(), accepted.at, now, Vec::new()),
             Recalled::Record(record) => {
                 let started = record.first_started_at.unwrap_or(now);
-                (record.job.clone(), record.created_at, started)
+                (record.job.clone(), record.created_at, started, record.steps.clone())
             }
         })
     }

@@ -18,13 +18,13 @@ use windlass_core::job::{
     CancelReason, Condition, DeadReason, Dependency, JobId, Lane, Lease, LeaseToken, NewJob,
     OnFailure, Priority, Start, State, Timeout, Unique, UniqueScope,
 };
-use windlass_core::ledger::{Partition, Sketch};
+use windlass_core::ledger::{Partition, Sketch, StepMark};
 use windlass_core::name::Name;
 use windlass_core::object::{Address, ObjectMeta, ObjectRecord};
 use windlass_core::outcome::ErrorText;
 use windlass_core::record::{
     Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, Kept, LogLine, Note, Progress,
-    QueueSettings, Report, Totals, Update,
+    QueueSettings, Report, Step, Totals, Update,
 };
 use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
@@ -60,15 +60,17 @@ const SKETCH: u8 = 8;
 /// A queue with settings that came later.
 const LANED_QUEUE: u8 = 9;
 const LANE: u8 = 10;
-/// A sketch of a job with a lane or an object.
-const BOUND_SKETCH: u8 = 11;
+/// A sketch of a job with a lane, an object or finished steps.
+const FULL_SKETCH: u8 = 11;
 const OBJECT: u8 = 12;
 const OBJECT_GONE: u8 = 13;
 const OBJECT_SKETCH: u8 = 14;
+/// A whole job, and its finished steps.
+const WHOLE_WITH_STEPS: u8 = 16;
 
 /// Whether an entry with this first byte is one that a chain of updates starts from.
 pub(super) fn is_base(kind: u8) -> bool {
-    kind == INSERT || kind == WHOLE
+    matches!(kind, INSERT | WHOLE | WHOLE_WITH_STEPS)
 }
 
 /// The job an entry that is a base is about, without decoding the rest.
@@ -161,7 +163,8 @@ pub(super) fn encode_update(update: &Update, previous: u64, weight: u32, to: &mu
 
 /// Writes a whole job.
 pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
-    to.push(WHOLE);
+    let has_steps = !record.steps.is_empty();
+    to.push(if has_steps { WHOLE_WITH_STEPS } else { WHOLE });
     new_job(&record.job, to);
     varint(record.sequence, to);
     time(record.created_at, to);
@@ -186,12 +189,16 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
     lines(record.log.iter(), to);
     varint(record.log_dropped.into(), to);
     ids(&record.met, to);
+    if has_steps {
+        steps(&record.steps, to);
+    }
 }
 
 /// Writes a sketch. Times are given in full: there is no other in it that they could be told from.
 pub(super) fn encode_sketch(sketch: &Sketch, to: &mut Vec<u8>) {
-    let plain = sketch.partition.is_none() && sketch.object.is_none();
-    to.push(if plain { SKETCH } else { BOUND_SKETCH });
+    let Sketch { partition, object, steps, .. } = sketch;
+    let plain = partition.is_none() && object.is_none() && steps.is_empty();
+    to.push(if plain { SKETCH } else { FULL_SKETCH });
     to.extend(sketch.id.to_bytes());
     text(sketch.kind.as_str(), to);
     text(sketch.queue.as_str(), to);
@@ -211,11 +218,16 @@ pub(super) fn encode_sketch(sketch: &Sketch, to: &mut Vec<u8>) {
     to.extend(sketch.kept.place.to_le_bytes());
     varint(sketch.kept.weight.into(), to);
     if !plain {
-        option(sketch.partition, to, |partition, to| {
+        option(*partition, to, |partition, to| {
             varint(partition.number, to);
             to.push(u8::from(partition.turn));
         });
-        option(sketch.object.as_ref(), to, objects::address);
+        option(object.as_ref(), to, objects::address);
+        varint(steps.len() as u64, to);
+        for mark in steps {
+            to.extend(mark.print.to_le_bytes());
+            varint(mark.bytes.into(), to);
+        }
     }
 }
 
@@ -268,11 +280,12 @@ pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
         }),
         WHOLE => Entry::Whole(Box::new(from.whole()?)),
         SKETCH => Entry::Sketch(Box::new(from.sketch()?)),
-        BOUND_SKETCH => {
+        FULL_SKETCH => {
             let mut sketch = from.sketch()?;
             sketch.partition =
                 from.option(|from| Ok(Partition { number: from.varint()?, turn: from.flag()? }))?;
             sketch.object = from.option(Reader::address)?;
+            sketch.steps = from.step_marks()?;
             Entry::Sketch(Box::new(sketch))
         }
         OBJECT => Entry::Object(Box::new(from.object()?)),
@@ -281,6 +294,10 @@ pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
             let (address, meta) = (from.address()?, from.object_meta()?);
             let kept = Kept { place: from.long()?, weight: from.short()? };
             Entry::ObjectSketch(Box::new((address, meta, kept)))
+        }
+        WHOLE_WITH_STEPS => {
+            let whole = from.whole()?;
+            Entry::Whole(Box::new(JobRecord { steps: from.steps()?, ..whole }))
         }
         _ => return Err("its type is unknown"),
     };
@@ -553,9 +570,13 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
             option(why.as_ref(), to, error);
         }
         Some(Note::Reported(report)) => {
-            to.push(4);
+            let has_steps = !report.steps.is_empty();
+            to.push(if has_steps { REPORTED_STEPS } else { 4 });
             option(report.progress.as_ref(), to, progress);
             lines(report.lines.iter(), to);
+            if has_steps {
+                steps(&report.steps, to);
+            }
         }
         Some(Note::Failed(why)) => {
             to.push(5);
@@ -569,6 +590,17 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
             to.push(7);
             to.extend(on.to_bytes());
         }
+    }
+}
+
+/// A note that is a report with finished steps.
+const REPORTED_STEPS: u8 = 16;
+
+fn steps(steps: &[Step], to: &mut Vec<u8>) {
+    varint(steps.len() as u64, to);
+    for step in steps {
+        text(step.name.as_str(), to);
+        bytes(&step.result, to);
     }
 }
 
@@ -910,6 +942,12 @@ impl<'a> Reader<'a> {
             4 => Note::Reported(Report {
                 progress: self.option(Reader::progress)?,
                 lines: self.lines()?,
+                steps: Vec::new(),
+            }),
+            REPORTED_STEPS => Note::Reported(Report {
+                progress: self.option(Reader::progress)?,
+                lines: self.lines()?,
+                steps: self.steps()?,
             }),
             5 => Note::Failed(self.error()?),
             6 => Note::Replayed { met: self.ids()? },
@@ -928,6 +966,16 @@ impl<'a> Reader<'a> {
             Ok(LogLine { at, attempt, text: from.text()?.to_string() })
         };
         (0..self.count(10)?).map(|_| line(self)).collect()
+    }
+
+    fn steps(&mut self) -> Result<Vec<Step>, Wrong> {
+        let step = |from: &mut Self| Ok(Step { name: from.name()?, result: from.bytes()?.into() });
+        (0..self.count(3)?).map(|_| step(self)).collect()
+    }
+
+    fn step_marks(&mut self) -> Result<Vec<StepMark>, Wrong> {
+        let mark = |from: &mut Self| Ok(StepMark { print: from.long()?, bytes: from.short()? });
+        (0..self.count(9)?).map(|_| mark(self)).collect()
     }
 
     fn sketch(&mut self) -> Result<Sketch, Wrong> {
@@ -950,6 +998,7 @@ impl<'a> Reader<'a> {
             expires_at: self.option(Reader::time)?,
             partition: None,
             object: None,
+            steps: Vec::new(),
             kept: Kept { place: self.long()?, weight: self.short()? },
         })
     }
@@ -986,6 +1035,7 @@ impl<'a> Reader<'a> {
             log: self.lines()?.into(),
             log_dropped: self.short()?,
             met: self.ids()?,
+            steps: Vec::new(),
         })
     }
 }
@@ -1117,12 +1167,22 @@ mod tests {
             None,
             Some(Note::Started { worker: "worker".into() }),
             Some(Note::Started { worker: "another".into() }),
-            Some(Note::Reported(Report { progress, lines: vec![line] })),
+            Some(Note::Reported(Report {
+                progress: progress.clone(),
+                lines: vec![line.clone()],
+                steps: Vec::new(),
+            })),
+            Some(Note::Reported(Report { progress, lines: vec![line], steps: finished() })),
             Some(Note::Failed(ErrorText::new("gone"))),
             Some(Note::Replayed { met: vec![id(1), id(2)] }),
             Some(Note::Met { on: id(3) }),
         ]);
         notes
+    }
+
+    fn finished() -> Vec<Step> {
+        let step = |text: &str, result: &[u8]| Step { name: name(text), result: result.into() };
+        vec![step("charge", b"{\"cents\":5}"), step("ship", b"")]
     }
 
     fn whole(state: State) -> JobRecord {
@@ -1158,6 +1218,7 @@ mod tests {
             expires_at: Some(at(8)),
             partition: Some(Partition { number: u64::MAX, turn: true }),
             object: Some(object()),
+            steps: finished().iter().map(StepMark::of).collect(),
             kept: Kept { place: u64::MAX, weight: 6 },
         }
     }
@@ -1182,9 +1243,11 @@ mod tests {
             }
             let record = whole(condition.state.clone());
             add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
+            let record = JobRecord { steps: Vec::new(), ..record };
+            add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
             let sketch = sketch(condition.clone());
             add(Entry::Sketch(Box::new(sketch.clone())), &|to| encode_sketch(&sketch, to));
-            let plain = Sketch { partition: None, object: None, ..sketch };
+            let plain = Sketch { partition: None, object: None, steps: Vec::new(), ..sketch };
             add(Entry::Sketch(Box::new(plain.clone())), &|to| encode_sketch(&plain, to));
             let (job, met) = (Arc::new(full_job()), vec![id(9)]);
             let accepted = Accepted { job, sequence: 1, at: at(10), condition, met };

@@ -1,0 +1,61 @@
+//! Finished steps of a job's handler: what the book knows of them, and how many there may be.
+//!
+//! Names and results are in the job's record. The book keeps a mark of each, so that it can keep
+//! the bounds and tell a step that is reported again from a new one without reading the record.
+
+use alloc::vec::Vec;
+
+use super::enqueue::at_most;
+use super::{Effects, Ledger};
+use crate::event::What;
+use crate::limits;
+use crate::record::Step;
+use crate::refusal::Refusal;
+
+/// What the book knows of a finished step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepMark {
+    /// A hash of its name. Should two names of one job share it, the second step is kept all the
+    /// same, by its name; it is only not counted.
+    pub print: u64,
+    /// How long its result is.
+    pub bytes: u32,
+}
+
+impl StepMark {
+    /// The mark of a step.
+    pub fn of(step: &Step) -> Self {
+        let print = xxhash_rust::xxh3::xxh3_64(step.name.as_str().as_bytes());
+        Self { print, bytes: u32::try_from(step.result.len()).unwrap_or(u32::MAX) }
+    }
+}
+
+impl Ledger {
+    /// Whether the job may have these steps as well as those it has.
+    pub(super) fn admit_steps(&self, slot: u32, steps: &[Step]) -> Result<(), Refusal> {
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let elsewhere = "store the data elsewhere, and return its address";
+        let mut marks: Vec<StepMark> = self.entry(slot).steps().to_vec();
+        for step in steps {
+            at_most("a step's result in bytes", step.result.len(), limits::STEP_BYTES, elsewhere)?;
+            let mark = StepMark::of(step);
+            if marks.iter().all(|known| known.print != mark.print) {
+                marks.push(mark);
+            }
+        }
+        at_most("steps of one job", marks.len(), limits::STEPS, "continue with another job")?;
+        let bytes = marks.iter().map(|mark| mark.bytes as usize).sum();
+        at_most("results of all steps in bytes", bytes, limits::STEPS_BYTES, elsewhere)
+    }
+
+    /// Takes note of steps that were admitted, and tells of those that are new.
+    pub(super) fn finish_steps(&mut self, slot: u32, steps: Vec<Step>, effects: &mut Effects) {
+        for step in steps {
+            if self.entries.get_mut(slot).add_step(StepMark::of(&step)) {
+                self.tell(slot, What::StepCompleted { name: step.name }, effects);
+            }
+        }
+    }
+}
