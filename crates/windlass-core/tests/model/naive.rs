@@ -145,7 +145,7 @@ pub(crate) struct Naive {
     pub(crate) cycles: BTreeSet<JobId>,
     /// Queues in which an open job ended during the command under way.
     ended_in: BTreeSet<Name>,
-    /// The same of lanes.
+    /// Lanes whose last open job ended then.
     ended_in_lanes: BTreeSet<(Name, u64)>,
     /// Per queue and lane of queues with lanes.
     lane_totals: BTreeMap<(Name, u32), Totals>,
@@ -315,7 +315,8 @@ impl Naive {
         job.links.clear();
         let queue = job.new.queue.clone();
         if was_open {
-            self.ended_in_lanes.extend(lane.map(|lane| (queue.clone(), lane)));
+            let emptied = lane.filter(|lane| self.open_in_lane(&queue, *lane).is_empty());
+            self.ended_in_lanes.extend(emptied.map(|lane| (queue.clone(), lane)));
             self.ended_in.insert(queue);
         }
         for dependent in self.waiting_for(id) {
