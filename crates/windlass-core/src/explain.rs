@@ -94,6 +94,11 @@ pub enum Reason {
         /// When the next may start.
         wait: Duration,
     },
+    /// Its lane is paused.
+    LanePaused {
+        /// The lane.
+        lane: u32,
+    },
     /// A job of its lane runs.
     LaneBusy {
         /// Waiting jobs of the lane ahead of it.
@@ -165,6 +170,9 @@ impl fmt::Display for Reason {
             }
             Reason::RateLimit { kind, wait } => {
                 write!(f, "the rate limit of kind `{kind}` allows the next start in {wait:?}")
+            }
+            Reason::LanePaused { lane } => {
+                write!(f, "lane {lane} of its queue is paused; resume it to start jobs")
             }
             Reason::LaneBusy { ahead } => {
                 write!(f, "another job of its lane runs, and {ahead} are ahead of it")

@@ -5,7 +5,7 @@
 //! record. [`JobRecord::absorb`] is the one place that turns a change into a record.
 
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -210,6 +210,8 @@ pub struct QueueSettings {
     /// How many lanes its jobs with a [`Lane`](crate::job::Lane) share; `None` gives each key one
     /// of its own.
     pub lanes: Option<NonZeroU32>,
+    /// Lanes of which no job starts.
+    pub paused_lanes: BTreeSet<u32>,
     /// Most waiting jobs of one lane, if it has lanes; an enqueue beyond is refused.
     pub lane_depth: Option<u64>,
     /// The kind, and queue, of the job that is added when one of this queue dies.

@@ -295,6 +295,8 @@ pub struct HandedJob {
     pub attempt: u32,
     /// How often it was recovered from a lost worker.
     pub recoveries: u32,
+    /// Its place in the order of acceptance.
+    pub sequence: u64,
     /// When it was accepted.
     pub created_at: Timestamp,
     /// When its first attempt of this generation began.

@@ -100,14 +100,15 @@ impl Ledger {
             return;
         }
         for (key, lane) in &self.lanes {
-            if let Err(problem) = self.check_lane(lane, &found[key]) {
+            let paused = self.is_paused(key.0, key.1);
+            if let Err(problem) = self.check_lane(lane, &found[key], paused) {
                 let queue = &self.queues[key.0 as usize].name;
                 wrong.push(format!("lane {} of {queue}: {problem}", key.1));
             }
         }
     }
 
-    fn check_lane(&self, lane: &LaneBook, jobs: &[u32]) -> Result<(), String> {
+    fn check_lane(&self, lane: &LaneBook, jobs: &[u32], paused: bool) -> Result<(), String> {
         let is = |slot: u32, state: StateName| self.entry(slot).phase.name() == state;
         let running = jobs.iter().filter(|slot| is(**slot, StateName::Running)).count();
         if (lane.open, lane.running) != (jobs.len() as u64, running as u64) {
@@ -131,7 +132,7 @@ impl Ledger {
                 return Err(format!("{} stands in the wrong place", entry.id));
             }
         }
-        let next = lane.ready.first_key_value().filter(|_| running == 0);
+        let next = lane.ready.first_key_value().filter(|_| running == 0 && !paused);
         let next = next.map(|(key, slot)| (self.entry(*slot).line, *key));
         let in_line = |(line, key): &(u32, _)| self.lines[*line as usize].ready.contains_key(key);
         if next != lane.offered || !lane.offered.iter().all(in_line) {

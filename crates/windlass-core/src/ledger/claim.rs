@@ -85,6 +85,8 @@ pub struct Claimed {
     pub attempt: u32,
     /// How often it was recovered from a lost worker.
     pub recoveries: u32,
+    /// Its place in the order of acceptance.
+    pub sequence: u64,
 }
 
 /// The head of a line, ordered so that the greatest starts first.
@@ -234,7 +236,8 @@ impl Ledger {
         let attempt = condition.attempts;
         let started = What::JobStarted { worker: worker.clone(), attempt };
         self.tell(slot, started, effects);
-        Claimed { id: self.entry(slot).id, lease, attempt, recoveries: condition.recoveries }
+        let (id, sequence) = (self.entry(slot).id, self.entry(slot).sequence);
+        Claimed { id, lease, attempt, recoveries: condition.recoveries, sequence }
     }
 
     /// Sets when a lease ends on the steady clock.

@@ -11,6 +11,7 @@ use core::time::Duration;
 use super::book::{Key, Phase, shown, start_time};
 use super::enqueue::{Plan, at_most, no_longer_than};
 use super::graph::is_met;
+use super::lanes::Spot;
 use super::{Acceptance, Command, Effects, Enqueued, Ledger, Ring};
 use crate::event::{RemoveReason, Subject, What};
 use crate::job::{CancelReason, JobId, NewJob, OnFailure, Start, State, StateName};
@@ -214,6 +215,10 @@ pub enum QueueChange {
     /// Run its jobs that have a lane in so many lanes; `None` gives each key one of its own. What
     /// waits and what runs keeps its order.
     Lanes(Option<NonZeroU32>),
+    /// Start no more jobs of this lane; the one that runs finishes.
+    PauseLane(u32),
+    /// Start jobs of this lane again.
+    ResumeLane(u32),
     /// Refuse enqueues beyond this many waiting jobs of one lane; `None` for no limit.
     LaneDepth(Option<u64>),
     /// When a job dies, add one of this kind, in the queue of the same name, in the same commit.
@@ -257,6 +262,22 @@ impl Command for Configure {
                 let number = lanes.map_or(0, NonZeroU32::get) as usize;
                 at_most("lanes", number, limits::LANES, "use more queues")?;
                 settings.lanes = lanes;
+                What::QueueConfigured
+            }
+            QueueChange::PauseLane(lane) => {
+                let lanes = settings.lanes.map_or(0, NonZeroU32::get);
+                if lane >= lanes {
+                    return Err(Refusal::OutOfBounds {
+                        what: "lane",
+                        got: shown(lane),
+                        allowed: format!("the queue has {lanes} lanes, numbered from 0"),
+                    });
+                }
+                settings.paused_lanes.insert(lane);
+                What::QueueConfigured
+            }
+            QueueChange::ResumeLane(lane) => {
+                settings.paused_lanes.remove(&lane);
                 What::QueueConfigured
             }
             QueueChange::LaneDepth(limit) => {
@@ -542,7 +563,12 @@ impl Ledger {
         let book = &mut self.queues[queue as usize];
         let reorder = book.settings.ageing != settings.ageing;
         if !reorder && book.settings.lanes == settings.lanes {
-            book.settings = settings;
+            let old = core::mem::replace(&mut book.settings, settings);
+            let changed = old.paused_lanes.symmetric_difference(&book.settings.paused_lanes);
+            for lane in changed.copied().collect::<Vec<u32>>() {
+                let lane = u64::from(lane);
+                self.offer(Spot { queue, lane, partition: lane });
+            }
             return;
         }
         // With the old settings, by which they stand in their lanes.

@@ -127,7 +127,8 @@ impl Ledger {
     /// Offers the job of a lane that may start next, and no other.
     pub(super) fn offer(&mut self, spot: Spot) {
         let Some(lane) = self.lanes.get(&(spot.queue, spot.lane)) else { return };
-        let next = lane.ready.first_key_value().filter(|_| lane.running == 0);
+        let may_start = lane.running == 0 && !self.is_paused(spot.queue, spot.lane);
+        let next = lane.ready.first_key_value().filter(|_| may_start);
         let next = next.map(|(key, slot)| (*slot, (self.entry(*slot).line, *key)));
         let (offered, open) = (lane.offered, lane.open);
         if offered != next.map(|(_, place)| place) {
@@ -146,6 +147,13 @@ impl Ledger {
             self.lanes.remove(&(spot.queue, spot.lane));
             self.emptied_lanes.push((spot.queue, spot.lane));
         }
+    }
+
+    /// Whether no job of this lane may start.
+    pub(super) fn is_paused(&self, queue: u32, lane: u64) -> bool {
+        let settings = &self.queues[queue as usize].settings;
+        let number = u32::try_from(lane).unwrap_or(u32::MAX);
+        settings.lanes.is_some() && settings.paused_lanes.contains(&number)
     }
 
     /// Takes all jobs of a queue out of their lanes, before the lanes or their order change.

@@ -53,6 +53,8 @@ pub struct LaneCount {
     pub waiting: u64,
     /// Jobs that run.
     pub running: u64,
+    /// No job of it starts.
+    pub paused: bool,
     /// What has happened so far.
     pub totals: Totals,
 }
@@ -289,7 +291,7 @@ impl Ledger {
         let count = |lane: u32| {
             let (waiting, running) = self.lane_load(queue, lane.into());
             let totals = book.lane_totals.get(&lane).copied().unwrap_or_default();
-            LaneCount { waiting, running, totals }
+            LaneCount { waiting, running, paused: self.is_paused(queue, lane.into()), totals }
         };
         (0..lanes).map(count).collect()
     }
@@ -300,6 +302,10 @@ impl Ledger {
         let lane = self.lanes.get(&(spot.queue, spot.lane))?;
         if let Some(holder) = lane.held.get(&spot.partition).filter(|holder| **holder != slot) {
             return Some(Reason::BehindItsKey { job: self.entry(*holder).id });
+        }
+        if self.is_paused(spot.queue, spot.lane) {
+            let lane = u32::try_from(spot.lane).unwrap_or(u32::MAX);
+            return Some(Reason::LanePaused { lane });
         }
         let offered = lane.ready.first_key_value().is_some_and(|(_, next)| *next == slot);
         let ahead = self.position(slot);

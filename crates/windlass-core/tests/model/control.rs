@@ -217,7 +217,7 @@ impl Naive {
         }
     }
 
-    pub(crate) fn configure(&mut self, configure: &Configure) -> QueueSettings {
+    pub(crate) fn configure(&mut self, configure: &Configure) -> Result<QueueSettings, Refusal> {
         let old = self.queues.get(&configure.queue).cloned().unwrap_or_default();
         let mut new = old.clone();
         let topic = match configure.change {
@@ -241,6 +241,20 @@ impl Naive {
                 new.settings.lanes = lanes;
                 "queue.configured"
             }
+            QueueChange::PauseLane(lane) => {
+                let lanes = new.settings.lanes.map_or(0, |lanes| lanes.get());
+                if lane >= lanes {
+                    let allowed = format!("the queue has {lanes} lanes, numbered from 0");
+                    let got = lane.to_string();
+                    return Err(Refusal::OutOfBounds { what: "lane", got, allowed });
+                }
+                new.settings.paused_lanes.insert(lane);
+                "queue.configured"
+            }
+            QueueChange::ResumeLane(lane) => {
+                new.settings.paused_lanes.remove(&lane);
+                "queue.configured"
+            }
             QueueChange::LaneDepth(limit) => {
                 new.settings.lane_depth = limit;
                 "queue.configured"
@@ -254,6 +268,6 @@ impl Naive {
             self.told.push((About::Queue(configure.queue.clone()), topic));
             self.queues.insert(configure.queue.clone(), new);
         }
-        settings
+        Ok(settings)
     }
 }

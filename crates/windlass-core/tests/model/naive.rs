@@ -268,6 +268,12 @@ impl Naive {
         lane.map_or_else(Vec::new, |lane| self.open_in_lane(&job.new.queue, lane))
     }
 
+    fn is_lane_paused(&self, job: &Job) -> bool {
+        let settings = &self.queues[&job.new.queue].settings;
+        let lane = self.lane_of(job).filter(|_| settings.lanes.is_some());
+        lane.is_some_and(|lane| settings.paused_lanes.contains(&(lane as u32)))
+    }
+
     /// The jobs of a lane that wait or run.
     fn open_in_lane(&self, queue: &Name, lane: u64) -> Vec<&Job> {
         let jobs = self.jobs.values().filter(|job| job.new.queue == *queue && job.is_open());
@@ -465,7 +471,8 @@ impl Naive {
             let running = open.iter().filter(|job| job.lease().is_some()).count() as u64;
             let totals = self.lane_totals.get(&(name.clone(), lane)).copied();
             let waiting = open.len() as u64 - running;
-            LaneCount { waiting, running, totals: totals.unwrap_or_default() }
+            let paused = queue.settings.paused_lanes.contains(&lane);
+            LaneCount { waiting, running, paused, totals: totals.unwrap_or_default() }
         };
         (0..lanes).map(count).collect()
     }

@@ -98,7 +98,8 @@ impl Naive {
         if others.is_empty() {
             return true;
         }
-        if others.iter().any(|other| other.lease().is_some()) {
+        let paused = self.is_lane_paused(job);
+        if paused || others.iter().any(|other| other.lease().is_some()) {
             return false;
         }
         let may_start = |other: &Job| {
@@ -152,7 +153,8 @@ impl Naive {
         job.condition.state = State::Running(lease.clone());
         let Condition { attempts: attempt, recoveries, .. } = job.condition;
         self.tell(id, "job.started");
-        Claimed { id, lease, attempt, recoveries }
+        let sequence = self.jobs[&id].sequence;
+        Claimed { id, lease, attempt, recoveries, sequence }
     }
 
     /// The lease on a job, if it is the one that `token` names.

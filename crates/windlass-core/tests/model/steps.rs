@@ -493,6 +493,8 @@ fn queue_change() -> impl Strategy<Value = QueueChange> {
             QueueChange::Lanes(lanes.and_then(NonZeroU32::new))
         }),
         1 => weighted(0.5, select(vec![3, 2, 0])).prop_map(QueueChange::LaneDepth),
+        1 => (0u32..3).prop_map(QueueChange::PauseLane),
+        2 => (0u32..3).prop_map(QueueChange::ResumeLane),
     ]
 }
 

@@ -57,8 +57,14 @@ async fn seen(store: &FileStore) -> String {
 
 /// Fields that came later, as an older store leaves them.
 const LATER: [&str; 2] = [", lane: None, object: None", ", begun: false"];
-const LATER_LINES: [&str; 5] =
-    ["lanes: None,", "lane_depth: None,", "on_dead: None,", "on_empty: None,", "lanes: [],"];
+const LATER_LINES: [&str; 6] = [
+    "lanes: None,",
+    "paused_lanes: {},",
+    "lane_depth: None,",
+    "on_dead: None,",
+    "on_empty: None,",
+    "lanes: [],",
+];
 
 /// The text without fields that came later and have nothing in them.
 fn as_then(text: &str) -> String {

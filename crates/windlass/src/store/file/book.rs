@@ -905,6 +905,7 @@ impl Book {
                 lease: claimed.lease,
                 attempt: claimed.attempt,
                 recoveries: claimed.recoveries,
+                sequence: claimed.sequence,
             });
         }
         Ok(Handed { jobs, ready: claims.ready, wake_in: claims.wake_in })

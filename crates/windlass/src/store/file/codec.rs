@@ -108,6 +108,8 @@ pub(super) fn encode_change(change: &Change, to: &mut Vec<u8>) {
             varint(*dead_letters_dropped, to);
             if *settings != plain {
                 option(settings.lanes, to, |lanes, to| varint(lanes.get().into(), to));
+                varint(settings.paused_lanes.len() as u64, to);
+                settings.paused_lanes.iter().for_each(|lane| varint((*lane).into(), to));
                 option(settings.lane_depth, to, varint);
                 option(settings.on_dead.as_ref(), to, |kind, to| text(kind.as_str(), to));
                 option(settings.on_empty.as_ref(), to, |kind, to| text(kind.as_str(), to));
@@ -261,6 +263,8 @@ pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
                 let lanes = from.option(Reader::short)?;
                 settings.lanes =
                     lanes.map(|lanes| NonZeroU32::new(lanes).ok_or(RANGE)).transpose()?;
+                let paused = (0..from.count(1)?).map(|_| from.short());
+                settings.paused_lanes = paused.collect::<Result<_, _>>()?;
                 settings.lane_depth = from.option(Reader::varint)?;
                 settings.on_dead = from.option(Reader::name)?;
                 settings.on_empty = from.option(Reader::name)?;
@@ -1262,6 +1266,7 @@ mod tests {
         };
         let laned = QueueSettings {
             lanes: NonZeroU32::new(7),
+            paused_lanes: [0, 6].into(),
             lane_depth: Some(u64::MAX),
             on_dead: Some(name("dead")),
             on_empty: Some(name("empty")),
