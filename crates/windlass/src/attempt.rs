@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tracing::Instrument;
-use windlass_core::job::{Bytes, CancelReason, JobId, LeaseToken, NewJob, Priority, Timeout};
+use windlass_core::job::{Bytes, CancelReason, JobId, Lane, LeaseToken, NewJob, Priority, Timeout};
 use windlass_core::ledger::Settlement;
 use windlass_core::limits;
 use windlass_core::name::Name;
@@ -188,6 +188,16 @@ impl Attempt {
     /// The worker that runs it.
     pub fn worker(&self) -> &str {
         &self.inner().handed.lease.worker
+    }
+
+    /// The job's place in the order of acceptance.
+    pub fn sequence(&self) -> u64 {
+        self.inner().handed.sequence
+    }
+
+    /// The jobs it neither overtakes nor overlaps with.
+    pub fn lane(&self) -> Option<&Lane> {
+        self.inner().handed.job.lane.as_ref()
     }
 
     /// The object the job is bound to.

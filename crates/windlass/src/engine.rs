@@ -1,5 +1,6 @@
 //! Open, wire together, close: the one file that knows every part.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinHandle};
-use windlass_core::ledger::Recovery;
+use windlass_core::ledger::{QueueChange, Recovery};
 use windlass_core::limits::{self, Limits};
+use windlass_core::name::Name;
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
@@ -38,6 +40,8 @@ struct Inner {
     closing: AtomicBool,
     workers: Mutex<Vec<Weak<Shared>>>,
     turn_locks: TurnLocks,
+    /// Settings that this engine has seen to.
+    set_up: Mutex<BTreeMap<Name, Vec<QueueChange>>>,
     tasks: Vec<AbortHandle>,
 }
 
@@ -150,6 +154,17 @@ impl Engine {
     /// The objects of a definition.
     pub fn objects<'a, P: Primitive>(&'a self, definition: &'a P) -> Objects<'a, P> {
         Objects::new(self, definition)
+    }
+
+    /// Whether these settings of a queue were written by this engine.
+    pub(crate) fn is_set_up(&self, queue: &Name, settings: &[QueueChange]) -> bool {
+        let set_up = self.inner.set_up.lock().unwrap_or_else(PoisonError::into_inner);
+        set_up.get(queue).is_some_and(|known| known == settings)
+    }
+
+    pub(crate) fn note_set_up(&self, queue: &Name, settings: Vec<QueueChange>) {
+        let mut set_up = self.inner.set_up.lock().unwrap_or_else(PoisonError::into_inner);
+        set_up.insert(queue.clone(), settings);
     }
 
     pub(crate) fn turn_locks(&self) -> &TurnLocks {
@@ -321,6 +336,7 @@ impl EngineBuilder {
             closing: AtomicBool::new(false),
             workers: Mutex::default(),
             turn_locks: TurnLocks::default(),
+            set_up: Mutex::default(),
             tasks: [housekeeper, teller, reminder].iter().map(JoinHandle::abort_handle).collect(),
         };
         Engine { inner: Arc::new(inner) }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use windlass_core::job::{
-    Bytes, Dependency, JobId, NewJob, Priority, Start, Timeout, Unique, UniqueScope,
+    Bytes, Dependency, JobId, Lane, NewJob, Priority, Start, Timeout, Unique, UniqueScope,
 };
 use windlass_core::name::{InvalidName, Name};
 use windlass_core::refusal::Refusal;
@@ -34,6 +34,7 @@ pub struct Options {
     pub(crate) tags: Vec<String>,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) trace: Option<String>,
+    pub(crate) lane: Option<String>,
 }
 
 /// Defines the same setters for [`Options`] and for a type that holds them in a field.
@@ -142,6 +143,14 @@ macro_rules! option_setters {
             self
         }
 
+        /// Keeps its order with all jobs of the same lane in its queue: they run one at a time, by
+        /// priority and acceptance, and one that has started keeps the others waiting until it
+        /// has finished, retries included.
+        pub fn lane(mut self, key: impl Into<String>) -> Self {
+            self.$($field.)?lane = Some(key.into());
+            self
+        }
+
         /// The W3C `traceparent` of the producer. Without it, a job enqueued by a running job
         /// continues that job's trace, and any other begins one.
         pub fn trace(mut self, traceparent: impl Into<String>) -> Self {
@@ -189,6 +198,7 @@ impl Options {
             tags: tags?,
             metadata: self.metadata,
             trace: Some(trace),
+            lane: self.lane.map(Lane::Key),
             ..NewJob::new(id, name(kind)?, queue, payload)
         })
     }

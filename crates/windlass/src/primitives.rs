@@ -14,6 +14,7 @@
 
 mod objects;
 mod runtime;
+pub mod worker_pool;
 
 use std::future::Future;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use serde::de::DeserializeOwned;
 use windlass_core::job::Start;
 use windlass_core::object::{ObjectMeta, ObjectStatus, Purge};
 use windlass_core::time::Timestamp;
+pub use worker_pool::{Pool, PoolContext, WorkerPool};
 
 use crate::error::Error;
 use crate::handler::{Job, KindOptions};

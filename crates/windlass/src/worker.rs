@@ -20,6 +20,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 pub(crate) use shared::{Registered, Settling, Shared, Slot, Stage};
 use tokio::sync::{Notify, mpsc};
 use windlass_core::ledger::WorkerNews;
@@ -34,6 +36,7 @@ use crate::error::Error;
 use crate::failure::Failure;
 use crate::handler::{self, Handler, Job, KindOptions, States};
 use crate::middleware::Middleware;
+use crate::primitives::worker_pool::{self, PoolParts, WorkerPool};
 use crate::primitives::{self, Primitive};
 
 /// A worker being put together.
@@ -47,6 +50,7 @@ pub struct WorkerBuilder {
     layers: Vec<Box<dyn Middleware>>,
     slots: Slots,
     timing: Timing,
+    pools: Vec<PoolParts>,
     /// What is wrong with a definition it was given; told when it starts.
     wrong: Option<Error>,
 }
@@ -73,6 +77,7 @@ impl WorkerBuilder {
                 grace: Duration::from_secs(30),
                 cancel_grace: Duration::from_secs(1),
             },
+            pools: Vec::new(),
             wrong: None,
         }
     }
@@ -123,6 +128,21 @@ impl WorkerBuilder {
     pub fn primitive<P: Primitive>(mut self, definition: P) -> Self {
         match primitives::handlers(definition) {
             Ok(handlers) => self.handlers.extend(handlers),
+            Err(error) => self.wrong = self.wrong.or(Some(error)),
+        }
+        self
+    }
+
+    /// Runs the events of a pool, and its hooks.
+    pub fn pool<E>(mut self, definition: &WorkerPool<E>) -> Self
+    where
+        E: Serialize + DeserializeOwned + Send + 'static,
+    {
+        match worker_pool::parts(definition) {
+            Ok(mut parts) => {
+                self.handlers.append(&mut parts.handlers);
+                self.pools.push(parts);
+            }
             Err(error) => self.wrong = self.wrong.or(Some(error)),
         }
         self
@@ -189,12 +209,15 @@ impl WorkerBuilder {
     /// the store.
     pub async fn start(self) -> Result<Worker, Error> {
         let WorkerBuilder { engine, name, queues, handlers, states, layers, .. } = self;
-        let WorkerBuilder { slots, timing, wrong, .. } = self;
+        let WorkerBuilder { slots, timing, pools, wrong, .. } = self;
         wrong.map_or(Ok(()), Err)?;
         if engine.is_closing() {
             return Err(Error::Refused(Refusal::ShuttingDown));
         }
         check_timing(slots, timing)?;
+        for pool in &pools {
+            pool.set_up(&engine).await?;
+        }
         let handlers = check_handlers(handlers, &states)?;
         let queues = queues.iter().map(|queue| Name::new(queue)).collect::<Result<Vec<_>, _>>()?;
         let name = Name::new(name.as_deref().unwrap_or("worker"))?;

@@ -12,6 +12,7 @@ mod files;
 mod golden;
 mod journey;
 mod kit;
+mod pool;
 mod primitives;
 mod refusals;
 mod schedules;

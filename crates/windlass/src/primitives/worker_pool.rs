@@ -1,0 +1,770 @@
+//! WorkerPool: a number of lanes, each strictly sequential, for one kind of event.
+//!
+//! An event with a key keeps its order with all others of that key, over retries, crashes,
+//! restarts and a change of the number of lanes; events without a key are spread evenly. An event
+//! is a job in a queue of the pool's own, with a lane, so everything that holds for jobs holds for
+//! events: nothing here keeps state.
+//!
+//! The number of lanes and the depth limit are settings of that queue. They are written when a
+//! definition is first used by an engine; if two programs define the pool differently, the last one
+//! counts.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use windlass_core::filter::Filter;
+use windlass_core::job::{JobId, Lane, NewJob, Priority, State, StateName, Unique, UniqueScope};
+use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Enqueued, LaneCount, QueueChange};
+use windlass_core::name::Name;
+use windlass_core::record::JobRecord;
+use windlass_core::refusal::Refusal;
+use windlass_core::retry::Retry;
+use windlass_core::time::Timestamp;
+
+use crate::attempt::Attempt;
+use crate::clock::BoxFuture;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::failure::Failure;
+use crate::handler::{KindOptions, Registered, Returned};
+use crate::options::new_id;
+use crate::store::{Alteration, Deed, Selection};
+
+/// Waiting events a lane takes unless the pool says otherwise.
+pub const DEFAULT_LANE_DEPTH: u64 = 10_000;
+
+/// How long the id of an event is remembered unless the pool says otherwise.
+pub const DEFAULT_ID_WINDOW: Duration = Duration::from_secs(86_400);
+
+type Run<E> = dyn Fn(E, PoolContext) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync;
+type OnDead<E> = dyn Fn(DeadEvent<E>) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync;
+type OnEmpty = dyn Fn(EmptyLane) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync;
+type Validate<E> = dyn Fn(&E) -> Result<(), String> + Send + Sync;
+
+/// The definition of a pool. Cloning is cheap.
+pub struct WorkerPool<E> {
+    inner: Arc<Definition<E>>,
+}
+
+impl<E> Clone for WorkerPool<E> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+struct Definition<E> {
+    name: String,
+    lanes: u32,
+    lane_depth: u64,
+    id_window: Duration,
+    retry: Retry,
+    timeout: Option<Duration>,
+    run: Arc<Run<E>>,
+    validate: Option<Arc<Validate<E>>>,
+    on_dead: Option<Arc<OnDead<E>>>,
+    on_empty: Option<Arc<OnEmpty>>,
+    event: PhantomData<fn(E)>,
+}
+
+impl<E> Clone for Definition<E> {
+    fn clone(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            lanes: self.lanes,
+            lane_depth: self.lane_depth,
+            id_window: self.id_window,
+            retry: self.retry.clone(),
+            timeout: self.timeout,
+            run: self.run.clone(),
+            validate: self.validate.clone(),
+            on_dead: self.on_dead.clone(),
+            on_empty: self.on_empty.clone(),
+            event: PhantomData,
+        }
+    }
+}
+
+impl<E: Serialize + DeserializeOwned + Send + 'static> WorkerPool<E> {
+    /// A pool of so many lanes whose events are handled by this async function: at most three
+    /// runs, the second a second after the first, 30 s each, at most 10,000 waiting per lane.
+    ///
+    /// Renaming it strands its events.
+    pub fn new<F, Fut, X>(name: impl Into<String>, lanes: u32, handler: F) -> Self
+    where
+        F: Fn(E, PoolContext) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), X>> + Send + 'static,
+        X: Into<Failure>,
+    {
+        let run = move |event: E, context| -> BoxFuture<'static, Result<(), Failure>> {
+            let run = handler(event, context);
+            Box::pin(async move { run.await.map_err(Into::into) })
+        };
+        let definition = Definition {
+            name: name.into(),
+            lanes,
+            lane_depth: DEFAULT_LANE_DEPTH,
+            id_window: DEFAULT_ID_WINDOW,
+            retry: Retry::default(),
+            timeout: Some(Duration::from_secs(30)),
+            run: Arc::new(run),
+            validate: None,
+            on_dead: None,
+            on_empty: None,
+            event: PhantomData,
+        };
+        Self { inner: Arc::new(definition) }
+    }
+
+    fn with(self, change: impl FnOnce(&mut Definition<E>)) -> Self {
+        let mut definition = Arc::unwrap_or_clone(self.inner);
+        change(&mut definition);
+        Self { inner: Arc::new(definition) }
+    }
+
+    /// When a failed event is tried again. Until it has ended, later events of its key wait.
+    pub fn retry(self, retry: Retry) -> Self {
+        self.with(|definition| definition.retry = retry)
+    }
+
+    /// How long one attempt may run; 30 s by default.
+    pub fn timeout(self, timeout: Duration) -> Self {
+        self.with(|definition| definition.timeout = Some(timeout))
+    }
+
+    /// Let an attempt run for as long as it takes.
+    pub fn no_timeout(self) -> Self {
+        self.with(|definition| definition.timeout = None)
+    }
+
+    /// Refuses events beyond so many that wait in their lane; 10,000 by default.
+    pub fn lane_depth(self, limit: u64) -> Self {
+        self.with(|definition| definition.lane_depth = limit)
+    }
+
+    /// How long the id of an event is remembered, so that it counts once; 24 hours by default.
+    pub fn id_window(self, window: Duration) -> Self {
+        self.with(|definition| definition.id_window = window)
+    }
+
+    /// Checks every event before it is stored; what is refused is not.
+    pub fn validate(
+        self,
+        check: impl Fn(&E) -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|definition| definition.validate = Some(Arc::new(check)))
+    }
+
+    /// Called for every event that will not be tried again. Its call is durable from the commit in
+    /// which the event dies, and repeated until it succeeds or fails three times; the pool goes on
+    /// meanwhile. The event is among the dead letters, and can be replayed.
+    pub fn on_dead_letter<F, Fut, X>(self, hook: F) -> Self
+    where
+        F: Fn(DeadEvent<E>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), X>> + Send + 'static,
+        X: Into<Failure>,
+    {
+        let hook = move |letter| -> BoxFuture<'static, Result<(), Failure>> {
+            let run = hook(letter);
+            Box::pin(async move { run.await.map_err(Into::into) })
+        };
+        self.with(|definition| definition.on_dead = Some(Arc::new(hook)))
+    }
+
+    /// Called when the last event of a lane has ended: once per time it becomes empty, durable from
+    /// the commit in which it does.
+    pub fn on_empty<F, Fut, X>(self, hook: F) -> Self
+    where
+        F: Fn(EmptyLane) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), X>> + Send + 'static,
+        X: Into<Failure>,
+    {
+        let hook = move |lane| -> BoxFuture<'static, Result<(), Failure>> {
+            let run = hook(lane);
+            Box::pin(async move { run.await.map_err(Into::into) })
+        };
+        self.with(|definition| definition.on_empty = Some(Arc::new(hook)))
+    }
+
+    fn lanes(&self) -> Result<NonZeroU32, Error> {
+        NonZeroU32::new(self.inner.lanes).ok_or(Error::InvalidSetting {
+            setting: "lanes",
+            got: "0".to_string(),
+            allowed: "a pool needs at least one lane",
+        })
+    }
+
+    /// The kind of its events, and the queue they wait in.
+    fn queue(&self) -> Result<Name, Error> {
+        Ok(Name::new(&format!("pool.{}", self.inner.name))?)
+    }
+
+    fn dead_kind(&self) -> Result<Name, Error> {
+        Ok(Name::new(&format!("pool.{}.dead", self.inner.name))?)
+    }
+
+    fn empty_kind(&self) -> Result<Name, Error> {
+        Ok(Name::new(&format!("pool.{}.empty", self.inner.name))?)
+    }
+
+    /// The settings of its queue.
+    fn settings(&self) -> Result<Vec<QueueChange>, Error> {
+        let on_dead = self.inner.on_dead.as_ref().map(|_| self.dead_kind()).transpose()?;
+        let on_empty = self.inner.on_empty.as_ref().map(|_| self.empty_kind()).transpose()?;
+        Ok(vec![
+            QueueChange::Lanes(Some(self.lanes()?)),
+            QueueChange::LaneDepth(Some(self.inner.lane_depth)),
+            QueueChange::OnDead(on_dead),
+            QueueChange::OnEmpty(on_empty),
+        ])
+    }
+}
+
+/// What a handler knows of the event it handles.
+#[derive(Clone, Debug)]
+pub struct PoolContext {
+    attempt: Attempt,
+    lanes: u32,
+    pool: Arc<str>,
+}
+
+impl PoolContext {
+    /// The attempt: steps, progress, cancellation, the engine.
+    pub fn attempt(&self) -> &Attempt {
+        &self.attempt
+    }
+
+    /// The event's place in the order of acceptance.
+    pub fn sequence(&self) -> u64 {
+        self.attempt.sequence()
+    }
+
+    /// Which run of the event this is, 1 for the first.
+    pub fn number(&self) -> u32 {
+        self.attempt.number()
+    }
+
+    /// Whether the event has run before.
+    pub fn is_retry(&self) -> bool {
+        self.attempt.is_retry()
+    }
+
+    /// When the event was accepted.
+    pub fn enqueued_at(&self) -> Timestamp {
+        self.attempt.enqueued_at()
+    }
+
+    /// When this run began.
+    pub fn started_at(&self) -> Timestamp {
+        self.attempt.started_at()
+    }
+
+    /// The lane it runs in, by the number of lanes of this worker's definition.
+    pub fn lane(&self) -> u32 {
+        lane_of(self.attempt.lane(), self.lanes)
+    }
+
+    /// The pool's name.
+    pub fn pool(&self) -> &str {
+        &self.pool
+    }
+
+    /// The lane's name: `pool:{name}:{lane}`.
+    pub fn lane_name(&self) -> String {
+        format!("pool:{}:{}", self.pool, self.lane())
+    }
+}
+
+fn lane_of(lane: Option<&Lane>, lanes: u32) -> u32 {
+    let partition = lane.and_then(Lane::partition).unwrap_or(0);
+    u32::try_from(partition % u64::from(lanes.max(1))).unwrap_or(0)
+}
+
+/// An event that will not be tried again.
+#[derive(Clone, Debug)]
+pub struct DeadEvent<E> {
+    /// What was enqueued.
+    pub event: E,
+    /// Its id, to replay it with.
+    pub id: JobId,
+    /// The last error.
+    pub error: String,
+    /// Its place in the order of acceptance.
+    pub sequence: u64,
+    /// How often it ran.
+    pub attempts: u32,
+    /// When it was accepted.
+    pub enqueued_at: Timestamp,
+    /// When it died.
+    pub failed_at: Timestamp,
+    /// The lane it was in.
+    pub lane: u32,
+    /// The pool.
+    pub pool: Arc<str>,
+}
+
+/// A lane whose last event has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EmptyLane {
+    /// The lane.
+    pub lane: u32,
+    /// Events it has completed so far.
+    pub completed: u64,
+    /// The pool.
+    pub pool: Arc<str>,
+}
+
+/// What [`Pool::enqueue`] answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queued {
+    /// The id of the event's job.
+    pub id: JobId,
+    /// Its place in the order of acceptance.
+    pub sequence: u64,
+    /// The lane it is in; `None` if it has ended.
+    pub lane: Option<u32>,
+    /// Events of its lane ahead of it, 0 if it is the next to start; `None` once it has started.
+    pub position: Option<u64>,
+    /// An event with the same id was accepted before: this is where that one stands.
+    pub duplicate: bool,
+    /// Waiting events of the whole pool.
+    pub depth: u64,
+}
+
+impl Queued {
+    fn of(enqueued: &Enqueued) -> Self {
+        Self {
+            id: enqueued.id,
+            sequence: enqueued.sequence,
+            lane: enqueued.lane.map(|place| place.lane),
+            position: enqueued.lane.map(|place| place.position),
+            duplicate: enqueued.acceptance != Acceptance::Accepted,
+            depth: enqueued.depth,
+        }
+    }
+}
+
+/// An event, and how it is to be kept.
+#[derive(Clone, Debug)]
+pub struct Event<E> {
+    event: E,
+    key: Option<String>,
+    id: Option<String>,
+    priority: Priority,
+}
+
+impl<E> Event<E> {
+    /// An event without a key: it goes to the lane whose turn it is.
+    pub fn new(event: E) -> Self {
+        Self { event, key: None, id: None, priority: Priority::NORMAL }
+    }
+
+    /// Keeps its order with all events of the same key.
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// An event with the same id counts once.
+    pub fn id(mut self, id: impl Into<String>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// Overtakes waiting events of its lane with a lower priority.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+}
+
+impl<E> From<E> for Event<E> {
+    fn from(event: E) -> Self {
+        Self::new(event)
+    }
+}
+
+/// What became of an event that was to be cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// It had not started, or waited to be tried again. It will not run.
+    Cancelled,
+    /// It runs. Its handler is told, and it will not be tried again.
+    Requested,
+    /// It had ended already, like this.
+    Ended(StateName),
+    /// There is no such event, or it is no longer kept.
+    NotFound,
+}
+
+/// What a lane is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneState {
+    /// No event of it starts.
+    Paused,
+    /// An event of it runs.
+    Processing,
+    /// Nothing runs.
+    Idle,
+}
+
+/// One lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneStatus {
+    /// Which.
+    pub lane: u32,
+    /// What it is doing.
+    pub state: LaneState,
+    /// Waiting events.
+    pub pending: u64,
+    /// Events completed so far.
+    pub completed: u64,
+    /// Events that died so far.
+    pub dead: u64,
+    /// Events called off so far.
+    pub cancelled: u64,
+    /// The sequence of the event that runs.
+    pub current: Option<u64>,
+}
+
+/// A whole pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolStatus {
+    /// Its lanes, in order.
+    pub lanes: Vec<LaneStatus>,
+    /// Waiting events of all lanes.
+    pub pending: u64,
+    /// Events completed so far, in all lanes.
+    pub completed: u64,
+    /// Lanes in which an event runs.
+    pub active: u32,
+    /// Lanes that are paused.
+    pub paused: u32,
+}
+
+/// A pool, to be used.
+pub struct Pool<'a, E> {
+    engine: &'a Engine,
+    definition: &'a WorkerPool<E>,
+}
+
+impl Engine {
+    /// A pool, to enqueue events in and to look after.
+    pub fn pool<'a, E>(&'a self, definition: &'a WorkerPool<E>) -> Pool<'a, E> {
+        Pool { engine: self, definition }
+    }
+}
+
+impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
+    /// Stores an event. When it has returned, the event is durable and will run at least once.
+    ///
+    /// Refused, with nothing stored: an event that the pool's check refuses, one too large, and one
+    /// beyond the depth limit of its lane ([`Refusal::LaneFull`]).
+    pub async fn enqueue(&self, event: impl Into<Event<E>>) -> Result<Queued, Error> {
+        let answers = self.enqueue_many([event.into()]).await?;
+        answers.first().copied().ok_or_else(|| unanswered("enqueue"))
+    }
+
+    /// Stores events, all or none, in one commit.
+    pub async fn enqueue_many(
+        &self,
+        events: impl IntoIterator<Item = impl Into<Event<E>>>,
+    ) -> Result<Vec<Queued>, Error> {
+        let queue = self.ready().await?;
+        let jobs = events.into_iter().map(|event| self.job(event.into(), &queue));
+        let jobs = jobs.collect::<Result<Vec<NewJob>, Error>>()?;
+        let answers = self.engine.enqueue_raw(jobs).await?;
+        Ok(answers.iter().map(Queued::of).collect())
+    }
+
+    fn job(&self, event: Event<E>, queue: &Name) -> Result<NewJob, Error> {
+        let Event { event, key, id, priority } = event;
+        let definition = &self.definition.inner;
+        if let Some(Err(issues)) = definition.validate.as_ref().map(|check| check(&event)) {
+            let what = format!("an event of pool `{}`", definition.name);
+            return Err(Error::Validation { what, issues });
+        }
+        let encode = |source| Error::Encode { kind: queue.to_string(), source };
+        let payload = serde_json::to_vec(&event).map_err(encode)?;
+        let mut job = NewJob::new(new_id(), queue.clone(), queue.clone(), payload);
+        job.priority = priority;
+        job.lane = Some(key.map_or(Lane::Spread, Lane::Key));
+        job.unique = id.map(|key| Unique {
+            key,
+            scope: UniqueScope::Any,
+            window: Some(definition.id_window),
+        });
+        job.trace = Some(crate::trace::of_new_job(job.id));
+        Ok(job)
+    }
+
+    /// Starts no more events: of one lane, or of all. Running ones finish, new ones are accepted,
+    /// due times are kept.
+    pub async fn pause(&self, lane: Option<u32>) -> Result<(), Error> {
+        self.configure(lane.map_or(QueueChange::Pause, QueueChange::PauseLane)).await
+    }
+
+    /// Starts events again: of one lane, or of all that were not paused one by one.
+    pub async fn resume(&self, lane: Option<u32>) -> Result<(), Error> {
+        self.configure(lane.map_or(QueueChange::Resume, QueueChange::ResumeLane)).await
+    }
+
+    /// Calls off every waiting event: of one lane, or of all, then in one commit. What runs is left
+    /// alone, and counters are kept. Returns how many there were.
+    pub async fn clear(&self, lane: Option<u32>) -> Result<u64, Error> {
+        let queue = self.ready().await?;
+        let Some(lane) = lane else {
+            let Cleared { cleared, .. } = self.engine.store().clear(queue).await?;
+            return Ok(cleared);
+        };
+        let waiting = [StateName::Blocked, StateName::Scheduled, StateName::Ready];
+        let jobs = self.events_in(&waiting, lane).await?;
+        let selection = Selection::Jobs(jobs.iter().map(JobRecord::id).collect());
+        let altered = self.engine.store().alter(selection, Alteration::Cancel).await?;
+        let cancelled = altered
+            .iter()
+            .filter(|altered| altered.result == Ok(Deed::Cancel(CancelAnswer::Cancelled)));
+        Ok(cancelled.count() as u64)
+    }
+
+    /// Calls off one event.
+    pub async fn cancel(&self, id: JobId) -> Result<Cancelled, Error> {
+        match self.engine.cancel(id).await {
+            Ok(CancelAnswer::Cancelled) => Ok(Cancelled::Cancelled),
+            Ok(CancelAnswer::Requested) => Ok(Cancelled::Requested),
+            Err(Error::Refused(Refusal::WrongState { state, .. })) => Ok(Cancelled::Ended(state)),
+            Err(Error::Refused(Refusal::UnknownJob { .. })) => Ok(Cancelled::NotFound),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the pool is doing, as a whole and lane by lane.
+    pub async fn status(&self) -> Result<PoolStatus, Error> {
+        let queue = self.ready().await?;
+        let counts = self.engine.store().count().await?;
+        let count = counts.queues.iter().find(|count| count.queue == queue);
+        let paused = count.is_some_and(|count| count.settings.paused);
+        let lanes = count.map(|count| count.lanes.clone()).unwrap_or_default();
+        let running = self.events(&[StateName::Running]).await?;
+        let lanes: Vec<LaneStatus> = (0..)
+            .zip(&lanes)
+            .map(|(number, lane)| self.lane(number, lane, paused, &running))
+            .collect();
+        let is = |state| lanes.iter().filter(|lane| lane.state == state).count() as u32;
+        Ok(PoolStatus {
+            pending: lanes.iter().map(|lane| lane.pending).sum(),
+            completed: lanes.iter().map(|lane| lane.completed).sum(),
+            active: lanes.iter().filter(|lane| lane.current.is_some()).count() as u32,
+            paused: is(LaneState::Paused),
+            lanes,
+        })
+    }
+
+    /// What one lane is doing.
+    pub async fn lane_status(&self, lane: u32) -> Result<LaneStatus, Error> {
+        let status = self.status().await?;
+        let number = usize::try_from(lane).unwrap_or(usize::MAX);
+        status.lanes.get(number).copied().ok_or_else(|| Error::InvalidSetting {
+            setting: "lane",
+            got: lane.to_string(),
+            allowed: "lanes are numbered from 0 to one less than there are",
+        })
+    }
+
+    fn lane(
+        &self,
+        number: u32,
+        count: &LaneCount,
+        pool_paused: bool,
+        running: &[JobRecord],
+    ) -> LaneStatus {
+        let lanes = self.definition.inner.lanes;
+        let ours = |record: &&JobRecord| lane_of(record.job.lane.as_ref(), lanes) == number;
+        let state = match (pool_paused || count.paused, count.running > 0) {
+            (true, _) => LaneState::Paused,
+            (false, true) => LaneState::Processing,
+            (false, false) => LaneState::Idle,
+        };
+        LaneStatus {
+            lane: number,
+            state,
+            pending: count.waiting,
+            completed: count.totals.completed,
+            dead: count.totals.dead,
+            cancelled: count.totals.cancelled,
+            current: running.iter().find(ours).map(|record| record.sequence),
+        }
+    }
+
+    async fn events_in(&self, states: &[StateName], lane: u32) -> Result<Vec<JobRecord>, Error> {
+        let lanes = self.definition.inner.lanes;
+        let mut events = self.events(states).await?;
+        events.retain(|record| lane_of(record.job.lane.as_ref(), lanes) == lane);
+        Ok(events)
+    }
+
+    /// All events in one of these states.
+    async fn events(&self, states: &[StateName]) -> Result<Vec<JobRecord>, Error> {
+        let queue = self.definition.queue()?;
+        let filter = Filter { queues: vec![queue], states: states.to_vec(), ..Filter::default() };
+        let (mut events, mut after) = (Vec::new(), None);
+        loop {
+            let page = self.engine.store().list(&filter, after, 1_000).await?;
+            events.extend(page.jobs);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        Ok(events)
+    }
+
+    async fn configure(&self, change: QueueChange) -> Result<(), Error> {
+        let queue = self.ready().await?;
+        self.engine.store().configure(queue, change).await?;
+        Ok(())
+    }
+
+    /// Makes sure that the queue is set up as the definition says, and returns it.
+    async fn ready(&self) -> Result<Name, Error> {
+        let queue = self.definition.queue()?;
+        set_up(self.engine, &queue, self.definition.settings()?).await?;
+        Ok(queue)
+    }
+}
+
+/// Writes settings of a queue, once per engine: if nothing differs, nothing is written.
+async fn set_up(engine: &Engine, queue: &Name, settings: Vec<QueueChange>) -> Result<(), Error> {
+    if engine.is_set_up(queue, &settings) {
+        return Ok(());
+    }
+    for change in &settings {
+        engine.store().configure(queue.clone(), change.clone()).await?;
+    }
+    engine.note_set_up(queue, settings);
+    Ok(())
+}
+
+fn unanswered(doing: &'static str) -> Error {
+    Error::Unknown { doing, source: "the store answered with nothing".into() }
+}
+
+/// What a dead event's hook is given.
+#[derive(Deserialize)]
+struct DeadHook {
+    job: JobId,
+}
+
+/// What an empty lane's hook is given.
+#[derive(Deserialize)]
+struct EmptyHook {
+    lane: u32,
+    completed: u64,
+}
+
+/// What a worker needs to run a pool.
+pub(crate) struct PoolParts {
+    pub(crate) queue: Name,
+    pub(crate) settings: Vec<QueueChange>,
+    pub(crate) handlers: Vec<Registered>,
+}
+
+impl PoolParts {
+    pub(crate) async fn set_up(&self, engine: &Engine) -> Result<(), Error> {
+        set_up(engine, &self.queue, self.settings.clone()).await
+    }
+}
+
+/// The handlers of a pool: its events, and its hooks.
+pub(crate) fn parts<E>(definition: &WorkerPool<E>) -> Result<PoolParts, Error>
+where
+    E: Serialize + DeserializeOwned + Send + 'static,
+{
+    let (queue, settings) = (definition.queue()?, definition.settings()?);
+    let inner = &definition.inner;
+    let pool: Arc<str> = inner.name.as_str().into();
+    let options = KindOptions::default().retry(inner.retry.clone());
+    let options = match inner.timeout {
+        Some(timeout) => options.timeout(timeout),
+        None => options.no_timeout(),
+    };
+    let (run, lanes, name) = (inner.run.clone(), inner.lanes, pool.clone());
+    let mut handlers = vec![registered(&queue, options, move |attempt: Attempt| {
+        let (run, pool) = (run.clone(), name.clone());
+        async move {
+            let event: E = decode(attempt.payload())?;
+            run(event, PoolContext { attempt, lanes, pool }).await
+        }
+    })];
+    if let Some(hook) = inner.on_dead.clone() {
+        let name = pool.clone();
+        handlers.push(registered(
+            &definition.dead_kind()?,
+            KindOptions::default(),
+            move |attempt| {
+                let (hook, pool) = (hook.clone(), name.clone());
+                async move {
+                    match dead_event(&attempt, lanes, pool).await? {
+                        Some(letter) => hook(letter).await,
+                        // It was replayed or removed before anyone could be told.
+                        None => Ok(()),
+                    }
+                }
+            },
+        ));
+    }
+    if let Some(hook) = inner.on_empty.clone() {
+        let kind = definition.empty_kind()?;
+        handlers.push(registered(&kind, KindOptions::default(), move |attempt: Attempt| {
+            let (hook, pool) = (hook.clone(), pool.clone());
+            async move {
+                let EmptyHook { lane, completed } = decode(attempt.payload())?;
+                hook(EmptyLane { lane, completed, pool }).await
+            }
+        }));
+    }
+    Ok(PoolParts { queue, settings, handlers })
+}
+
+async fn dead_event<E: DeserializeOwned>(
+    attempt: &Attempt,
+    lanes: u32,
+    pool: Arc<str>,
+) -> Result<Option<DeadEvent<E>>, Failure> {
+    let DeadHook { job } = decode(attempt.payload())?;
+    let Some(record) = attempt.engine().find(job).await? else { return Ok(None) };
+    let State::Dead { at, .. } = record.condition.state else { return Ok(None) };
+    Ok(Some(DeadEvent {
+        event: decode(&record.job.payload)?,
+        id: job,
+        error: record.error.as_ref().map_or_else(String::new, ToString::to_string),
+        sequence: record.sequence,
+        attempts: record.condition.attempts,
+        enqueued_at: record.created_at,
+        failed_at: at,
+        lane: lane_of(record.job.lane.as_ref(), lanes),
+        pool,
+    }))
+}
+
+fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(payload)
+        .map_err(|error| Failure::permanent(format!("the event cannot be read: {error}")))
+}
+
+fn registered<F, Fut>(kind: &Name, options: KindOptions, run: F) -> Registered
+where
+    F: Fn(Attempt) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<(), Failure>> + Send + 'static,
+{
+    let run = move |attempt: Attempt| -> BoxFuture<'static, Returned> {
+        let run = run(attempt);
+        Box::pin(async move { run.await.map(|()| b"null".to_vec()) })
+    };
+    let kind = kind.to_string().into();
+    Registered { kind, needs: None, options, run: Box::new(run), conclude: None }
+}
