@@ -121,6 +121,9 @@ impl Machine {
         if process.book.usable().is_err() {
             return Ok(self.fail());
         }
+        if process.book.is_stalled() && process.syncing == 0 {
+            process.book.make_room(self.clock.now());
+        }
         if let Some(flight) = process.book.take() {
             self.disk.mark();
             let decided = std::mem::take(&mut process.gathered);

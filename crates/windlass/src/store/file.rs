@@ -29,6 +29,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use book::ASK_AGAIN;
 pub use book::{Book, BookOptions, Flight, Need, Opened, Size, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
@@ -333,12 +334,14 @@ impl FileStore {
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
             let answer = book.usable().and_then(|()| turn(book, now));
-            // Nothing lands any more in a broken store, so there is nothing to wait for.
-            let broken = book.usable().is_err();
-            let patience = if broken { Patience::None } else { patience(book) };
+            // Nothing lands any more in a broken store, and whoever was turned away has seen
+            // nothing: there is nothing to wait for.
+            let nothing = book.usable().is_err() || is_turned_away(&answer);
+            let patience = if nothing { Patience::None } else { patience(book) };
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
-                (answer, None, Some(landed?))
+                let landed = if nothing { landed.unwrap_or_default() } else { landed? };
+                (answer, None, Some(landed))
             } else {
                 let landing = match patience {
                     Patience::Landed => state.landing(),
@@ -401,6 +404,12 @@ impl Drop for FileStore {
     fn drop(&mut self) {
         self.shut();
     }
+}
+
+/// Whether a call was turned away for want of room, before anything was decided.
+fn is_turned_away<T>(answer: &Answer<T>) -> bool {
+    let Err(error) = answer else { return false };
+    matches!(error, StoreError::Unknown { .. } | StoreError::Refused(Refusal::StoreFull { .. }))
 }
 
 fn closed() -> StoreError {
@@ -614,19 +623,16 @@ impl Writer {
         let shared = self.shared.clone();
         let Ok(mut state) = shared.lock() else { return Ok(None) };
         loop {
-            let due = match shared.durability {
-                Durability::Relaxed(every) if !self.unsynced.is_empty() => {
-                    Some(every.saturating_sub(self.now().since(self.synced_at)))
-                }
-                _ => None,
-            };
-            let closing = state.closing;
-            let Some(book) = state.book.as_ref() else { return Ok(None) };
+            let due = self.sync_due();
+            let (closing, written) = (state.closing, !state.written.is_empty());
+            let Some(book) = state.book.as_mut() else { return Ok(None) };
+            // Callers wait for it, and nobody else may ever ask for room again.
+            let stalled = book.is_stalled() && !book.make_room(shared.clock.now());
             if let Err(broken) = book.usable() {
                 state.fail(&broken.to_string());
                 return Ok(None);
             }
-            if book.has_work() || !state.written.is_empty() {
+            if book.has_work() || written {
                 let Some(gathered) = shared.gather(state) else { return Ok(None) };
                 return self.write(gathered).map(Some);
             }
@@ -639,6 +645,8 @@ impl Writer {
                 state.book = None;
                 return Ok(None);
             }
+            let due =
+                if stalled { Some(due.map_or(ASK_AGAIN, |due| due.min(ASK_AGAIN))) } else { due };
             state.writer_sleeps = true;
             let woken = match due {
                 None => shared.work.wait(state).ok(),
@@ -647,6 +655,16 @@ impl Writer {
             let Some(woken) = woken else { return Ok(None) };
             state = woken;
             state.writer_sleeps = false;
+        }
+    }
+
+    /// How long what was answered may still wait for its sync; `None` if nothing does.
+    fn sync_due(&self) -> Option<Duration> {
+        match self.shared.durability {
+            Durability::Relaxed(every) if !self.unsynced.is_empty() => {
+                Some(every.saturating_sub(self.now().since(self.synced_at)))
+            }
+            Durability::Relaxed(_) | Durability::Sync | Durability::None => None,
         }
     }
 

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use windlass::clock::SystemClock;
 use windlass::core::filter::Filter;
 use windlass::core::job::{Dependency, NewJob, OnFailure, StateName};
@@ -712,6 +713,50 @@ async fn a_full_disk_refuses_new_jobs_lets_running_ones_end_and_heals() {
     accept(&store, [job(2)]).await;
     drop(store);
     assert_eq!(everything(&bench.open()).await.len() as u128, accepted + 2);
+}
+
+/// A test that would wait for ever fails instead.
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(60 * SECOND, future).await.expect("it waits for ever")
+}
+
+/// A store on a full disk, and a call that waits for room: more was called off than fits.
+async fn waiting_for_room(bench: &Bench) -> (Arc<FileStore>, Arc<Switches>, JoinHandle<u64>) {
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock, wake).expect("it opens");
+    let store = Arc::new(store);
+    for hundred in 0..50 {
+        accept(&store, (1..=100).map(|each| job(hundred * 100 + each))).await;
+    }
+    switches.full.store(true, Ordering::SeqCst);
+    let clears = store.clone();
+    let clears = tokio::spawn(async move {
+        clears.clear(name("default")).await.map_or(0, |cleared| cleared.cleared)
+    });
+    // Once there is no room, nothing else is decided.
+    while in_time(store.promote()).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    (store, switches, clears)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_outgrew_a_full_disk_keeps_no_refusal_waiting_and_lands_by_itself() {
+    let bench = Bench::new();
+    let (store, switches, clears) = waiting_for_room(&bench).await;
+    let answer = in_time(store.enqueue(vec![Arc::new(job(9_000))])).await;
+    let full = |refusal: &Refusal| matches!(refusal, Refusal::StoreFull { .. });
+    assert!(matches!(&answer, Err(StoreError::Refused(why)) if full(why)), "{answer:?}");
+    let counts = store.clone();
+    let counts = tokio::spawn(async move { counts.count().await });
+    tokio::task::yield_now().await;
+    assert!(!clears.is_finished(), "there is no room for it yet");
+    switches.full.store(false, Ordering::SeqCst);
+    // From here on nobody calls.
+    assert_eq!(in_time(clears).await.expect("no panic"), 5_000);
+    let counted = in_time(counts).await.expect("no panic").expect("counted");
+    assert_eq!(counted.in_state(StateName::Cancelled), 5_000);
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::explain::Explanation;
@@ -45,8 +46,8 @@ pub(super) const COPY_MARK: &str = "restored-copy";
 /// segments of a fixed size keeps no more than a sixteenth of one.
 const RESERVE: u64 = 256 << 10;
 
-/// How long to wait before a full disk is asked for space again, in microseconds.
-const ASK_AGAIN: u64 = 200_000;
+/// How long to wait before a full disk is asked for space again.
+pub(super) const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Jobs accepted lately whose data is still at hand, and their bytes: what is claimed soon after
 /// it was enqueued is not read back from the disk.
@@ -92,7 +93,7 @@ pub struct Opened {
     /// Where an unfinished commit was cut off. It had not been acknowledged.
     pub torn: Option<String>,
     /// How long reading took.
-    pub took: std::time::Duration,
+    pub took: Duration,
 }
 
 /// How much a command may write.
@@ -338,7 +339,7 @@ impl Book {
             let waited = !self.journal.is_housed();
             let made = if waited { self.journal.house() } else { self.journal.make_spare(largest) };
             if let Err(Full(error)) = made.inspect_err(|full| self.despair(waited, full)) {
-                self.ask_again_at = Steady::from_micros(now.steady.as_micros() + ASK_AGAIN);
+                self.ask_again_at = now.steady + ASK_AGAIN;
                 return Err(full(error.to_string()));
             }
         }
@@ -415,10 +416,24 @@ impl Book {
         self.journal.is_staged()
     }
 
-    /// Whether it can be taken. Not while the disk is full and a part of it has no file: the next
-    /// call that asks for room tries again. And not after a failure: it may hold half of a command.
+    /// Whether it can be taken. Not while the disk is full and a part of it has no file, see
+    /// [`Book::make_room`]. And not after a failure: it may hold half of a command.
     pub fn has_work(&self) -> bool {
         self.broken.is_none() && self.journal.is_staged() && self.journal.is_housed()
+    }
+
+    /// Whether the commit that is being gathered has outgrown the disk and waits for room.
+    pub fn is_stalled(&self) -> bool {
+        self.broken.is_none() && self.journal.is_staged() && !self.journal.is_housed()
+    }
+
+    /// Asks the disk again for the room that a commit waits for. Returns whether there is enough.
+    pub fn make_room(&mut self, now: Now) -> bool {
+        let housed = self.journal.house().inspect_err(|full| self.despair(true, full));
+        if housed.is_err() {
+            self.ask_again_at = now.steady + ASK_AGAIN;
+        }
+        housed.is_ok()
     }
 
     /// Whether as many lease tokens are out ahead of the disk as may be.
