@@ -377,6 +377,7 @@ impl FileStore {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = writer.map(JoinHandle::join);
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.fail("the store was closed");
         if let Some(book) = state.book.take() {
             let _ = book.seal();
         }
@@ -425,7 +426,8 @@ impl Shared {
     }
 
     fn wake_writer(&self, state: &mut Gathering) {
-        let has_work = |book: &Book| book.has_work() || book.usable().is_err();
+        // Of a commit that waits for room it must know, to ask for it now and then.
+        let has_work = |book: &Book| book.is_gathering() || book.usable().is_err();
         let has_work = state.book.as_ref().is_some_and(has_work);
         if state.writer_sleeps && (has_work || !state.written.is_empty()) {
             state.writer_sleeps = false;
@@ -642,6 +644,7 @@ impl Writer {
             // Nothing to write: what has landed is marked as such.
             let _ = book.seal();
             if closing {
+                state.fail("the store was closed before there was room for it");
                 state.book = None;
                 return Ok(None);
             }

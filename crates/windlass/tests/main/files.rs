@@ -717,7 +717,7 @@ async fn a_full_disk_refuses_new_jobs_lets_running_ones_end_and_heals() {
 
 /// A test that would wait for ever fails instead.
 async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(60 * SECOND, future).await.expect("it waits for ever")
+    tokio::time::timeout(20 * SECOND, future).await.expect("it waits for ever")
 }
 
 /// A store on a full disk, and a call that waits for room: more was called off than fits.
@@ -734,8 +734,10 @@ async fn waiting_for_room(bench: &Bench) -> (Arc<FileStore>, Arc<Switches>, Join
     let clears = tokio::spawn(async move {
         clears.clear(name("default")).await.map_or(0, |cleared| cleared.cleared)
     });
-    // Once there is no room, nothing else is decided.
-    while in_time(store.promote()).await.is_ok() {
+    // A claim does not wait for others, and fails once there is no room.
+    let kinds = vec![KindClaim::new(name("other"))];
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
+    while store.claim(claim.clone()).await.is_ok() {
         tokio::task::yield_now().await;
     }
     (store, switches, clears)
@@ -757,6 +759,18 @@ async fn a_commit_that_outgrew_a_full_disk_keeps_no_refusal_waiting_and_lands_by
     assert_eq!(in_time(clears).await.expect("no panic"), 5_000);
     let counted = in_time(counts).await.expect("no panic").expect("counted");
     assert_eq!(counted.in_state(StateName::Cancelled), 5_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_room_is_told_when_the_store_is_closed() {
+    let bench = Bench::new();
+    let (store, _, clears) = waiting_for_room(&bench).await;
+    store.close().await;
+    assert_eq!(in_time(clears).await.expect("no panic"), 0, "it was not acknowledged");
+    drop(store);
+    let store = bench.open();
+    let counted = store.count().await.expect("counted");
+    assert_eq!(counted.in_state(StateName::Ready), 5_000, "half of a command is there");
 }
 
 #[tokio::test(start_paused = true)]

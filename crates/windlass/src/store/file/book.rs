@@ -427,8 +427,12 @@ impl Book {
         self.broken.is_none() && self.journal.is_staged() && !self.journal.is_housed()
     }
 
-    /// Asks the disk again for the room that a commit waits for. Returns whether there is enough.
+    /// Asks the disk again for the room that a commit waits for, unless that was done just now.
+    /// Returns whether there is enough.
     pub fn make_room(&mut self, now: Now) -> bool {
+        if now.steady < self.ask_again_at {
+            return false;
+        }
         let housed = self.journal.house().inspect_err(|full| self.despair(true, full));
         if housed.is_err() {
             self.ask_again_at = now.steady + ASK_AGAIN;
