@@ -370,15 +370,15 @@ impl FileStore {
 
     /// Lets the writer finish, and lets go of the directory.
     fn shut(&self) {
-        if let Ok(mut state) = self.shared.state.lock() {
-            state.closing = true;
-            self.shared.work.notify_all();
-        }
+        // Also after a call has crashed: a writer that sleeps must learn of it, to be waited for.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
+        self.shared.work.notify_all();
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = writer.map(JoinHandle::join);
+        let crashed = self.shared.state.is_poisoned();
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.fail("the store was closed");
-        if let Some(book) = state.book.take() {
+        if let Some(book) = state.book.take().filter(|_| !crashed) {
             let _ = book.seal();
         }
     }
@@ -598,7 +598,8 @@ impl Writer {
     fn run(mut self) {
         let ended = crate::panics::catch(|| self.write_until_closed());
         match ended {
-            Ok(Ok(())) => {}
+            // It was closed, or a call has crashed: whoever still waits would wait for ever.
+            Ok(Ok(())) => self.give_up("the writer thread has ended"),
             Ok(Err(error)) => self.give_up(&format!("a write to the disk failed ({error})")),
             Err(panic) => self.give_up(&format!("the writer thread crashed ({panic})")),
         }

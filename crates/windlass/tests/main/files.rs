@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use windlass::clock::SystemClock;
+use windlass::clock::{BoxFuture, Clock, SystemClock};
 use windlass::core::filter::Filter;
 use windlass::core::job::{Dependency, NewJob, OnFailure, StateName};
 use windlass::core::ledger::{
@@ -21,6 +21,7 @@ use windlass::core::ledger::{
 };
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::{LogLine, Progress, Report};
+use windlass::core::time::Now;
 use windlass::store::file::{
     BookOptions, Disk, DiskFile, FileOptions, OpenError, RealDisk, back_up, check,
 };
@@ -685,6 +686,65 @@ async fn nothing_is_answered_or_told_before_the_sync_has_returned() {
     (&mut enqueue).await.expect("no panic").expect("acknowledged");
     assert!((&mut find).await.expect("no panic").expect("found")[0].is_some());
     assert!(*store.committed().borrow() > told);
+}
+
+/// A clock that can be made to crash whoever reads it.
+#[derive(Debug)]
+struct Crashing {
+    clock: SystemClock,
+    crashes: AtomicBool,
+}
+
+impl Clock for Crashing {
+    fn now(&self) -> Now {
+        assert!(!self.crashes.swap(false, Ordering::SeqCst), "as the test wants it");
+        self.clock.now()
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.clock.sleep(duration)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_crashes_leaves_nobody_waiting_and_does_not_keep_the_store_open() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let clock = Arc::new(Crashing { clock: SystemClock::new(), crashes: AtomicBool::new(false) });
+    let wake = Arc::new(LocalWake::new());
+    let store = FileStore::with_writer(disk, &bench.options, clock.clone(), wake);
+    let store = Arc::new(store.expect("it opens"));
+    accept(&store, [job(1)]).await;
+    switches.gate.set(false);
+    let _ = tokio::time::timeout(Duration::ZERO, switches.gate.reached.notified()).await;
+    let waits = store.clone();
+    let waits = tokio::spawn(async move { waits.enqueue(vec![Arc::new(job(2))]).await });
+    switches.gate.reached.notified().await;
+    clock.crashes.store(true, Ordering::SeqCst);
+    let crashes = store.clone();
+    let crashed = tokio::spawn(async move { crashes.count().await });
+    assert!(crashed.await.is_err(), "it crashes while it has the book");
+    switches.gate.set(true);
+    let answer = in_time(waits).await.expect("no panic");
+    assert!(matches!(answer, Err(StoreError::Unknown { .. })), "{answer:?}");
+    let answer = store.count().await;
+    assert!(matches!(answer, Err(StoreError::Refused(Refusal::StoreBroken { .. }))), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_whose_writer_sleeps_while_a_call_crashes_can_be_closed() {
+    let bench = Bench::new();
+    let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
+    let clock = Arc::new(Crashing { clock: SystemClock::new(), crashes: AtomicBool::new(false) });
+    let wake = Arc::new(LocalWake::new());
+    let store = FileStore::with_writer(disk, &bench.options, clock.clone(), wake);
+    let store = Arc::new(store.expect("it opens"));
+    accept(&store, [job(1)]).await;
+    clock.crashes.store(true, Ordering::SeqCst);
+    let crashes = store.clone();
+    assert!(tokio::spawn(async move { crashes.count().await }).await.is_err(), "it crashes");
+    in_time(tokio::task::spawn_blocking(move || drop(store))).await.expect("no panic");
+    assert_eq!(everything(&bench.open()).await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
