@@ -689,7 +689,8 @@ impl Writer {
         let last = flights.last().map(Flight::number);
         let relaxed = match self.shared.durability {
             Durability::Relaxed(every) => {
-                last.is_some() && self.now().since(self.synced_at) < every
+                let early = self.now().since(self.synced_at) < every;
+                last.is_some() && early && !self.tokens_run_out()
             }
             Durability::Sync | Durability::None => false,
         };
@@ -718,6 +719,13 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// Whether claims wait for the disk: then for stable storage, however relaxed the store is. A
+    /// lease token must not come twice, and an opening goes on only so far beyond the last known.
+    fn tokens_run_out(&self) -> bool {
+        let state = self.shared.lock();
+        state.is_ok_and(|state| state.book.as_ref().is_some_and(Book::tokens_run_out))
     }
 
     /// Tells the book what is in the files and what is on stable storage. Returns who may be
@@ -943,5 +951,36 @@ impl Store for FileStore {
 
     async fn close(&self) {
         self.shut();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_core::ledger::KindClaim;
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::wake::LocalWake;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn however_relaxed_no_more_tokens_are_out_than_a_reopened_store_skips() {
+        let name = format!("windlass-tokens-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let durability = Durability::Relaxed(Duration::from_secs(3_600));
+        let options = FileOptions { durability, ..FileOptions::default() };
+        let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+        let store = FileStore::open(&path, &options, clock, wake).expect("it opens");
+        let work = Name::new("work").expect("a name");
+        let job = |id| NewJob::new(JobId::from_u128(id), work.clone(), work.clone(), Vec::new());
+        store.enqueue((1..=200).map(|id| Arc::new(job(id))).collect()).await.expect("accepted");
+        for _ in 0..200 {
+            let kinds = vec![KindClaim::new(work.clone())];
+            let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
+            assert_eq!(store.claim(claim).await.expect("answered").jobs.len(), 1);
+            let state = store.shared.lock().expect("nobody crashed");
+            assert!(!state.book.as_ref().is_some_and(Book::tokens_run_out));
+        }
+        drop(store);
+        std::fs::remove_dir_all(&path).expect("removed");
     }
 }
