@@ -17,13 +17,13 @@ use windlass::clock::{BoxFuture, Clock, SystemClock};
 use windlass::core::filter::Filter;
 use windlass::core::job::{Dependency, NewJob, OnFailure, StateName};
 use windlass::core::ledger::{
-    Claim, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal, Settlement,
+    Cancel, Claim, Enqueue, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal, Settlement,
 };
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::{LogLine, Progress, Report};
 use windlass::core::time::Now;
 use windlass::store::file::{
-    BookOptions, Disk, DiskFile, FileOptions, OpenError, RealDisk, back_up, check,
+    Book, BookOptions, Disk, DiskFile, FileOptions, OpenError, RealDisk, back_up, check,
 };
 use windlass::store::{Alteration, Durability, FileStore, Handed, Selection, Store, StoreError};
 use windlass::testing::VirtualClock;
@@ -988,6 +988,81 @@ async fn a_backup_of_a_store_in_use_opens_as_of_one_moment_with_fresh_tokens() {
 async fn an_engine_on_a_directory_survives_closing_with_work_left() {
     let directory = Directory::new();
     let path = directory.path().join("jobs").to_str().expect("a path").to_string();
+#[tokio::test(start_paused = true)]
+async fn a_backup_restored_twice_hands_out_no_token_twice() {
+    let bench = Bench::new();
+    let store = bench.open();
+    accept(&store, (1..=20).map(job)).await;
+    store.close().await;
+    let backup = bench.directory.path().join("backup");
+    back_up(&bench.path(), &backup).expect("copied");
+    let mut tokens = BTreeSet::new();
+    for restored in ["first", "second"] {
+        bench.clock.step_forward(SECOND);
+        let path = bench.directory.path().join(restored);
+        copy_directory(&backup, &path);
+        let store = bench.open_on(Arc::new(RealDisk::open(&path).expect("nobody's")));
+        for handed in claim(&store.expect("it opens"), 20).await.jobs {
+            assert!(tokens.insert(handed.lease.token), "{} came twice", handed.lease.token);
+        }
+    }
+    assert_eq!(tokens.len(), 40);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_cannot_be_listed_is_not_taken_for_one_without_a_copy() {
+    let bench = Bench::new();
+    bench.open().close().await;
+    let (disk, switches) = Failing::open(&bench.path());
+    switches.list_fails_once.store(true, Ordering::SeqCst);
+    let refused = bench.open_on(disk).expect_err("it cannot be listed");
+    assert!(matches!(refused, OpenError::Io { .. }), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_checkpoint_that_outlives_the_segments_before_it_is_concluded() {
+    let mut bench = Bench::new();
+    bench.options.book.checkpoint_bytes = Some(1 << 20);
+    let limits = Limits { history_jobs: 10, ..Limits::default() };
+    bench.options.book.limits = limits;
+    let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
+    let (mut book, _) = Book::open(disk, &bench.options.book, bench.clock.now()).expect("it opens");
+    let land = |book: &mut Book| {
+        while let Some(flight) = book.take() {
+            flight.write().and_then(|()| flight.sync()).expect("the disk is sound");
+            book.written(flight.number());
+            for retired in book.landed(&flight) {
+                book.add_spare(retired.let_go().expect("the disk is sound"));
+            }
+        }
+    };
+    let now = bench.clock.now();
+    let mut number = 0;
+    while !book.wants_checkpoint() {
+        let jobs =
+            (0..50).map(|each| NewJob { payload: vec![1; 500].into(), ..job(number + each) });
+        let jobs: Vec<Arc<NewJob>> = jobs.map(Arc::new).collect();
+        let ids = jobs.iter().map(|job| job.id).collect();
+        book.apply(Enqueue { jobs }, now).expect("accepted");
+        book.apply(Cancel { jobs: ids }, now).expect("cancelled");
+        number += 50;
+        land(&mut book);
+    }
+    book.checkpoint(1).expect("begun");
+    land(&mut book);
+    // All but the last segment leave before it has come to its end.
+    while book.wants_compaction() {
+        book.compact(1 << 20).expect("cleared");
+        land(&mut book);
+    }
+    while book.wants_checkpoint() {
+        book.checkpoint(1).expect("goes on");
+        land(&mut book);
+    }
+    drop(book);
+    assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
+}
+
     let engine = Engine::open(&path).await.expect("it opens");
     assert_eq!(engine.durability(), Durability::Sync);
     let first = engine.enqueue(work(1)).await.expect("accepted").id();

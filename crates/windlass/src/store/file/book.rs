@@ -192,7 +192,7 @@ struct Sweep {
 struct Checkpoint {
     /// Where it began.
     position: u64,
-    /// What was written before it began.
+    /// What had been written since the opening when it began.
     before: u64,
     /// The last job that was sketched, and the last one that has to be.
     sketched: u64,
@@ -590,7 +590,7 @@ impl Book {
     }
 
     fn sketch(&mut self, budget: u64) -> Result<(), Unreadable> {
-        let (position, before) = (self.journal.position(), self.journal.since_begin());
+        let (position, before) = (self.journal.position(), self.journal.bytes_written());
         let last = self.ledger.floors().sequence.saturating_sub(1);
         if self.checkpoint.is_none() {
             // What is not a job is sketched first.
@@ -626,7 +626,7 @@ impl Book {
         if let Some(Checkpoint { position, before, complete: Some(commit), .. }) = self.checkpoint
             && commit <= self.journal.landed_commit()
         {
-            self.journal.begin_at(position, self.journal.since_begin() - before);
+            self.journal.begin_at(position, self.journal.bytes_written() - before);
             self.checkpoint = None;
         }
     }
