@@ -445,6 +445,7 @@ struct Switches {
     sync_fails: AtomicBool,
     write_fails: AtomicBool,
     rename_fails: AtomicBool,
+    list_fails_once: AtomicBool,
     full: AtomicBool,
     syncs: AtomicU64,
     gate: Arc<Gate>,
@@ -477,6 +478,9 @@ impl Failing {
 
 impl Disk for Failing {
     fn list(&self) -> io::Result<Vec<String>> {
+        if self.switches.list_fails_once.swap(false, Ordering::SeqCst) {
+            return Err(io::Error::other("EIO"));
+        }
         self.disk.list()
     }
 
@@ -984,10 +988,6 @@ async fn a_backup_of_a_store_in_use_opens_as_of_one_moment_with_fresh_tokens() {
     engine.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_engine_on_a_directory_survives_closing_with_work_left() {
-    let directory = Directory::new();
-    let path = directory.path().join("jobs").to_str().expect("a path").to_string();
 #[tokio::test(start_paused = true)]
 async fn a_backup_restored_twice_hands_out_no_token_twice() {
     let bench = Bench::new();
@@ -1063,6 +1063,10 @@ async fn a_checkpoint_that_outlives_the_segments_before_it_is_concluded() {
     assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_on_a_directory_survives_closing_with_work_left() {
+    let directory = Directory::new();
+    let path = directory.path().join("jobs").to_str().expect("a path").to_string();
     let engine = Engine::open(&path).await.expect("it opens");
     assert_eq!(engine.durability(), Durability::Sync);
     let first = engine.enqueue(work(1)).await.expect("accepted").id();

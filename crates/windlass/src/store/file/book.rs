@@ -37,8 +37,10 @@ use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
 /// unit tests, so that they run out.
 const TOKENS_AHEAD: u64 = if cfg!(test) { 1 << 6 } else { 1 << 20 };
 
-/// A restored copy goes on this far beyond what the original can have reached by then.
-const TOKENS_OF_A_COPY: u64 = 1 << 40;
+/// A restored copy goes on this far beyond what the original can have reached by then: a number of
+/// tokens, for clocks that are wrong, and the time in microseconds plus as many.
+const TOKENS_OF_A_COPY: u64 = 1 << 32;
+const TOKENS_BEYOND_TIME: u64 = 1 << 40;
 
 /// The name of the file that says that a store is a restored copy.
 pub(super) const COPY_MARK: &str = "restored-copy";
@@ -208,8 +210,9 @@ impl Book {
         options: &BookOptions,
         now: Now,
     ) -> Result<(Self, Opened), OpenError> {
-        let copied = disk.list().is_ok_and(|names| names.iter().any(|name| name == COPY_MARK));
-        let (mut book, found) = Self::read(disk.clone(), options, copied)?;
+        let names = disk.list().map_err(|error| OpenError::disk("list the files", error))?;
+        let copied = names.iter().any(|name| name == COPY_MARK);
+        let (mut book, found) = Self::read(disk.clone(), options, copied.then_some(now))?;
         let mut opened = Opened {
             jobs: book.ledger.jobs(),
             commits: found.commits,
@@ -235,11 +238,12 @@ impl Book {
         Ok((book, opened))
     }
 
-    /// Reads the store on `disk`, which may be a restored copy, and changes nothing.
+    /// Reads the store on `disk`, which may be a copy that is being restored now, and changes
+    /// nothing.
     pub(super) fn read(
         disk: Arc<dyn Disk>,
         options: &BookOptions,
-        copied: bool,
+        restored: Option<Now>,
     ) -> Result<(Self, Found), OpenError> {
         let mut restore = Restore::new(options.limits.clone());
         let size = options.segment_bytes;
@@ -247,7 +251,10 @@ impl Book {
             absorb(&mut restore, place, body).map_err(str::to_string)
         })?;
         let mut floors = found.floors;
-        floors.token += if copied { TOKENS_OF_A_COPY } else { TOKENS_AHEAD };
+        floors.token = match restored {
+            None => floors.token + TOKENS_AHEAD,
+            Some(now) => first_token_of_a_copy(floors.token, now.wall),
+        };
         restore.floors(floors);
         let ledger = restore.finish();
         let landed_token = ledger.floors().token;
@@ -863,6 +870,13 @@ impl Book {
         }
         wrong
     }
+}
+
+/// Where the lease tokens of a copy begin. One backup can be restored more than once, so the time
+/// of it counts: no store hands out a token every microsecond for long.
+fn first_token_of_a_copy(last: u64, now: Timestamp) -> u64 {
+    let time = u64::try_from(now.as_micros()).unwrap_or(0);
+    (last + TOKENS_OF_A_COPY).max(time + TOKENS_BEYOND_TIME)
 }
 
 /// Whether a stored condition is the one the ledger knows. Two things are not written down: that a

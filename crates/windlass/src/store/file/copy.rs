@@ -36,7 +36,7 @@ pub struct Checked {
 pub fn check(path: &Path) -> Result<Checked, OpenError> {
     let disk = Arc::new(RealDisk::open_existing(path)?);
     let options = BookOptions { thorough: true, ..BookOptions::default() };
-    let (mut book, found) = Book::read(disk, &options, false)?;
+    let (mut book, found) = Book::read(disk, &options, None)?;
     Ok(Checked {
         jobs: book.ledger().jobs(),
         commits: found.commits,
