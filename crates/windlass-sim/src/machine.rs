@@ -10,9 +10,8 @@ mod decide;
 mod writer;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use windlass::store::file::{Book, BookOptions, Disk, Flight, Retired};
+use windlass::store::file::{Book, BookOptions, Flight, Retired, WantedSpare};
 use windlass_core::refusal::Refusal;
 
 use crate::answer::{Answer, Decided, Failure, Reply, Request, Snapshot, Ticket};
@@ -58,7 +57,6 @@ pub struct Machine {
 #[derive(Debug)]
 struct Process {
     book: Book,
-    disk: Arc<dyn Disk>,
     /// Decided, in the commit that is being gathered.
     gathered: Vec<Decided>,
     /// Commits that have not landed, in order.
@@ -69,7 +67,7 @@ struct Process {
     failed: bool,
     retired: VecDeque<Retired>,
     /// A spare file that is being made apart.
-    spare: Option<(String, u32)>,
+    spare: Option<WantedSpare>,
     tending: Tending,
     compacting: bool,
     sketching: bool,

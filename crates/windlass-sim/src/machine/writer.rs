@@ -234,16 +234,15 @@ impl Machine {
         let Some(process) = self.process.as_mut().filter(|process| process.spare.is_none()) else {
             return false;
         };
-        process.spare = process.book.wanted_spare();
+        process.spare = process.book.wanted_spare(self.clock.now());
         process.spare.is_some()
     }
 
     /// Makes the spare file that was begun.
     pub fn finish_spare(&mut self) {
         let Some(process) = self.process.as_mut() else { return };
-        let Some((name, bytes)) = process.spare.take() else { return };
-        let made = process.disk.create(&name, bytes.into()).map(|_| (name, bytes));
-        process.book.add_spare(made.ok());
+        let Some(wanted) = process.spare.take() else { return };
+        process.book.spare_made(wanted.make(), self.clock.now());
         self.trace_disk();
         if self.disk.is_dead() {
             self.fall();

@@ -33,7 +33,7 @@ use book::ASK_AGAIN;
 pub use book::{Book, BookOptions, Flight, Need, Opened, Size, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
-pub use journal::Retired;
+pub use journal::{Retired, WantedSpare};
 pub use look::Look;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
@@ -258,7 +258,7 @@ impl FileStore {
     ) -> Result<Self, OpenError> {
         let called = format!("{disk:?}");
         let began = clock.now().steady;
-        let (mut book, mut opened) = Book::open(disk.clone(), &options.book, clock.now())?;
+        let (mut book, mut opened) = Book::open(disk, &options.book, clock.now())?;
         opened.took = clock.now().steady.since(began);
         let told = Told { events: Mutex::default(), committed: watch::Sender::new(0) };
         let events = book.opening_events();
@@ -283,7 +283,7 @@ impl FileStore {
         let writer = threaded.then(|| {
             let synced_at = shared.clock.now().steady;
             let (unsynced, spare) = (Vec::new(), None);
-            let writer = Writer { shared: shared.clone(), disk, unsynced, synced_at, spare };
+            let writer = Writer { shared: shared.clone(), unsynced, synced_at, spare };
             let named = std::thread::Builder::new().name("windlass-writer".to_string());
             named.spawn(move || writer.run()).map_err(|e| OpenError::disk("start a thread", e))
         });
@@ -586,7 +586,6 @@ const COMPACT_STEP: u64 = 256 << 10;
 /// The thread that syncs, and writes what callers did not write themselves.
 struct Writer {
     shared: Arc<Shared>,
-    disk: Arc<dyn Disk>,
     /// Commits that were answered and not yet synced: only with [`Durability::Relaxed`].
     unsynced: Vec<Flight>,
     synced_at: Steady,
@@ -769,16 +768,18 @@ impl Writer {
             return;
         }
         let Ok(mut state) = self.shared.lock() else { return };
-        let wanted = state.book.as_mut().and_then(Book::wanted_spare);
+        let now = self.shared.clock.now();
+        let wanted = state.book.as_mut().and_then(|book| book.wanted_spare(now));
         drop(state);
-        let Some((name, size)) = wanted else { return };
-        let (shared, disk) = (self.shared.clone(), self.disk.clone());
+        let Some(wanted) = wanted else { return };
+        let shared = self.shared.clone();
         let making = std::thread::Builder::new().spawn(move || {
-            let made = disk.create(&name, size.into()).map(|_| (name, size));
+            let made = wanted.make();
+            let now = shared.clock.now();
             if let Ok(mut state) = shared.lock()
                 && let Some(book) = state.book.as_mut()
             {
-                book.add_spare(made.ok());
+                book.spare_made(made, now);
             }
         });
         self.spare = making.ok();

@@ -447,6 +447,9 @@ struct Switches {
     rename_fails: AtomicBool,
     list_fails_once: AtomicBool,
     full: AtomicBool,
+    /// Bytes that all files may take; 0 for no bound.
+    capacity: AtomicU64,
+    refused: AtomicU64,
     syncs: AtomicU64,
     gate: Arc<Gate>,
 }
@@ -471,6 +474,12 @@ impl Failing {
         (Arc::new(Self { disk, switches: switches.clone() }), switches)
     }
 
+    /// Bytes of all files.
+    fn taken(&self) -> io::Result<u64> {
+        let names = self.disk.list()?;
+        names.iter().map(|name| self.disk.open(name)?.size()).sum()
+    }
+
     fn wrap(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
         Arc::new(FailingFile { file, switches: self.switches.clone() })
     }
@@ -489,7 +498,10 @@ impl Disk for Failing {
     }
 
     fn create(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn DiskFile>> {
-        if self.switches.full.load(Ordering::SeqCst) {
+        let capacity = self.switches.capacity.load(Ordering::SeqCst);
+        let fits = capacity == 0 || self.taken()? + bytes <= capacity;
+        if self.switches.full.load(Ordering::SeqCst) || !fits {
+            self.switches.refused.fetch_add(1, Ordering::SeqCst);
             return Err(io::Error::from(io::ErrorKind::StorageFull));
         }
         Ok(self.wrap(self.disk.create(name, bytes)?))
@@ -777,6 +789,41 @@ async fn a_full_disk_refuses_new_jobs_lets_running_ones_end_and_heals() {
     accept(&store, [job(2)]).await;
     drop(store);
     assert_eq!(everything(&bench.open()).await.len() as u128, accepted + 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_refused_gives_back_the_room_that_was_made_for_it() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let store = bench.open_on(disk.clone()).expect("it opens");
+    accept(&store, [job(1)]).await;
+    let taken = disk.taken().expect("known");
+    switches.capacity.store(taken + (10 * 64 << 10), Ordering::SeqCst);
+    let large = |n| Arc::new(NewJob { payload: vec![1; 10_000].into(), ..job(n) });
+    let answer = store.enqueue((100..200).map(large).collect()).await;
+    let full = |refusal: &Refusal| matches!(refusal, Refusal::StoreFull { .. });
+    assert!(matches!(&answer, Err(StoreError::Refused(why)) if full(why)), "{answer:?}");
+    assert_eq!(disk.taken().expect("known"), taken);
+    tokio::time::advance(SECOND).await;
+    accept(&store, [job(2)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_not_filled_with_zeros_over_and_over() {
+    let mut bench = Bench::new();
+    bench.options.book.segment_bytes = Some(1 << 20);
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock, wake).expect("it opens");
+    switches.full.store(true, Ordering::SeqCst);
+    // More than half of the segment: from here on the next one is made in advance.
+    let large = |n| NewJob { payload: vec![1; 100_000].into(), ..job(n) };
+    accept(&store, (1..=6).map(large)).await;
+    for number in 100..200 {
+        accept(&store, [job(number)]).await;
+    }
+    let refused = switches.refused.load(Ordering::SeqCst);
+    assert!((1..10).contains(&refused), "the disk was asked {refused} times");
 }
 
 /// A test that would wait for ever fails instead.

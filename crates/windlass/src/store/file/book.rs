@@ -27,7 +27,7 @@ use windlass_core::time::{Now, Steady, Timestamp};
 use super::OpenError;
 use super::codec::{self, Entry};
 use super::disk::Disk;
-use super::journal::{Batch, Fragment, Full, Journal, Retired};
+use super::journal::{Batch, Fragment, Full, Journal, Retired, WantedSpare};
 use super::layout::{DEPTH_MAX, Place, SEGMENT_HEADER, Unreadable};
 use super::scan::Found;
 use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
@@ -51,6 +51,10 @@ const RESERVE: u64 = 256 << 10;
 
 /// How long to wait before a full disk is asked for space again.
 pub(super) const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// How long to wait before a spare file is made in advance again, after that has failed: each try
+/// may fill the disk before it fails.
+const SPARE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Jobs accepted lately whose data is still at hand, and their bytes: what is claimed soon after
 /// it was enqueued is not read back from the disk.
@@ -179,6 +183,7 @@ pub struct Book {
     broken: Option<String>,
     reserve: u64,
     ask_again_at: Steady,
+    spare_again_at: Steady,
 }
 
 /// How far the oldest segment has been cleared.
@@ -271,6 +276,7 @@ impl Book {
             broken: None,
             reserve: size.map_or(RESERVE, |bytes| RESERVE.min(u64::from(bytes) / 16)),
             ask_again_at: Steady::default(),
+            spare_again_at: Steady::default(),
         };
         Ok((book, found))
     }
@@ -338,6 +344,7 @@ impl Book {
             Need::Progress(size) => (size.all + 4_096, size.largest),
         };
         let largest = usize::try_from(largest).unwrap_or(usize::MAX);
+        let spares = self.journal.spare_count();
         while self.journal.room() < bytes || !self.journal.fits(largest) {
             let full = |why: String| Refusal::StoreFull { why };
             if now.steady < self.ask_again_at {
@@ -348,6 +355,8 @@ impl Book {
             let made = if waited { self.journal.house() } else { self.journal.make_spare(largest) };
             if let Err(Full(error)) = made.inspect_err(|full| self.despair(waited, full)) {
                 self.ask_again_at = now.steady + ASK_AGAIN;
+                // Of what was not enough, others may make use.
+                self.journal.drop_spares(spares);
                 return Err(full(error.to_string()));
             }
         }
@@ -503,10 +512,19 @@ impl Book {
         }
     }
 
-    /// The name and size of a spare file that should be made soon.
-    pub fn wanted_spare(&mut self) -> Option<(String, u32)> {
-        let wanted = self.journal.wants_spare();
-        wanted.then(|| (self.journal.spare_name(), self.journal.wanted_size()))
+    /// A spare file that should be made soon, apart from everything else. Be told what came of it
+    /// by [`Book::spare_made`].
+    pub fn wanted_spare(&mut self, now: Now) -> Option<WantedSpare> {
+        let wanted = self.journal.wants_spare() && now.steady >= self.spare_again_at;
+        wanted.then(|| self.journal.wanted_spare(0))
+    }
+
+    /// A spare file was made, or could not be.
+    pub fn spare_made(&mut self, made: std::io::Result<(String, u32)>, now: Now) {
+        match made {
+            Ok((name, bytes)) => self.journal.add_spare(name, bytes),
+            Err(_) => self.spare_again_at = now.steady + SPARE_AGAIN,
+        }
     }
 
     /// A mark that the last commit is on stable storage, to be written when nothing else is.
