@@ -133,6 +133,10 @@ impl Machine {
         if process.syncing > 0 {
             return Ok(Worked::Took);
         }
+        if process.book.wants_compaction() {
+            process.tending = Tending::Compaction;
+            return Ok(Worked::Tended);
+        }
         if process.sealed {
             return Ok(Worked::Idle);
         }

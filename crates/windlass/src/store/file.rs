@@ -426,10 +426,12 @@ impl Shared {
     }
 
     fn wake_writer(&self, state: &mut Gathering) {
-        // Of a commit that waits for room it must know, to ask for it now and then.
-        let has_work = |book: &Book| book.is_gathering() || book.usable().is_err();
-        let has_work = state.book.as_ref().is_some_and(has_work);
-        if state.writer_sleeps && (has_work || !state.written.is_empty()) {
+        // Of a commit that waits for room it must know, to ask for it now and then; and a call that
+        // was turned away may have found the disk to be full.
+        let has_work =
+            |book: &Book| book.is_gathering() || book.usable().is_err() || book.wants_compaction();
+        let has_work = || state.book.as_ref().is_some_and(has_work);
+        if state.writer_sleeps && (!state.written.is_empty() || has_work()) {
             state.writer_sleeps = false;
             self.work.notify_one();
         }
@@ -477,26 +479,18 @@ impl Shared {
     fn land_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<Vec<Ring>> {
         let Some(book) = state.book.as_mut() else { return Ok(Vec::new()) };
         let mut rings = Vec::new();
-        while let Some(flight) = book.take() {
-            let landed = flight.write().and_then(|()| match self.durability {
-                Durability::Sync => flight.sync(),
-                Durability::Relaxed(_) | Durability::None => Ok(()),
-            });
-            if let Err(error) = landed {
-                let why = format!("a write to the disk failed ({error})");
-                book.fail(why.clone());
-                return Err(StoreError::Unknown { doing, source: Box::new(NotLanded(why.into())) });
-            }
-            book.written(flight.number());
-            if self.durability == Durability::Sync {
-                for retired in book.landed(&flight) {
-                    let _ = retired.let_go().map(|spare| book.add_spare(spare));
-                }
-            }
-            let step = flight.bytes().saturating_mul(4).max(COMPACT_STEP);
-            if book.wants_compaction() {
+        let mut step = COMPACT_STEP;
+        loop {
+            while book.wants_compaction() && !book.is_gathering() {
                 book.compact(step)?;
             }
+            let Some(flight) = book.take() else { break };
+            self.land_one(book, &flight).map_err(|error| {
+                let why = format!("a write to the disk failed ({error})");
+                book.fail(why.clone());
+                StoreError::Unknown { doing, source: Box::new(NotLanded(why.into())) }
+            })?;
+            step = flight.bytes().saturating_mul(4).max(COMPACT_STEP);
             if book.wants_checkpoint() {
                 book.checkpoint(step)?;
             }
@@ -508,6 +502,21 @@ impl Shared {
             return Err(StoreError::Unknown { doing, source });
         }
         Ok(rings)
+    }
+
+    fn land_one(&self, book: &mut Book, flight: &Flight) -> std::io::Result<()> {
+        flight.write()?;
+        match self.durability {
+            Durability::Sync => flight.sync()?,
+            Durability::Relaxed(_) | Durability::None => {}
+        }
+        book.written(flight.number());
+        if self.durability == Durability::Sync {
+            for retired in book.landed(flight) {
+                let _ = retired.let_go().map(|spare| book.add_spare(spare));
+            }
+        }
+        Ok(())
     }
 
     /// Rings, from a thread that cannot wait: nearly every wake is done at the first try.
@@ -634,7 +643,7 @@ impl Writer {
                 state.fail(&broken.to_string());
                 return Ok(None);
             }
-            if book.has_work() || written {
+            if book.has_work() || written || book.wants_compaction() {
                 let Some(gathered) = shared.gather(state) else { return Ok(None) };
                 return self.write(gathered).map(Some);
             }

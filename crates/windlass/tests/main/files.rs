@@ -826,6 +826,58 @@ async fn a_full_disk_is_not_filled_with_zeros_over_and_over() {
     assert!((1..10).contains(&refused), "the disk was asked {refused} times");
 }
 
+/// Fills a small disk, ends all that is on it, and takes new jobs again.
+async fn a_disk_full_of_what_is_gone_heals(store: &FileStore, clock: &dyn Clock) {
+    let mut number = 0;
+    for round in 0..5 {
+        let mut accepted = 0;
+        while accepted < 200 {
+            let big = NewJob { payload: vec![1; 100_000].into(), ..job(number) };
+            if store.enqueue(vec![Arc::new(big)]).await.is_err() {
+                break;
+            }
+            number += 1;
+            accepted += 1;
+        }
+        assert!((20..200).contains(&accepted), "{accepted} accepted in round {round}");
+        let handed = claim(store, 200).await.jobs;
+        assert_eq!(handed.len(), accepted);
+        for handed in handed {
+            settle(store, Settlement::new(handed.job.id, handed.lease.token, Verdict::Complete))
+                .await;
+        }
+        // A full disk is not asked all the time.
+        clock.sleep(SECOND / 2).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_full_of_what_is_gone_heals_without_a_writer() {
+    let mut bench = Bench::new();
+    let limits = Limits { history_jobs: 1, ..Limits::default() };
+    bench.options.book = BookOptions { limits, ..BookOptions::default() };
+    let (disk, switches) = Failing::open(&bench.path());
+    switches.capacity.store(16 << 20, Ordering::SeqCst);
+    let store = bench.open_on(disk).expect("it opens");
+    a_disk_full_of_what_is_gone_heals(&store, &*bench.clock).await;
+    store.close().await;
+    drop(store);
+    assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_full_of_what_is_gone_heals_with_a_writer() {
+    let mut bench = Bench::new();
+    let limits = Limits { history_jobs: 1, ..Limits::default() };
+    bench.options.book = BookOptions { limits, ..BookOptions::default() };
+    let (disk, switches) = Failing::open(&bench.path());
+    switches.capacity.store(16 << 20, Ordering::SeqCst);
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock.clone(), wake);
+    let store = store.expect("it opens");
+    in_time(a_disk_full_of_what_is_gone_heals(&store, &*clock)).await;
+}
+
 /// A test that would wait for ever fails instead.
 async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(20 * SECOND, future).await.expect("it waits for ever")

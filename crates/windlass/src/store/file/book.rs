@@ -28,7 +28,7 @@ use super::OpenError;
 use super::codec::{self, Entry};
 use super::disk::Disk;
 use super::journal::{Batch, Fragment, Full, Journal, Retired, WantedSpare};
-use super::layout::{DEPTH_MAX, Place, SEGMENT_HEADER, Unreadable};
+use super::layout::{DEPTH_MAX, ENTRY_HEADER, Place, SEGMENT_HEADER, Unreadable};
 use super::scan::Found;
 use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
 
@@ -184,6 +184,20 @@ pub struct Book {
     reserve: u64,
     ask_again_at: Steady,
     spare_again_at: Steady,
+    /// The disk had no room when it was last asked.
+    full: bool,
+    survey: Option<Survey>,
+    /// What was dead in the journal when the oldest segment was last found to be too alive to leave
+    /// a full disk.
+    dead_when_surveyed: Option<u64>,
+}
+
+/// How much of the oldest segment was found to be alive so far.
+#[derive(Debug)]
+struct Survey {
+    segment: u32,
+    at: u32,
+    alive: u64,
 }
 
 /// How far the oldest segment has been cleared.
@@ -277,6 +291,9 @@ impl Book {
             reserve: size.map_or(RESERVE, |bytes| RESERVE.min(u64::from(bytes) / 16)),
             ask_again_at: Steady::default(),
             spare_again_at: Steady::default(),
+            full: false,
+            survey: None,
+            dead_when_surveyed: None,
         };
         Ok((book, found))
     }
@@ -353,6 +370,7 @@ impl Book {
             // First for what has been decided already and waits to be written.
             let waited = !self.journal.is_housed();
             let made = if waited { self.journal.house() } else { self.journal.make_spare(largest) };
+            self.full = made.is_err();
             if let Err(Full(error)) = made.inspect_err(|full| self.despair(waited, full)) {
                 self.ask_again_at = now.steady + ASK_AGAIN;
                 // Of what was not enough, others may make use.
@@ -451,6 +469,7 @@ impl Book {
             return false;
         }
         let housed = self.journal.house().inspect_err(|full| self.despair(true, full));
+        self.full = housed.is_err();
         if housed.is_err() {
             self.ask_again_at = now.steady + ASK_AGAIN;
         }
@@ -508,6 +527,7 @@ impl Book {
     /// A file that can be used for the next segment.
     pub fn add_spare(&mut self, spare: Option<(String, u32)>) {
         if let Some((name, bytes)) = spare {
+            self.full = false;
             self.journal.add_spare(name, bytes);
         }
     }
@@ -521,10 +541,11 @@ impl Book {
 
     /// A spare file was made, or could not be.
     pub fn spare_made(&mut self, made: std::io::Result<(String, u32)>, now: Now) {
-        match made {
-            Ok((name, bytes)) => self.journal.add_spare(name, bytes),
-            Err(_) => self.spare_again_at = now.steady + SPARE_AGAIN,
+        if made.is_err() {
+            self.full = true;
+            self.spare_again_at = now.steady + SPARE_AGAIN;
         }
+        self.add_spare(made.ok());
     }
 
     /// A mark that the last commit is on stable storage, to be written when nothing else is.
@@ -535,19 +556,42 @@ impl Book {
         }
     }
 
-    /// Whether the journal holds more than half as much again as what is alive.
+    /// Whether the journal holds more than half as much again as what is alive, or the disk is full
+    /// and a segment could make room.
     pub fn wants_compaction(&self) -> bool {
+        if !self.can_tend() {
+            return self.wants_survey();
+        }
         let live = self.ledger.kept_bytes();
         let allowed = live + live / 2 + u64::from(self.journal.wanted_size());
-        self.can_tend()
-            && (self.sweep.is_some()
-                || self.journal.filled() > allowed && self.journal.oldest_closed().is_some())
+        self.sweep.is_some()
+            || self.journal.filled() > allowed && self.journal.oldest_closed().is_some()
     }
 
     /// Whether more can be written than what is asked for: on a full disk, what room is left is for
     /// those who wait for an answer.
     fn can_tend(&self) -> bool {
         self.broken.is_none() && self.journal.room() > 2 * self.reserve
+    }
+
+    /// Whether to look for room in the store itself: the disk is full, and more has died since that
+    /// was last in vain.
+    fn wants_survey(&self) -> bool {
+        let enough = |then| self.dead() >= then + self.reserve / 256;
+        self.full
+            && self.broken.is_none()
+            && self.dead_when_surveyed.is_none_or(enough)
+            && self.journal.oldest_closed().is_some()
+    }
+
+    fn dead(&self) -> u64 {
+        self.journal.filled().saturating_sub(self.ledger.kept_bytes())
+    }
+
+    /// How much may be copied from a segment that is to leave a full disk. With a part of the
+    /// reserve: what leaves gives back more.
+    fn room_for_survivors(&self) -> u64 {
+        self.journal.room().saturating_sub(self.reserve / 2)
     }
 
     /// What may be written of `budget` bytes without touching the reserve.
@@ -557,9 +601,57 @@ impl Book {
 
     /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into
     /// the commit that is being gathered. Once all of it has been, it leaves with that commit.
+    ///
+    /// On a full disk it first looks how much that would be. A segment with little that is alive
+    /// then leaves at once, and any other stays.
     pub fn compact(&mut self, budget: u64) -> Result<(), StoreError> {
         self.usable()?;
-        self.sweep(self.within_room(budget)).map_err(|unreadable| self.break_down(unreadable))
+        let compacted = if self.can_tend() {
+            self.sweep(self.within_room(budget))
+        } else {
+            self.survey(budget)
+        };
+        compacted.map_err(|unreadable| self.break_down(unreadable))
+    }
+
+    fn survey(&mut self, budget: u64) -> Result<(), Unreadable> {
+        let Some(segment) = self.journal.oldest_closed() else { return Ok(()) };
+        let begun = self.survey.take().filter(|survey| survey.segment == segment);
+        let mut survey = begun.unwrap_or(Survey { segment, at: SEGMENT_HEADER, alive: 0 });
+        let mut looked_at = 0;
+        while looked_at < budget && survey.alive < self.room_for_survivors() {
+            let Some(mut fragment) = self.journal.fragment(segment, survey.at)? else {
+                return self.clear_at_once(survey);
+            };
+            looked_at += u64::from(fragment.next - survey.at);
+            survey.at = fragment.next;
+            while let Some((place, entry)) = fragment.next_entry() {
+                let Some(job) = codec::base_job(entry) else { continue };
+                survey.alive += self.alive(job, place)?.map_or(0, |(_, weight)| weight);
+            }
+        }
+        if survey.alive < self.room_for_survivors() {
+            self.survey = Some(survey);
+        } else {
+            self.dead_when_surveyed = Some(self.dead());
+        }
+        Ok(())
+    }
+
+    /// Lets a surveyed segment leave with the commit that is being gathered, if there is room for
+    /// what stays.
+    fn clear_at_once(&mut self, survey: Survey) -> Result<(), Unreadable> {
+        let mut image = Vec::new();
+        for change in self.ledger.image() {
+            image.extend([0; ENTRY_HEADER]);
+            codec::encode_change(&change, &mut image);
+        }
+        if survey.alive + image.len() as u64 >= self.room_for_survivors() {
+            self.dead_when_surveyed = Some(self.dead());
+            return Ok(());
+        }
+        self.dead_when_surveyed = None;
+        self.sweep(u64::MAX)
     }
 
     fn sweep(&mut self, budget: u64) -> Result<(), Unreadable> {
@@ -658,13 +750,17 @@ impl Book {
 
     /// Copies a job to the end of the journal if `base` is where its chain starts.
     fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<u64, Unreadable> {
-        let Some(kept) = self.ledger.kept(job) else { return Ok(0) };
-        let (chain, record) = self.chain(job, Place::unpack(kept.place))?;
-        if (chain.segment, chain.offset) != (base.segment, base.offset) {
-            return Ok(0);
-        }
+        let Some((record, weight)) = self.alive(job, base)? else { return Ok(0) };
         self.persist_whole(&record);
-        Ok(kept.weight.into())
+        Ok(weight)
+    }
+
+    /// A job and how many bytes it takes, if `base` is where its chain starts.
+    fn alive(&mut self, job: JobId, base: Place) -> Result<Option<(JobRecord, u64)>, Unreadable> {
+        let Some(kept) = self.ledger.kept(job) else { return Ok(None) };
+        let (chain, record) = self.chain(job, Place::unpack(kept.place))?;
+        let here = (chain.segment, chain.offset) == (base.segment, base.offset);
+        Ok(here.then_some((record, kept.weight.into())))
     }
 
     /// Everything alive in the oldest segment has been copied: it may leave with this commit, and
