@@ -102,6 +102,9 @@ impl RealDisk {
 
     fn make_directory(path: &Path) -> io::Result<()> {
         let existed = path.is_dir();
+        if existed {
+            Self::tighten(path)?;
+        }
         for holder in Self::make_with_parents(path)? {
             // Without this the directory itself can vanish with the power.
             match File::open(holder).and_then(|holder| holder.sync_all()) {
@@ -110,6 +113,19 @@ impl RealDisk {
             }
         }
         Ok(())
+    }
+
+    /// Keeps others out of a directory that was there before. One that holds something else is left
+    /// as it is: it is not ours alone.
+    fn tighten(path: &Path) -> io::Result<()> {
+        let ours = path.join(LOCK).exists() || fs::read_dir(path)?.next().is_none();
+        if !ours || fs::metadata(path)?.permissions().mode() & 0o077 == 0 {
+            return Ok(());
+        }
+        match fs::set_permissions(path, fs::Permissions::from_mode(0o700)) {
+            Err(error) if is_not_ours(&error) => Ok(()),
+            tightened => tightened,
+        }
     }
 
     /// Makes the directory and what it lies in, as far as they are missing. Returns the directories
