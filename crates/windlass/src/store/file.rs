@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use book::ASK_AGAIN;
-pub use book::{Book, BookOptions, Flight, Need, Opened, Size, Space};
+pub use book::{Book, BookOptions, Flight, Need, Opened, Sifted, Size, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 pub use journal::{Retired, WantedSpare};
@@ -170,8 +170,8 @@ pub struct FileStore {
 struct Shared {
     state: Mutex<Gathering>,
     /// Held while a commit is written, and taken with the book in hand: so commits are written in
-    /// their order.
-    order: Mutex<()>,
+    /// their order. Says whether one could not be written: then none after it is.
+    order: Mutex<bool>,
     /// There is something for the writer to do.
     work: Condvar,
     told: Told,
@@ -238,8 +238,8 @@ impl FileStore {
         Self::start(disk, options, clock, wake, Some(Handle::current()))
     }
 
-    /// Opens a store on a disk of your own, with no thread: every call writes and syncs by itself.
-    /// For tests on virtual time and simulated disks.
+    /// Opens a store on a disk of your own, with no thread: every call writes and syncs by itself,
+    /// however relaxed the store is. For tests on virtual time and simulated disks.
     pub fn on_disk(
         disk: Arc<dyn Disk>,
         options: &FileOptions,
@@ -277,7 +277,7 @@ impl FileStore {
         let threaded = runtime.is_some();
         let state = Mutex::new(gathering);
         let work = Condvar::new();
-        let order = Mutex::new(());
+        let order = Mutex::new(false);
         let shared =
             Arc::new(Shared { state, order, work, told, clock, wake, durability, runtime });
         let writer = threaded.then(|| {
@@ -463,16 +463,26 @@ impl Shared {
             let source = Box::new(NotLanded("there is no room for it".into()));
             return Err(StoreError::Unknown { doing, source });
         };
-        let in_order = self.order.lock();
-        let written = flight.write();
-        drop(in_order);
-        if let Err(error) = written {
+        if let Err(error) = Self::write_in_order(self.order(), &flight) {
             let why = state.fail(&format!("a write to the disk failed ({error})"));
             return Err(StoreError::Unknown { doing, source: Box::new(NotLanded(why)) });
         }
         book.written(flight.number());
         state.written.push(flight);
         Ok(())
+    }
+
+    fn order(&self) -> MutexGuard<'_, bool> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a commit, unless one before it could not be: whoever wrote that may not have told the
+    /// book yet.
+    fn write_in_order(mut failed: MutexGuard<'_, bool>, flight: &Flight) -> std::io::Result<()> {
+        if *failed {
+            return Err(std::io::Error::other("an earlier commit could not be written"));
+        }
+        flight.write().inspect_err(|_| *failed = true)
     }
 
     /// Writes and syncs what was gathered, on the caller's own time.
@@ -485,7 +495,7 @@ impl Shared {
                 book.compact(step)?;
             }
             let Some(flight) = book.take() else { break };
-            self.land_one(book, &flight).map_err(|error| {
+            Self::land_one(book, &flight).map_err(|error| {
                 let why = format!("a write to the disk failed ({error})");
                 book.fail(why.clone());
                 StoreError::Unknown { doing, source: Box::new(NotLanded(why.into())) }
@@ -504,17 +514,11 @@ impl Shared {
         Ok(rings)
     }
 
-    fn land_one(&self, book: &mut Book, flight: &Flight) -> std::io::Result<()> {
-        flight.write()?;
-        match self.durability {
-            Durability::Sync => flight.sync()?,
-            Durability::Relaxed(_) | Durability::None => {}
-        }
+    fn land_one(book: &mut Book, flight: &Flight) -> std::io::Result<()> {
+        flight.write().and_then(|()| flight.sync())?;
         book.written(flight.number());
-        if self.durability == Durability::Sync {
-            for retired in book.landed(flight) {
-                let _ = retired.let_go().map(|spare| book.add_spare(spare));
-            }
+        for retired in book.landed(flight) {
+            let _ = retired.let_go().map(|spare| book.add_spare(spare));
         }
         Ok(())
     }
@@ -684,10 +688,9 @@ impl Writer {
     fn write(&self, mut state: MutexGuard<'_, Gathering>) -> std::io::Result<Vec<Flight>> {
         let mut flights = std::mem::take(&mut state.written);
         let Some(flight) = state.book.as_mut().and_then(Book::take) else { return Ok(flights) };
-        let in_order = self.shared.order.lock();
+        let order = self.shared.order();
         drop(state);
-        flight.write()?;
-        drop(in_order);
+        Shared::write_in_order(order, &flight)?;
         flights.push(flight);
         Ok(flights)
     }
@@ -800,6 +803,37 @@ impl Writer {
     }
 }
 
+fn alter_now(
+    book: &mut Book,
+    jobs: Vec<JobId>,
+    alteration: Alteration,
+    now: Now,
+) -> Answer<Vec<Altered>> {
+    let altered = |(job, result)| Altered { job, result };
+    let results: Vec<Result<Deed, Refusal>> = match alteration {
+        Alteration::Cancel => {
+            let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
+            reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
+        }
+        Alteration::Reschedule(start) => {
+            let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
+            reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
+        }
+        Alteration::Remove => {
+            let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
+            reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
+        }
+        Alteration::Replay => {
+            let reply = book.apply(Replay { jobs }, now)?;
+            let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
+                altered((job, each.map(|()| Deed::Replayed)))
+            };
+            return Ok(reply.into_iter().map(replayed).collect());
+        }
+    };
+    Ok(jobs.into_iter().zip(results).map(altered).collect())
+}
+
 /// About how many bytes a job takes in the journal.
 fn size_of(job: &NewJob) -> u64 {
     let labels: usize = job.metadata.iter().map(|(key, value)| key.len() + value.len() + 8).sum();
@@ -857,38 +891,19 @@ impl Store for FileStore {
     }
 
     async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
-        self.turn(
-            "change jobs",
-            |_| Patience::Landed,
-            |book, now| {
+        let mut sifted = Sifted::default();
+        loop {
+            let alter = |book: &mut Book, now| {
                 book.admit(Need::Progress(Size::default()), now)?;
-                let jobs = book.select(selection, now)?;
-                let altered = |(job, result)| Altered { job, result };
-                let results: Vec<Result<Deed, Refusal>> = match alteration {
-                    Alteration::Cancel => {
-                        let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
-                        reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
-                    }
-                    Alteration::Reschedule(start) => {
-                        let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
-                        reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
-                    }
-                    Alteration::Remove => {
-                        let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
-                        reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
-                    }
-                    Alteration::Replay => {
-                        let reply = book.apply(Replay { jobs }, now)?;
-                        let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
-                            altered((job, each.map(|()| Deed::Replayed)))
-                        };
-                        return Ok(reply.into_iter().map(replayed).collect());
-                    }
-                };
-                Ok(jobs.into_iter().zip(results).map(altered).collect())
-            },
-        )
-        .await
+                let jobs = book.select(&selection, &mut sifted, now)?;
+                jobs.map(|jobs| alter_now(book, jobs, alteration, now)).transpose()
+            };
+            // More records have to be read than is done in one turn.
+            let altered = self.turn("change jobs", |_| Patience::Landed, alter).await?;
+            if let Some(altered) = altered {
+                return Ok(altered);
+            }
+        }
     }
 
     async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {

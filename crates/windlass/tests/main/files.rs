@@ -23,7 +23,7 @@ use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::{LogLine, Progress, Report};
 use windlass::core::time::Now;
 use windlass::store::file::{
-    Book, BookOptions, Disk, DiskFile, FileOptions, OpenError, RealDisk, back_up, check,
+    Book, BookOptions, Disk, DiskFile, FileOptions, OpenError, RealDisk, Sifted, back_up, check,
 };
 use windlass::store::{Alteration, Durability, FileStore, Handed, Selection, Store, StoreError};
 use windlass::testing::VirtualClock;
@@ -288,6 +288,85 @@ async fn nobody_else_can_read_the_directory_or_its_files() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_directory_that_was_there_is_closed_to_others_unless_it_holds_something_else() {
+    let bench = Bench::new();
+    let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let make = |path: &Path| {
+        fs::create_dir_all(path).expect("made");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("opened to all");
+    };
+    make(&bench.path());
+    bench.open().close().await;
+    assert_eq!(mode(&bench.path()), 0o700);
+    let (copy, shared) = (bench.directory.path().join("copy"), bench.directory.path().join("own"));
+    back_up(&bench.path(), &copy).expect("copied");
+    for entry in fs::read_dir(&copy).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+    }
+    make(&shared);
+    fs::write(shared.join("letters"), "not ours").expect("written");
+    drop(RealDisk::open(&shared).expect("it is nobody's"));
+    assert_eq!(mode(&shared), 0o755);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backup_leaves_alone_what_another_is_writing() {
+    let bench = Bench::new();
+    bench.open().close().await;
+    let copy = bench.directory.path().join("copy");
+    let other = bench.directory.path().join("copy.unfinished");
+    fs::create_dir(&other).expect("made");
+    fs::write(other.join("journal-00000001"), "of another").expect("written");
+    let refused = back_up(&bench.path(), &copy).expect_err("it is being written");
+    assert!(format!("{refused:?}").contains("another backup"), "{refused:?}");
+    assert!(other.join("journal-00000001").exists() && !copy.exists());
+    fs::remove_dir_all(&other).expect("removed");
+    back_up(&bench.path(), &copy).expect("copied");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relaxed_store_without_a_writer_syncs_too() {
+    let mut bench = Bench::new();
+    bench.options.durability = Durability::Relaxed(HOUR);
+    let (disk, switches) = Failing::open(&bench.path());
+    let store = bench.open_on(disk).expect("it opens");
+    let syncs = switches.syncs.load(Ordering::SeqCst);
+    accept(&store, [job(1)]).await;
+    assert_eq!(switches.syncs.load(Ordering::SeqCst), syncs + 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_commit() {
+    let bench = Bench::new();
+    let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
+    let (mut book, _) = Book::open(disk, &bench.options.book, bench.clock.now()).expect("it opens");
+    let tagged = |number: u128| {
+        let tags = if number % 2 == 0 { vec![name("even")] } else { Vec::new() };
+        Arc::new(NewJob { tags, ..job(number) })
+    };
+    let now = bench.clock.now();
+    book.apply(Enqueue { jobs: (1..=5_000).map(tagged).collect() }, now).expect("accepted");
+    let filter = Filter { tags: vec![name("even")], ..Filter::default() };
+    let filter = Filter { states: vec![StateName::Ready], ..filter };
+    let selection = Selection::Matching(filter);
+    let (mut sifted, mut turns) = (Sifted::default(), 0);
+    let meant = loop {
+        turns += 1;
+        if let Some(meant) = book.select(&selection, &mut sifted, now).expect("answered") {
+            break meant;
+        }
+        // Between two turns: one no longer matches, and one more does.
+        book.apply(Cancel { jobs: vec![id(turns * 2)] }, now).expect("cancelled");
+        book.apply(Enqueue { jobs: vec![tagged(6_000 + turns * 2)] }, now).expect("accepted");
+    };
+    assert!(turns > 2, "5,000 records were read in {turns} turns");
+    let left = (1..=5_000).filter(|number| number % 2 == 0 && *number > 2 * (turns - 1));
+    let more = (1..turns).map(|turn| 6_000 + turn * 2);
+    assert_eq!(meant, left.chain(more).map(id).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_due_time_does_not_move_when_the_clock_falls_back_over_a_restart() {
     let bench = Bench::new();
     let store = bench.open();
@@ -452,6 +531,8 @@ struct Switches {
     refused: AtomicU64,
     syncs: AtomicU64,
     gate: Arc<Gate>,
+    write_gate: Arc<Gate>,
+    large_write_fails: AtomicBool,
 }
 
 impl Switches {
@@ -459,6 +540,9 @@ impl Switches {
         if switch.load(Ordering::SeqCst) { Err(io::Error::other("EIO")) } else { Ok(()) }
     }
 }
+
+/// Writes of at least so many bytes can be stopped: no mark and no small commit among them.
+const LARGE: usize = 1_000;
 
 #[derive(Debug)]
 struct FailingFile {
@@ -470,6 +554,7 @@ impl Failing {
     fn open(path: &Path) -> (Arc<Self>, Arc<Switches>) {
         let switches = Arc::new(Switches::default());
         switches.gate.set(true);
+        switches.write_gate.set(true);
         let disk = RealDisk::open(path).expect("it is nobody's");
         (Arc::new(Self { disk, switches: switches.clone() }), switches)
     }
@@ -531,6 +616,12 @@ impl DiskFile for FailingFile {
     }
 
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        if bytes.len() >= LARGE {
+            self.switches.write_gate.pass();
+            if self.switches.large_write_fails.load(Ordering::SeqCst) {
+                return Err(io::Error::other("EIO"));
+            }
+        }
         self.switches.check(&self.switches.write_fails)?;
         self.file.write_at(bytes, at)
     }
@@ -702,6 +793,34 @@ async fn nothing_is_answered_or_told_before_the_sync_has_returned() {
     (&mut enqueue).await.expect("no panic").expect("acknowledged");
     assert!((&mut find).await.expect("no panic").expect("found")[0].is_some());
     assert!(*store.committed().borrow() > told);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_behind_a_commit_that_could_not_be_written_is_not_answered() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock, wake).expect("it opens");
+    let store = Arc::new(store);
+    accept(&store, [job(1)]).await;
+    let gate = &switches.write_gate;
+    gate.set(false);
+    switches.large_write_fails.store(true, Ordering::SeqCst);
+    let (one, other) = (store.clone(), store.clone());
+    let large = Arc::new(NewJob { payload: vec![1; LARGE].into(), ..job(2) });
+    let enqueue = tokio::spawn(async move { one.enqueue(vec![large]).await });
+    gate.reached.notified().await;
+    // It decides at once, and waits to be written behind the enqueue.
+    let kinds = vec![KindClaim::new(name("work"))];
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
+    let claim = tokio::spawn(async move { other.claim(claim).await });
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+    gate.set(true);
+    assert!(in_time(enqueue).await.expect("no panic").is_err());
+    let answer = in_time(claim).await.expect("no panic");
+    assert!(answer.is_err(), "{answer:?}");
 }
 
 /// A clock that can be made to crash whoever reads it.

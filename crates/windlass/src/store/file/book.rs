@@ -17,7 +17,7 @@ use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
 use windlass_core::job::{Condition, JobId, Lease, NewJob, State, StateName};
 use windlass_core::ledger::{
-    Applied, Claims, Command, Counts, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
+    Applied, Claims, Command, Counts, Glimpse, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
 };
 use windlass_core::limits::{self, Limits};
 use windlass_core::record::{Accepted, Change, JobRecord, Kept, Update};
@@ -129,6 +129,14 @@ impl FromIterator<u64> for Size {
             largest: largest.max(part),
         })
     }
+}
+
+/// What is known of the jobs that a filter may mean and only their records can tell.
+#[derive(Debug, Default)]
+pub struct Sifted {
+    is_meant: HashMap<JobId, bool>,
+    /// How far it has come, in the order of acceptance; 0 at the beginning.
+    after: u64,
 }
 
 /// A commit on its way to the disk, and what to tell when it has landed.
@@ -872,31 +880,48 @@ impl Book {
         Ok(page)
     }
 
-    /// The jobs that are meant, by acceptance if they are chosen by a filter.
-    pub fn select(&mut self, selection: Selection, now: Now) -> Result<Vec<JobId>, StoreError> {
+    /// The jobs that are meant, by acceptance if they are chosen by a filter. `None` if so many
+    /// records have to be read for it that others should have their turn first: then ask again, with
+    /// what was `sifted` so far.
+    pub fn select(
+        &mut self,
+        selection: &Selection,
+        sifted: &mut Sifted,
+        now: Now,
+    ) -> Result<Option<Vec<JobId>>, StoreError> {
         self.usable()?;
         let now = self.ledger.glance(now).wall;
         let filter = match selection {
-            Selection::Jobs(jobs) => return Ok(jobs),
+            Selection::Jobs(jobs) => return Ok(Some(jobs.clone())),
             Selection::Matching(filter) => filter,
         };
-        let glimpses = self.ledger.glimpses_after(0);
-        let may: Vec<JobId> = glimpses
-            .filter(|glimpse| filter.may_match(glimpse))
-            .map(|glimpse| glimpse.id)
-            .collect();
-        if filter.tags.is_empty()
-            && filter.created_from.is_none()
-            && filter.created_before.is_none()
-        {
-            return Ok(may);
+        let anew = sifted.after == 0;
+        let open = |glimpse: &Glimpse<'_>| {
+            filter.may_match(glimpse)
+                && filter.needs_record()
+                && !sifted.is_meant.contains_key(&glimpse.id)
+        };
+        let glimpses = self.ledger.glimpses_after(sifted.after).filter(open);
+        let unread: Vec<(u64, JobId)> =
+            glimpses.map(|glimpse| (glimpse.sequence, glimpse.id)).take(PAGE_READS).collect();
+        for (sequence, job) in &unread {
+            let record = self.record(*job, now)?;
+            let is_meant = record.is_some_and(|record| filter.matches(&record, now));
+            sifted.is_meant.insert(*job, is_meant);
+            sifted.after = *sequence;
         }
-        let mut chosen = Vec::new();
-        for job in may {
-            let record = self.record(job, now)?;
-            chosen.extend(record.filter(|record| filter.matches(record, now)).map(|_| job));
+        if unread.len() < PAGE_READS {
+            sifted.after = 0;
         }
-        Ok(chosen)
+        if !anew || sifted.after > 0 {
+            return Ok(None);
+        }
+        // What a record says of a job for good is known of all that match now.
+        let is_meant = |glimpse: &Glimpse<'_>| {
+            filter.may_match(glimpse) && sifted.is_meant.get(&glimpse.id).is_none_or(|meant| *meant)
+        };
+        let meant = self.ledger.glimpses_after(0).filter(is_meant).map(|glimpse| glimpse.id);
+        Ok(Some(meant.collect()))
     }
 
     /// Adds to claimed jobs what their workers need.
