@@ -342,7 +342,7 @@ async fn a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_
     let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
     let (mut book, _) = Book::open(disk, &bench.options.book, bench.clock.now()).expect("it opens");
     let tagged = |number: u128| {
-        let tags = if number % 2 == 0 { vec![name("even")] } else { Vec::new() };
+        let tags = if number.is_multiple_of(2) { vec![name("even")] } else { Vec::new() };
         Arc::new(NewJob { tags, ..job(number) })
     };
     let now = bench.clock.now();
@@ -361,7 +361,7 @@ async fn a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_
         book.apply(Enqueue { jobs: vec![tagged(6_000 + turns * 2)] }, now).expect("accepted");
     };
     assert!(turns > 2, "5,000 records were read in {turns} turns");
-    let left = (1..=5_000).filter(|number| number % 2 == 0 && *number > 2 * (turns - 1));
+    let left = (1..=5_000).filter(|number| number.is_multiple_of(2) && *number > 2 * (turns - 1));
     let more = (1..turns).map(|turn| 6_000 + turn * 2);
     assert_eq!(meant, left.chain(more).map(id).collect::<Vec<_>>());
 }
@@ -917,7 +917,7 @@ async fn a_batch_that_is_refused_gives_back_the_room_that_was_made_for_it() {
     let store = bench.open_on(disk.clone()).expect("it opens");
     accept(&store, [job(1)]).await;
     let taken = disk.taken().expect("known");
-    switches.capacity.store(taken + (10 * 64 << 10), Ordering::SeqCst);
+    switches.capacity.store(taken + 10 * (64 << 10), Ordering::SeqCst);
     let large = |n| Arc::new(NewJob { payload: vec![1; 10_000].into(), ..job(n) });
     let answer = store.enqueue((100..200).map(large).collect()).await;
     let full = |refusal: &Refusal| matches!(refusal, Refusal::StoreFull { .. });
