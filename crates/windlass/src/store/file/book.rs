@@ -811,7 +811,9 @@ impl Book {
                     break JobRecord::new(&accepted);
                 }
                 Entry::Whole(record) if record.id() == job => break *record,
-                _ => return Err(wrong("it is not about the job it should be about")),
+                Entry::Update { .. } | Entry::Change(_) | Entry::Sketch(_) | Entry::Whole(_) => {
+                    return Err(wrong("it is not about the job it should be about"));
+                }
             }
         };
         updates.iter().rev().for_each(|update| record.absorb(update));
@@ -881,8 +883,8 @@ impl Book {
     }
 
     /// The jobs that are meant, by acceptance if they are chosen by a filter. `None` if so many
-    /// records have to be read for it that others should have their turn first: then ask again, with
-    /// what was `sifted` so far.
+    /// records have to be read for it that others should have their turn first: then ask again,
+    /// with what was `sifted` so far.
     pub fn select(
         &mut self,
         selection: &Selection,
@@ -897,8 +899,8 @@ impl Book {
         };
         let anew = sifted.after == 0;
         let open = |glimpse: &Glimpse<'_>| {
-            filter.may_match(glimpse)
-                && filter.needs_record()
+            filter.needs_record()
+                && filter.may_match(glimpse)
                 && !sifted.is_meant.contains_key(&glimpse.id)
         };
         let glimpses = self.ledger.glimpses_after(sifted.after).filter(open);
