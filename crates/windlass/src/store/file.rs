@@ -30,9 +30,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use book::ASK_AGAIN;
-pub use book::{Book, BookOptions, Flight, Need, Opened, Sifted, Size, Space};
+// For tests and simulations that drive a book by hand; no part of the contract.
+#[doc(hidden)]
+pub use book::{Book, Flight, Need, Sifted, Size};
+pub use book::{BookOptions, Opened, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
+#[doc(hidden)]
 pub use journal::{Retired, WantedSpare};
 pub use look::Look;
 use tokio::runtime::Handle;
