@@ -527,6 +527,14 @@ impl Shared {
         Ok(())
     }
 
+    /// Tells callers that their commit has landed. Many are told from within the runtime: from here
+    /// each of them would have to be handed over to it alone.
+    fn answer(&self, landed: Landed) {
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| landed.0.len() > 1) {
+            runtime.spawn(async move { drop(landed) });
+        }
+    }
+
     /// Rings, from a thread that cannot wait: nearly every wake is done at the first try.
     fn ring(self: &Arc<Self>, rings: Vec<Ring>) {
         let Some(runtime) = self.runtime.clone().filter(|_| !rings.is_empty()) else { return };
@@ -535,6 +543,17 @@ impl Shared {
         let polled = ringing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         if polled == Poll::Pending {
             runtime.spawn(ringing);
+        }
+    }
+}
+
+/// Callers whose commit has landed. They are told when this is dropped, wherever that is.
+struct Landed(Vec<Waiter>);
+
+impl Drop for Landed {
+    fn drop(&mut self) {
+        for waiter in self.0.drain(..) {
+            let _ = waiter.send(Ok(()));
         }
     }
 }
@@ -721,9 +740,7 @@ impl Writer {
         let (waiting, retired) = self.settle(last, relaxed);
         self.shared.told.keep(events);
         self.shared.ring(rings.into_iter().collect());
-        for waiter in waiting {
-            let _ = waiter.send(Ok(()));
-        }
+        self.shared.answer(Landed(waiting));
         for file in retired {
             // A file that cannot leave now is let go when the store is next opened.
             if let Ok(spare) = file.let_go()
