@@ -40,6 +40,11 @@ impl Filter {
         self.may_mean(glimpse.state, glimpse.kind, glimpse.queue)
     }
 
+    /// Whether only records can tell which jobs are meant, by what they say of a job for good.
+    pub fn needs_record(&self) -> bool {
+        !self.tags.is_empty() || self.created_from.is_some() || self.created_before.is_some()
+    }
+
     fn may_mean(&self, state: StateName, kind: &Name, queue: &Name) -> bool {
         let any = |list: &[Name], name: &Name| list.is_empty() || list.contains(name);
         (self.states.is_empty() || self.states.contains(&state))

@@ -47,6 +47,7 @@ points! {
     StoreFull: "a full disk refused an enqueue",
     FullUnknown: "a full disk kept a worker from settling for a while",
     WaitedForRoom: "a commit waited for room on a full disk",
+    TurnedAway: "a call was turned away while a commit was on its way",
     FullHealed: "an enqueue was accepted after the disk had been full",
     OpenFull: "a store could not be opened on a full disk",
     UnknownThenKnown: "an unknown enqueue was repeated and found accepted",

@@ -10,9 +10,8 @@ mod decide;
 mod writer;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use windlass::store::file::{Book, BookOptions, Disk, Flight, Retired};
+use windlass::store::file::{Book, BookOptions, Flight, Retired, WantedSpare};
 use windlass_core::refusal::Refusal;
 
 use crate::answer::{Answer, Decided, Failure, Reply, Request, Snapshot, Ticket};
@@ -58,7 +57,6 @@ pub struct Machine {
 #[derive(Debug)]
 struct Process {
     book: Book,
-    disk: Arc<dyn Disk>,
     /// Decided, in the commit that is being gathered.
     gathered: Vec<Decided>,
     /// Commits that have not landed, in order.
@@ -69,7 +67,7 @@ struct Process {
     failed: bool,
     retired: VecDeque<Retired>,
     /// A spare file that is being made apart.
-    spare: Option<(String, u32)>,
+    spare: Option<WantedSpare>,
     tending: Tending,
     compacting: bool,
     sketching: bool,
@@ -183,7 +181,7 @@ impl Machine {
         }
         self.note_breakage(&answer)?;
         self.oracle.decided(&request, &answer, now, &mut self.cover)?;
-        let claims = matches!(request, Request::Claim(_));
+        let claims = matches!(request, Request::Claim(_)) && !is_turned_away(&answer);
         let decided = Decided { ticket, request, answer, mark, now, answered: false };
         self.wait_for_landing(decided)?;
         if claims && self.process.is_some() {
@@ -206,6 +204,12 @@ impl Machine {
             self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
         }
         let early = match &decided.request {
+            // Nothing was decided, so there is nothing to wait for.
+            _ if is_turned_away(&decided.answer) && !landed => {
+                self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
+                self.cover.hit(Point::TurnedAway);
+                true
+            }
             Request::Find(jobs) if process.book.have_landed(jobs) => {
                 // Told before anything that is in the air: so it must be true without that.
                 self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
@@ -322,4 +326,9 @@ impl Machine {
         ensure!(wrong.is_empty(), "the store is unsound: {}", wrong.join("; "));
         Ok(())
     }
+}
+
+/// Whether a call was turned away for want of room, before anything was decided.
+fn is_turned_away(answer: &Answer) -> bool {
+    matches!(answer, Err(Failure::Unknown | Failure::Refused(Refusal::StoreFull { .. })))
 }

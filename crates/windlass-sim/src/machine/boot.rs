@@ -88,7 +88,7 @@ impl Machine {
     /// Opens the store.
     pub fn open(&mut self) -> Checked<Opening> {
         let (disk, now) = (self.disk.mount(), self.clock.now());
-        let opened = Book::open(disk.clone(), &self.options, now);
+        let opened = Book::open(disk, &self.options, now);
         self.trace_disk();
         if self.disk.is_dead() {
             self.crashes += 1;
@@ -109,7 +109,6 @@ impl Machine {
         let last_event = book.last_event();
         self.process = Some(Process {
             book,
-            disk,
             gathered: Vec::new(),
             flying: VecDeque::new(),
             syncing: 0,

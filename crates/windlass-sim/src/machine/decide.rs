@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use windlass::store::StoreError;
 use windlass::store::file::{Book, Need, Size};
-use windlass::store::{Selection, StoreError};
 use windlass_core::filter::Filter;
 use windlass_core::job::NewJob;
 use windlass_core::ledger::{
@@ -74,10 +74,7 @@ pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
 fn alter(book: &mut Book, alteration: Request, now: Now) -> Answer {
     book.admit(Need::Progress(Size::default()), now)?;
     match alteration {
-        Request::Cancel(jobs) => {
-            let jobs = book.select(Selection::Jobs(jobs), now)?;
-            Ok(Reply::Cancelled(book.apply(Cancel { jobs }, now)?))
-        }
+        Request::Cancel(jobs) => Ok(Reply::Cancelled(book.apply(Cancel { jobs }, now)?)),
         Request::Reschedule(jobs, start) => {
             Ok(Reply::Rescheduled(book.apply(Reschedule { jobs, start }, now)?))
         }

@@ -121,6 +121,9 @@ impl Machine {
         if process.book.usable().is_err() {
             return Ok(self.fail());
         }
+        if process.book.is_stalled() && process.syncing == 0 {
+            process.book.make_room(self.clock.now());
+        }
         if let Some(flight) = process.book.take() {
             self.disk.mark();
             let decided = std::mem::take(&mut process.gathered);
@@ -129,6 +132,10 @@ impl Machine {
         process.syncing = process.flying.len();
         if process.syncing > 0 {
             return Ok(Worked::Took);
+        }
+        if process.book.wants_compaction() {
+            process.tending = Tending::Compaction;
+            return Ok(Worked::Tended);
         }
         if process.sealed {
             return Ok(Worked::Idle);
@@ -231,16 +238,15 @@ impl Machine {
         let Some(process) = self.process.as_mut().filter(|process| process.spare.is_none()) else {
             return false;
         };
-        process.spare = process.book.wanted_spare();
+        process.spare = process.book.wanted_spare(self.clock.now());
         process.spare.is_some()
     }
 
     /// Makes the spare file that was begun.
     pub fn finish_spare(&mut self) {
         let Some(process) = self.process.as_mut() else { return };
-        let Some((name, bytes)) = process.spare.take() else { return };
-        let made = process.disk.create(&name, bytes.into()).map(|_| (name, bytes));
-        process.book.add_spare(made.ok());
+        let Some(wanted) = process.spare.take() else { return };
+        process.book.spare_made(wanted.make(), self.clock.now());
         self.trace_disk();
         if self.disk.is_dead() {
             self.fall();

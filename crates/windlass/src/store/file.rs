@@ -29,10 +29,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub use book::{Book, BookOptions, Flight, Need, Opened, Size, Space};
+use book::ASK_AGAIN;
+// For tests and simulations that drive a book by hand; no part of the contract.
+#[doc(hidden)]
+pub use book::{Book, Flight, Need, Sifted, Size};
+pub use book::{BookOptions, Opened, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
-pub use journal::Retired;
+#[doc(hidden)]
+pub use journal::{Retired, WantedSpare};
 pub use look::Look;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
@@ -170,8 +175,8 @@ pub struct FileStore {
 struct Shared {
     state: Mutex<Gathering>,
     /// Held while a commit is written, and taken with the book in hand: so commits are written in
-    /// their order.
-    order: Mutex<()>,
+    /// their order. Says whether one could not be written: then none after it is.
+    order: Mutex<bool>,
     /// There is something for the writer to do.
     work: Condvar,
     told: Told,
@@ -238,8 +243,8 @@ impl FileStore {
         Self::start(disk, options, clock, wake, Some(Handle::current()))
     }
 
-    /// Opens a store on a disk of your own, with no thread: every call writes and syncs by itself.
-    /// For tests on virtual time and simulated disks.
+    /// Opens a store on a disk of your own, with no thread: every call writes and syncs by itself,
+    /// however relaxed the store is. For tests on virtual time and simulated disks.
     pub fn on_disk(
         disk: Arc<dyn Disk>,
         options: &FileOptions,
@@ -258,7 +263,7 @@ impl FileStore {
     ) -> Result<Self, OpenError> {
         let called = format!("{disk:?}");
         let began = clock.now().steady;
-        let (mut book, mut opened) = Book::open(disk.clone(), &options.book, clock.now())?;
+        let (mut book, mut opened) = Book::open(disk, &options.book, clock.now())?;
         opened.took = clock.now().steady.since(began);
         let told = Told { events: Mutex::default(), committed: watch::Sender::new(0) };
         let events = book.opening_events();
@@ -277,13 +282,13 @@ impl FileStore {
         let threaded = runtime.is_some();
         let state = Mutex::new(gathering);
         let work = Condvar::new();
-        let order = Mutex::new(());
+        let order = Mutex::new(false);
         let shared =
             Arc::new(Shared { state, order, work, told, clock, wake, durability, runtime });
         let writer = threaded.then(|| {
             let synced_at = shared.clock.now().steady;
             let (unsynced, spare) = (Vec::new(), None);
-            let writer = Writer { shared: shared.clone(), disk, unsynced, synced_at, spare };
+            let writer = Writer { shared: shared.clone(), unsynced, synced_at, spare };
             let named = std::thread::Builder::new().name("windlass-writer".to_string());
             named.spawn(move || writer.run()).map_err(|e| OpenError::disk("start a thread", e))
         });
@@ -334,12 +339,14 @@ impl FileStore {
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
             let answer = book.usable().and_then(|()| turn(book, now));
-            // Nothing lands any more in a broken store, so there is nothing to wait for.
-            let broken = book.usable().is_err();
-            let patience = if broken { Patience::None } else { patience(book) };
+            // Nothing lands any more in a broken store, and whoever was turned away has seen
+            // nothing: there is nothing to wait for.
+            let nothing = book.usable().is_err() || is_turned_away(&answer);
+            let patience = if nothing { Patience::None } else { patience(book) };
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
-                (answer, None, Some(landed?))
+                let landed = if nothing { landed.unwrap_or_default() } else { landed? };
+                (answer, None, Some(landed))
             } else {
                 let landing = match patience {
                     Patience::Landed => state.landing(),
@@ -368,14 +375,15 @@ impl FileStore {
 
     /// Lets the writer finish, and lets go of the directory.
     fn shut(&self) {
-        if let Ok(mut state) = self.shared.state.lock() {
-            state.closing = true;
-            self.shared.work.notify_all();
-        }
+        // Also after a call has crashed: a writer that sleeps must learn of it, to be waited for.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).closing = true;
+        self.shared.work.notify_all();
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = writer.map(JoinHandle::join);
+        let crashed = self.shared.state.is_poisoned();
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(book) = state.book.take() {
+        state.fail("the store was closed");
+        if let Some(book) = state.book.take().filter(|_| !crashed) {
             let _ = book.seal();
         }
     }
@@ -404,6 +412,12 @@ impl Drop for FileStore {
     }
 }
 
+/// Whether a call was turned away for want of room, before anything was decided.
+fn is_turned_away<T>(answer: &Answer<T>) -> bool {
+    let Err(error) = answer else { return false };
+    matches!(error, StoreError::Unknown { .. } | StoreError::Refused(Refusal::StoreFull { .. }))
+}
+
 fn closed() -> StoreError {
     Refusal::Unavailable { why: "it was closed".to_string() }.into()
 }
@@ -417,9 +431,12 @@ impl Shared {
     }
 
     fn wake_writer(&self, state: &mut Gathering) {
-        let has_work = |book: &Book| book.has_work() || book.usable().is_err();
-        let has_work = state.book.as_ref().is_some_and(has_work);
-        if state.writer_sleeps && (has_work || !state.written.is_empty()) {
+        // Of a commit that waits for room it must know, to ask for it now and then; and a call that
+        // was turned away may have found the disk to be full.
+        let has_work =
+            |book: &Book| book.is_gathering() || book.usable().is_err() || book.wants_compaction();
+        let has_work = || state.book.as_ref().is_some_and(has_work);
+        if state.writer_sleeps && (!state.written.is_empty() || has_work()) {
             state.writer_sleeps = false;
             self.work.notify_one();
         }
@@ -451,10 +468,7 @@ impl Shared {
             let source = Box::new(NotLanded("there is no room for it".into()));
             return Err(StoreError::Unknown { doing, source });
         };
-        let in_order = self.order.lock();
-        let written = flight.write();
-        drop(in_order);
-        if let Err(error) = written {
+        if let Err(error) = Self::write_in_order(self.order(), &flight) {
             let why = state.fail(&format!("a write to the disk failed ({error})"));
             return Err(StoreError::Unknown { doing, source: Box::new(NotLanded(why)) });
         }
@@ -463,30 +477,35 @@ impl Shared {
         Ok(())
     }
 
+    fn order(&self) -> MutexGuard<'_, bool> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a commit, unless one before it could not be: whoever wrote that may not have told the
+    /// book yet.
+    fn write_in_order(mut failed: MutexGuard<'_, bool>, flight: &Flight) -> std::io::Result<()> {
+        if *failed {
+            return Err(std::io::Error::other("an earlier commit could not be written"));
+        }
+        flight.write().inspect_err(|_| *failed = true)
+    }
+
     /// Writes and syncs what was gathered, on the caller's own time.
     fn land_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<Vec<Ring>> {
         let Some(book) = state.book.as_mut() else { return Ok(Vec::new()) };
         let mut rings = Vec::new();
-        while let Some(flight) = book.take() {
-            let landed = flight.write().and_then(|()| match self.durability {
-                Durability::Sync => flight.sync(),
-                Durability::Relaxed(_) | Durability::None => Ok(()),
-            });
-            if let Err(error) = landed {
-                let why = format!("a write to the disk failed ({error})");
-                book.fail(why.clone());
-                return Err(StoreError::Unknown { doing, source: Box::new(NotLanded(why.into())) });
-            }
-            book.written(flight.number());
-            if self.durability == Durability::Sync {
-                for retired in book.landed(&flight) {
-                    let _ = retired.let_go().map(|spare| book.add_spare(spare));
-                }
-            }
-            let step = flight.bytes().saturating_mul(4).max(COMPACT_STEP);
-            if book.wants_compaction() {
+        let mut step = COMPACT_STEP;
+        loop {
+            while book.wants_compaction() && !book.is_gathering() {
                 book.compact(step)?;
             }
+            let Some(flight) = book.take() else { break };
+            Self::land_one(book, &flight).map_err(|error| {
+                let why = format!("a write to the disk failed ({error})");
+                book.fail(why.clone());
+                StoreError::Unknown { doing, source: Box::new(NotLanded(why.into())) }
+            })?;
+            step = flight.bytes().saturating_mul(4).max(COMPACT_STEP);
             if book.wants_checkpoint() {
                 book.checkpoint(step)?;
             }
@@ -500,6 +519,23 @@ impl Shared {
         Ok(rings)
     }
 
+    fn land_one(book: &mut Book, flight: &Flight) -> std::io::Result<()> {
+        flight.write().and_then(|()| flight.sync())?;
+        book.written(flight.number());
+        for retired in book.landed(flight) {
+            let _ = retired.let_go().map(|spare| book.add_spare(spare));
+        }
+        Ok(())
+    }
+
+    /// Tells callers that their commit has landed. Many are told from within the runtime: from here
+    /// each of them would have to be handed over to it alone.
+    fn answer(&self, landed: Landed) {
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| landed.0.len() > 1) {
+            runtime.spawn(async move { drop(landed) });
+        }
+    }
+
     /// Rings, from a thread that cannot wait: nearly every wake is done at the first try.
     fn ring(self: &Arc<Self>, rings: Vec<Ring>) {
         let Some(runtime) = self.runtime.clone().filter(|_| !rings.is_empty()) else { return };
@@ -508,6 +544,17 @@ impl Shared {
         let polled = ringing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         if polled == Poll::Pending {
             runtime.spawn(ringing);
+        }
+    }
+}
+
+/// Callers whose commit has landed. They are told when this is dropped, wherever that is.
+struct Landed(Vec<Waiter>);
+
+impl Drop for Landed {
+    fn drop(&mut self) {
+        for waiter in self.0.drain(..) {
+            let _ = waiter.send(Ok(()));
         }
     }
 }
@@ -576,7 +623,6 @@ const COMPACT_STEP: u64 = 256 << 10;
 /// The thread that syncs, and writes what callers did not write themselves.
 struct Writer {
     shared: Arc<Shared>,
-    disk: Arc<dyn Disk>,
     /// Commits that were answered and not yet synced: only with [`Durability::Relaxed`].
     unsynced: Vec<Flight>,
     synced_at: Steady,
@@ -588,7 +634,8 @@ impl Writer {
     fn run(mut self) {
         let ended = crate::panics::catch(|| self.write_until_closed());
         match ended {
-            Ok(Ok(())) => {}
+            // It was closed, or a call has crashed: whoever still waits would wait for ever.
+            Ok(Ok(())) => self.give_up("the writer thread has ended"),
             Ok(Err(error)) => self.give_up(&format!("a write to the disk failed ({error})")),
             Err(panic) => self.give_up(&format!("the writer thread crashed ({panic})")),
         }
@@ -615,19 +662,16 @@ impl Writer {
         let shared = self.shared.clone();
         let Ok(mut state) = shared.lock() else { return Ok(None) };
         loop {
-            let due = match shared.durability {
-                Durability::Relaxed(every) if !self.unsynced.is_empty() => {
-                    Some(every.saturating_sub(self.now().since(self.synced_at)))
-                }
-                _ => None,
-            };
-            let closing = state.closing;
-            let Some(book) = state.book.as_ref() else { return Ok(None) };
+            let due = self.sync_due();
+            let (closing, written) = (state.closing, !state.written.is_empty());
+            let Some(book) = state.book.as_mut() else { return Ok(None) };
+            // Callers wait for it, and nobody else may ever ask for room again.
+            let stalled = book.is_stalled() && !book.make_room(shared.clock.now());
             if let Err(broken) = book.usable() {
                 state.fail(&broken.to_string());
                 return Ok(None);
             }
-            if book.has_work() || !state.written.is_empty() {
+            if book.has_work() || written || book.wants_compaction() {
                 let Some(gathered) = shared.gather(state) else { return Ok(None) };
                 return self.write(gathered).map(Some);
             }
@@ -637,9 +681,12 @@ impl Writer {
             // Nothing to write: what has landed is marked as such.
             let _ = book.seal();
             if closing {
+                state.fail("the store was closed before there was room for it");
                 state.book = None;
                 return Ok(None);
             }
+            let due =
+                if stalled { Some(due.map_or(ASK_AGAIN, |due| due.min(ASK_AGAIN))) } else { due };
             state.writer_sleeps = true;
             let woken = match due {
                 None => shared.work.wait(state).ok(),
@@ -651,14 +698,23 @@ impl Writer {
         }
     }
 
+    /// How long what was answered may still wait for its sync; `None` if nothing does.
+    fn sync_due(&self) -> Option<Duration> {
+        match self.shared.durability {
+            Durability::Relaxed(every) if !self.unsynced.is_empty() => {
+                Some(every.saturating_sub(self.now().since(self.synced_at)))
+            }
+            Durability::Relaxed(_) | Durability::Sync | Durability::None => None,
+        }
+    }
+
     /// Writes the commit that is being gathered, while the next one may gather already.
     fn write(&self, mut state: MutexGuard<'_, Gathering>) -> std::io::Result<Vec<Flight>> {
         let mut flights = std::mem::take(&mut state.written);
         let Some(flight) = state.book.as_mut().and_then(Book::take) else { return Ok(flights) };
-        let in_order = self.shared.order.lock();
+        let order = self.shared.order();
         drop(state);
-        flight.write()?;
-        drop(in_order);
+        Shared::write_in_order(order, &flight)?;
         flights.push(flight);
         Ok(flights)
     }
@@ -668,7 +724,8 @@ impl Writer {
         let last = flights.last().map(Flight::number);
         let relaxed = match self.shared.durability {
             Durability::Relaxed(every) => {
-                last.is_some() && self.now().since(self.synced_at) < every
+                let early = self.now().since(self.synced_at) < every;
+                last.is_some() && early && !self.tokens_run_out()
             }
             Durability::Sync | Durability::None => false,
         };
@@ -684,9 +741,7 @@ impl Writer {
         let (waiting, retired) = self.settle(last, relaxed);
         self.shared.told.keep(events);
         self.shared.ring(rings.into_iter().collect());
-        for waiter in waiting {
-            let _ = waiter.send(Ok(()));
-        }
+        self.shared.answer(Landed(waiting));
         for file in retired {
             // A file that cannot leave now is let go when the store is next opened.
             if let Ok(spare) = file.let_go()
@@ -697,6 +752,13 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// Whether claims wait for the disk: then for stable storage, however relaxed the store is. A
+    /// lease token must not come twice, and an opening goes on only so far beyond the last known.
+    fn tokens_run_out(&self) -> bool {
+        let state = self.shared.lock();
+        state.is_ok_and(|state| state.book.as_ref().is_some_and(Book::tokens_run_out))
     }
 
     /// Tells the book what is in the files and what is on stable storage. Returns who may be
@@ -740,16 +802,18 @@ impl Writer {
             return;
         }
         let Ok(mut state) = self.shared.lock() else { return };
-        let wanted = state.book.as_mut().and_then(Book::wanted_spare);
+        let now = self.shared.clock.now();
+        let wanted = state.book.as_mut().and_then(|book| book.wanted_spare(now));
         drop(state);
-        let Some((name, size)) = wanted else { return };
-        let (shared, disk) = (self.shared.clone(), self.disk.clone());
+        let Some(wanted) = wanted else { return };
+        let shared = self.shared.clone();
         let making = std::thread::Builder::new().spawn(move || {
-            let made = disk.create(&name, size.into()).map(|_| (name, size));
+            let made = wanted.make();
+            let now = shared.clock.now();
             if let Ok(mut state) = shared.lock()
                 && let Some(book) = state.book.as_mut()
             {
-                book.add_spare(made.ok());
+                book.spare_made(made, now);
             }
         });
         self.spare = making.ok();
@@ -759,6 +823,37 @@ impl Writer {
     fn give_up(&mut self, why: &str) {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).fail(why);
     }
+}
+
+fn alter_now(
+    book: &mut Book,
+    jobs: Vec<JobId>,
+    alteration: Alteration,
+    now: Now,
+) -> Answer<Vec<Altered>> {
+    let altered = |(job, result)| Altered { job, result };
+    let results: Vec<Result<Deed, Refusal>> = match alteration {
+        Alteration::Cancel => {
+            let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
+            reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
+        }
+        Alteration::Reschedule(start) => {
+            let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
+            reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
+        }
+        Alteration::Remove => {
+            let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
+            reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
+        }
+        Alteration::Replay => {
+            let reply = book.apply(Replay { jobs }, now)?;
+            let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
+                altered((job, each.map(|()| Deed::Replayed)))
+            };
+            return Ok(reply.into_iter().map(replayed).collect());
+        }
+    };
+    Ok(jobs.into_iter().zip(results).map(altered).collect())
 }
 
 /// About how many bytes a job takes in the journal.
@@ -832,38 +927,19 @@ impl Store for FileStore {
     }
 
     async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
-        self.turn(
-            "change jobs",
-            |_| Patience::Landed,
-            |book, now| {
+        let mut sifted = Sifted::default();
+        loop {
+            let alter = |book: &mut Book, now| {
                 book.admit(Need::Progress(Size::default()), now)?;
-                let jobs = book.select(selection, now)?;
-                let altered = |(job, result)| Altered { job, result };
-                let results: Vec<Result<Deed, Refusal>> = match alteration {
-                    Alteration::Cancel => {
-                        let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
-                        reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
-                    }
-                    Alteration::Reschedule(start) => {
-                        let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
-                        reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
-                    }
-                    Alteration::Remove => {
-                        let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
-                        reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
-                    }
-                    Alteration::Replay => {
-                        let reply = book.apply(Replay { jobs }, now)?;
-                        let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
-                            altered((job, each.map(|()| Deed::Replayed)))
-                        };
-                        return Ok(reply.into_iter().map(replayed).collect());
-                    }
-                };
-                Ok(jobs.into_iter().zip(results).map(altered).collect())
-            },
-        )
-        .await
+                let jobs = book.select(&selection, &mut sifted, now)?;
+                jobs.map(|jobs| alter_now(book, jobs, alteration, now)).transpose()
+            };
+            // More records have to be read than is done in one turn.
+            let altered = self.turn("change jobs", |_| Patience::Landed, alter).await?;
+            if let Some(altered) = altered {
+                return Ok(altered);
+            }
+        }
     }
 
     async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
@@ -959,5 +1035,36 @@ impl Store for FileStore {
 
     async fn close(&self) {
         self.shut();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_core::ledger::KindClaim;
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::wake::LocalWake;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn however_relaxed_no_more_tokens_are_out_than_a_reopened_store_skips() {
+        let name = format!("windlass-tokens-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let durability = Durability::Relaxed(Duration::from_secs(3_600));
+        let options = FileOptions { durability, ..FileOptions::default() };
+        let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+        let store = FileStore::open(&path, &options, clock, wake).expect("it opens");
+        let work = Name::new("work").expect("a name");
+        let job = |id| NewJob::new(JobId::from_u128(id), work.clone(), work.clone(), Vec::new());
+        store.enqueue((1..=200).map(|id| Arc::new(job(id))).collect()).await.expect("accepted");
+        for _ in 0..200 {
+            let kinds = vec![KindClaim::new(work.clone())];
+            let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
+            assert_eq!(store.claim(claim).await.expect("answered").jobs.len(), 1);
+            let state = store.shared.lock().expect("nobody crashed");
+            assert!(!state.book.as_ref().is_some_and(Book::tokens_run_out));
+        }
+        drop(store);
+        std::fs::remove_dir_all(&path).expect("removed");
     }
 }

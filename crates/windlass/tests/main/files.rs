@@ -12,16 +12,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use windlass::clock::SystemClock;
+use tokio::task::JoinHandle;
+use windlass::clock::{BoxFuture, Clock, SystemClock};
 use windlass::core::filter::Filter;
 use windlass::core::job::{Dependency, NewJob, OnFailure, StateName};
 use windlass::core::ledger::{
-    Claim, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal, Settlement,
+    Cancel, Claim, Enqueue, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal, Settlement,
 };
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::{LogLine, Progress, Report};
+use windlass::core::time::Now;
 use windlass::store::file::{
-    BookOptions, Disk, DiskFile, FileOptions, OpenError, RealDisk, back_up, check,
+    Book, BookOptions, Disk, DiskFile, FileOptions, OpenError, RealDisk, Sifted, back_up, check,
 };
 use windlass::store::{Alteration, Durability, FileStore, Handed, Selection, Store, StoreError};
 use windlass::testing::VirtualClock;
@@ -286,6 +288,85 @@ async fn nobody_else_can_read_the_directory_or_its_files() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_directory_that_was_there_is_closed_to_others_unless_it_holds_something_else() {
+    let bench = Bench::new();
+    let mode = |path: &Path| fs::metadata(path).expect("it is there").permissions().mode() & 0o777;
+    let make = |path: &Path| {
+        fs::create_dir_all(path).expect("made");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("opened to all");
+    };
+    make(&bench.path());
+    bench.open().close().await;
+    assert_eq!(mode(&bench.path()), 0o700);
+    let (copy, shared) = (bench.directory.path().join("copy"), bench.directory.path().join("own"));
+    back_up(&bench.path(), &copy).expect("copied");
+    for entry in fs::read_dir(&copy).expect("a directory") {
+        let path = entry.expect("an entry").path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+    }
+    make(&shared);
+    fs::write(shared.join("letters"), "not ours").expect("written");
+    drop(RealDisk::open(&shared).expect("it is nobody's"));
+    assert_eq!(mode(&shared), 0o755);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backup_leaves_alone_what_another_is_writing() {
+    let bench = Bench::new();
+    bench.open().close().await;
+    let copy = bench.directory.path().join("copy");
+    let other = bench.directory.path().join("copy.unfinished");
+    fs::create_dir(&other).expect("made");
+    fs::write(other.join("journal-00000001"), "of another").expect("written");
+    let refused = back_up(&bench.path(), &copy).expect_err("it is being written");
+    assert!(format!("{refused:?}").contains("another backup"), "{refused:?}");
+    assert!(other.join("journal-00000001").exists() && !copy.exists());
+    fs::remove_dir_all(&other).expect("removed");
+    back_up(&bench.path(), &copy).expect("copied");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relaxed_store_without_a_writer_syncs_too() {
+    let mut bench = Bench::new();
+    bench.options.durability = Durability::Relaxed(HOUR);
+    let (disk, switches) = Failing::open(&bench.path());
+    let store = bench.open_on(disk).expect("it opens");
+    let syncs = switches.syncs.load(Ordering::SeqCst);
+    accept(&store, [job(1)]).await;
+    assert_eq!(switches.syncs.load(Ordering::SeqCst), syncs + 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_commit() {
+    let bench = Bench::new();
+    let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
+    let (mut book, _) = Book::open(disk, &bench.options.book, bench.clock.now()).expect("it opens");
+    let tagged = |number: u128| {
+        let tags = if number.is_multiple_of(2) { vec![name("even")] } else { Vec::new() };
+        Arc::new(NewJob { tags, ..job(number) })
+    };
+    let now = bench.clock.now();
+    book.apply(Enqueue { jobs: (1..=5_000).map(tagged).collect() }, now).expect("accepted");
+    let filter = Filter { tags: vec![name("even")], ..Filter::default() };
+    let filter = Filter { states: vec![StateName::Ready], ..filter };
+    let selection = Selection::Matching(filter);
+    let (mut sifted, mut turns) = (Sifted::default(), 0);
+    let meant = loop {
+        turns += 1;
+        if let Some(meant) = book.select(&selection, &mut sifted, now).expect("answered") {
+            break meant;
+        }
+        // Between two turns: one no longer matches, and one more does.
+        book.apply(Cancel { jobs: vec![id(turns * 2)] }, now).expect("cancelled");
+        book.apply(Enqueue { jobs: vec![tagged(6_000 + turns * 2)] }, now).expect("accepted");
+    };
+    assert!(turns > 2, "5,000 records were read in {turns} turns");
+    let left = (turns..=2_500).map(|half| half * 2);
+    let more = (1..turns).map(|turn| 6_000 + turn * 2);
+    assert_eq!(meant, left.chain(more).map(id).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_due_time_does_not_move_when_the_clock_falls_back_over_a_restart() {
     let bench = Bench::new();
     let store = bench.open();
@@ -443,9 +524,15 @@ struct Switches {
     sync_fails: AtomicBool,
     write_fails: AtomicBool,
     rename_fails: AtomicBool,
+    list_fails_once: AtomicBool,
     full: AtomicBool,
+    /// Bytes that all files may take; 0 for no bound.
+    capacity: AtomicU64,
+    refused: AtomicU64,
     syncs: AtomicU64,
     gate: Arc<Gate>,
+    write_gate: Arc<Gate>,
+    large_write_fails: AtomicBool,
 }
 
 impl Switches {
@@ -453,6 +540,9 @@ impl Switches {
         if switch.load(Ordering::SeqCst) { Err(io::Error::other("EIO")) } else { Ok(()) }
     }
 }
+
+/// Writes of at least so many bytes can be stopped: no mark and no small commit among them.
+const LARGE: usize = 1_000;
 
 #[derive(Debug)]
 struct FailingFile {
@@ -464,8 +554,15 @@ impl Failing {
     fn open(path: &Path) -> (Arc<Self>, Arc<Switches>) {
         let switches = Arc::new(Switches::default());
         switches.gate.set(true);
+        switches.write_gate.set(true);
         let disk = RealDisk::open(path).expect("it is nobody's");
         (Arc::new(Self { disk, switches: switches.clone() }), switches)
+    }
+
+    /// Bytes of all files.
+    fn taken(&self) -> io::Result<u64> {
+        let names = self.disk.list()?;
+        names.iter().map(|name| self.disk.open(name)?.size()).sum()
     }
 
     fn wrap(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
@@ -475,6 +572,9 @@ impl Failing {
 
 impl Disk for Failing {
     fn list(&self) -> io::Result<Vec<String>> {
+        if self.switches.list_fails_once.swap(false, Ordering::SeqCst) {
+            return Err(io::Error::other("EIO"));
+        }
         self.disk.list()
     }
 
@@ -483,7 +583,10 @@ impl Disk for Failing {
     }
 
     fn create(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn DiskFile>> {
-        if self.switches.full.load(Ordering::SeqCst) {
+        let capacity = self.switches.capacity.load(Ordering::SeqCst);
+        let fits = capacity == 0 || self.taken()? + bytes <= capacity;
+        if self.switches.full.load(Ordering::SeqCst) || !fits {
+            self.switches.refused.fetch_add(1, Ordering::SeqCst);
             return Err(io::Error::from(io::ErrorKind::StorageFull));
         }
         Ok(self.wrap(self.disk.create(name, bytes)?))
@@ -513,6 +616,12 @@ impl DiskFile for FailingFile {
     }
 
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        if bytes.len() >= LARGE {
+            self.switches.write_gate.pass();
+            if self.switches.large_write_fails.load(Ordering::SeqCst) {
+                return Err(io::Error::other("EIO"));
+            }
+        }
         self.switches.check(&self.switches.write_fails)?;
         self.file.write_at(bytes, at)
     }
@@ -686,6 +795,93 @@ async fn nothing_is_answered_or_told_before_the_sync_has_returned() {
     assert!(*store.committed().borrow() > told);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_behind_a_commit_that_could_not_be_written_is_not_answered() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock, wake).expect("it opens");
+    let store = Arc::new(store);
+    accept(&store, [job(1)]).await;
+    let gate = &switches.write_gate;
+    gate.set(false);
+    switches.large_write_fails.store(true, Ordering::SeqCst);
+    let (one, other) = (store.clone(), store.clone());
+    let large = Arc::new(NewJob { payload: vec![1; LARGE].into(), ..job(2) });
+    let enqueue = tokio::spawn(async move { one.enqueue(vec![large]).await });
+    gate.reached.notified().await;
+    // It decides at once, and waits to be written behind the enqueue.
+    let kinds = vec![KindClaim::new(name("work"))];
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
+    let claim = tokio::spawn(async move { other.claim(claim).await });
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+    gate.set(true);
+    assert!(in_time(enqueue).await.expect("no panic").is_err());
+    let answer = in_time(claim).await.expect("no panic");
+    assert!(answer.is_err(), "{answer:?}");
+}
+
+/// A clock that can be made to crash whoever reads it.
+#[derive(Debug)]
+struct Crashing {
+    clock: SystemClock,
+    crashes: AtomicBool,
+}
+
+impl Clock for Crashing {
+    fn now(&self) -> Now {
+        assert!(!self.crashes.swap(false, Ordering::SeqCst), "as the test wants it");
+        self.clock.now()
+    }
+
+    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        self.clock.sleep(duration)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_crashes_leaves_nobody_waiting_and_does_not_keep_the_store_open() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let clock = Arc::new(Crashing { clock: SystemClock::new(), crashes: AtomicBool::new(false) });
+    let wake = Arc::new(LocalWake::new());
+    let store = FileStore::with_writer(disk, &bench.options, clock.clone(), wake);
+    let store = Arc::new(store.expect("it opens"));
+    accept(&store, [job(1)]).await;
+    switches.gate.set(false);
+    let _ = tokio::time::timeout(Duration::ZERO, switches.gate.reached.notified()).await;
+    let waits = store.clone();
+    let waits = tokio::spawn(async move { waits.enqueue(vec![Arc::new(job(2))]).await });
+    switches.gate.reached.notified().await;
+    clock.crashes.store(true, Ordering::SeqCst);
+    let crashes = store.clone();
+    let crashed = tokio::spawn(async move { crashes.count().await });
+    assert!(crashed.await.is_err(), "it crashes while it has the book");
+    switches.gate.set(true);
+    let answer = in_time(waits).await.expect("no panic");
+    assert!(matches!(answer, Err(StoreError::Unknown { .. })), "{answer:?}");
+    let answer = store.count().await;
+    assert!(matches!(answer, Err(StoreError::Refused(Refusal::StoreBroken { .. }))), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_whose_writer_sleeps_while_a_call_crashes_can_be_closed() {
+    let bench = Bench::new();
+    let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
+    let clock = Arc::new(Crashing { clock: SystemClock::new(), crashes: AtomicBool::new(false) });
+    let wake = Arc::new(LocalWake::new());
+    let store = FileStore::with_writer(disk, &bench.options, clock.clone(), wake);
+    let store = Arc::new(store.expect("it opens"));
+    accept(&store, [job(1)]).await;
+    clock.crashes.store(true, Ordering::SeqCst);
+    let crashes = store.clone();
+    assert!(tokio::spawn(async move { crashes.count().await }).await.is_err(), "it crashes");
+    in_time(tokio::task::spawn_blocking(move || drop(store))).await.expect("no panic");
+    assert_eq!(everything(&bench.open()).await.len(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_full_disk_refuses_new_jobs_lets_running_ones_end_and_heals() {
     let mut bench = Bench::new();
@@ -712,6 +908,151 @@ async fn a_full_disk_refuses_new_jobs_lets_running_ones_end_and_heals() {
     accept(&store, [job(2)]).await;
     drop(store);
     assert_eq!(everything(&bench.open()).await.len() as u128, accepted + 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_refused_gives_back_the_room_that_was_made_for_it() {
+    let bench = Bench::new();
+    let (disk, switches) = Failing::open(&bench.path());
+    let store = bench.open_on(disk.clone()).expect("it opens");
+    accept(&store, [job(1)]).await;
+    let taken = disk.taken().expect("known");
+    switches.capacity.store(taken + 10 * (64 << 10), Ordering::SeqCst);
+    let large = |n| Arc::new(NewJob { payload: vec![1; 10_000].into(), ..job(n) });
+    let answer = store.enqueue((100..200).map(large).collect()).await;
+    let full = |refusal: &Refusal| matches!(refusal, Refusal::StoreFull { .. });
+    assert!(matches!(&answer, Err(StoreError::Refused(why)) if full(why)), "{answer:?}");
+    assert_eq!(disk.taken().expect("known"), taken);
+    tokio::time::advance(SECOND).await;
+    accept(&store, [job(2)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_is_not_filled_with_zeros_over_and_over() {
+    let mut bench = Bench::new();
+    bench.options.book.segment_bytes = Some(1 << 20);
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock, wake).expect("it opens");
+    switches.full.store(true, Ordering::SeqCst);
+    // More than half of the segment: from here on the next one is made in advance.
+    let large = |n| NewJob { payload: vec![1; 100_000].into(), ..job(n) };
+    accept(&store, (1..=6).map(large)).await;
+    for number in 100..200 {
+        accept(&store, [job(number)]).await;
+    }
+    let refused = switches.refused.load(Ordering::SeqCst);
+    assert!((1..10).contains(&refused), "the disk was asked {refused} times");
+}
+
+/// Fills a small disk, ends all that is on it, and takes new jobs again.
+async fn a_disk_full_of_what_is_gone_heals(store: &FileStore, clock: &dyn Clock) {
+    let mut number = 0;
+    for round in 0..5 {
+        let mut accepted = 0;
+        while accepted < 200 {
+            let big = NewJob { payload: vec![1; 100_000].into(), ..job(number) };
+            if store.enqueue(vec![Arc::new(big)]).await.is_err() {
+                break;
+            }
+            number += 1;
+            accepted += 1;
+        }
+        assert!((20..200).contains(&accepted), "{accepted} accepted in round {round}");
+        let handed = claim(store, 200).await.jobs;
+        assert_eq!(handed.len(), accepted);
+        for handed in handed {
+            settle(store, Settlement::new(handed.job.id, handed.lease.token, Verdict::Complete))
+                .await;
+        }
+        // A full disk is not asked all the time.
+        clock.sleep(SECOND / 2).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_full_of_what_is_gone_heals_without_a_writer() {
+    let mut bench = Bench::new();
+    let limits = Limits { history_jobs: 1, ..Limits::default() };
+    bench.options.book = BookOptions { limits, ..BookOptions::default() };
+    let (disk, switches) = Failing::open(&bench.path());
+    switches.capacity.store(16 << 20, Ordering::SeqCst);
+    let store = bench.open_on(disk).expect("it opens");
+    a_disk_full_of_what_is_gone_heals(&store, &*bench.clock).await;
+    store.close().await;
+    drop(store);
+    assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_full_of_what_is_gone_heals_with_a_writer() {
+    let mut bench = Bench::new();
+    let limits = Limits { history_jobs: 1, ..Limits::default() };
+    bench.options.book = BookOptions { limits, ..BookOptions::default() };
+    let (disk, switches) = Failing::open(&bench.path());
+    switches.capacity.store(16 << 20, Ordering::SeqCst);
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock.clone(), wake);
+    let store = store.expect("it opens");
+    in_time(a_disk_full_of_what_is_gone_heals(&store, &*clock)).await;
+}
+
+/// A test that would wait for ever fails instead.
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(20 * SECOND, future).await.expect("it waits for ever")
+}
+
+/// A store on a full disk, and a call that waits for room: more was called off than fits.
+async fn waiting_for_room(bench: &Bench) -> (Arc<FileStore>, Arc<Switches>, JoinHandle<u64>) {
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock, wake).expect("it opens");
+    let store = Arc::new(store);
+    for hundred in 0..50 {
+        accept(&store, (1..=100).map(|each| job(hundred * 100 + each))).await;
+    }
+    switches.full.store(true, Ordering::SeqCst);
+    let clears = store.clone();
+    let clears = tokio::spawn(async move {
+        clears.clear(name("default")).await.map_or(0, |cleared| cleared.cleared)
+    });
+    // A claim does not wait for others, and fails once there is no room.
+    let kinds = vec![KindClaim::new(name("other"))];
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
+    while store.claim(claim.clone()).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    (store, switches, clears)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_outgrew_a_full_disk_keeps_no_refusal_waiting_and_lands_by_itself() {
+    let bench = Bench::new();
+    let (store, switches, clears) = waiting_for_room(&bench).await;
+    let answer = in_time(store.enqueue(vec![Arc::new(job(9_000))])).await;
+    let full = |refusal: &Refusal| matches!(refusal, Refusal::StoreFull { .. });
+    assert!(matches!(&answer, Err(StoreError::Refused(why)) if full(why)), "{answer:?}");
+    let counts = store.clone();
+    let counts = tokio::spawn(async move { counts.count().await });
+    tokio::task::yield_now().await;
+    assert!(!clears.is_finished(), "there is no room for it yet");
+    switches.full.store(false, Ordering::SeqCst);
+    // From here on nobody calls.
+    assert_eq!(in_time(clears).await.expect("no panic"), 5_000);
+    let counted = in_time(counts).await.expect("no panic").expect("counted");
+    assert_eq!(counted.in_state(StateName::Cancelled), 5_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_for_room_is_told_when_the_store_is_closed() {
+    let bench = Bench::new();
+    let (store, _, clears) = waiting_for_room(&bench).await;
+    store.close().await;
+    assert_eq!(in_time(clears).await.expect("no panic"), 0, "it was not acknowledged");
+    drop(store);
+    let store = bench.open();
+    let counted = store.count().await.expect("counted");
+    assert_eq!(counted.in_state(StateName::Ready), 5_000, "half of a command is there");
 }
 
 #[tokio::test(start_paused = true)]
@@ -863,6 +1204,81 @@ async fn a_backup_of_a_store_in_use_opens_as_of_one_moment_with_fresh_tokens() {
     assert!(fresh.0 > token.0 + (1 << 39), "{fresh} is too near to {token}");
     copy.close().await;
     engine.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backup_restored_twice_hands_out_no_token_twice() {
+    let bench = Bench::new();
+    let store = bench.open();
+    accept(&store, (1..=20).map(job)).await;
+    store.close().await;
+    let backup = bench.directory.path().join("backup");
+    back_up(&bench.path(), &backup).expect("copied");
+    let mut tokens = BTreeSet::new();
+    for restored in ["first", "second"] {
+        bench.clock.step_forward(SECOND);
+        let path = bench.directory.path().join(restored);
+        copy_directory(&backup, &path);
+        let store = bench.open_on(Arc::new(RealDisk::open(&path).expect("nobody's")));
+        for handed in claim(&store.expect("it opens"), 20).await.jobs {
+            assert!(tokens.insert(handed.lease.token), "{} came twice", handed.lease.token);
+        }
+    }
+    assert_eq!(tokens.len(), 40);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_cannot_be_listed_is_not_taken_for_one_without_a_copy() {
+    let bench = Bench::new();
+    bench.open().close().await;
+    let (disk, switches) = Failing::open(&bench.path());
+    switches.list_fails_once.store(true, Ordering::SeqCst);
+    let refused = bench.open_on(disk).expect_err("it cannot be listed");
+    assert!(matches!(refused, OpenError::Io { .. }), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_checkpoint_that_outlives_the_segments_before_it_is_concluded() {
+    let mut bench = Bench::new();
+    bench.options.book.checkpoint_bytes = Some(1 << 20);
+    let limits = Limits { history_jobs: 10, ..Limits::default() };
+    bench.options.book.limits = limits;
+    let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
+    let (mut book, _) = Book::open(disk, &bench.options.book, bench.clock.now()).expect("it opens");
+    let land = |book: &mut Book| {
+        while let Some(flight) = book.take() {
+            flight.write().and_then(|()| flight.sync()).expect("the disk is sound");
+            book.written(flight.number());
+            for retired in book.landed(&flight) {
+                book.add_spare(retired.let_go().expect("the disk is sound"));
+            }
+        }
+    };
+    let now = bench.clock.now();
+    let mut number = 0;
+    while !book.wants_checkpoint() {
+        let jobs =
+            (0..50).map(|each| NewJob { payload: vec![1; 500].into(), ..job(number + each) });
+        let jobs: Vec<Arc<NewJob>> = jobs.map(Arc::new).collect();
+        let ids = jobs.iter().map(|job| job.id).collect();
+        book.apply(Enqueue { jobs }, now).expect("accepted");
+        book.apply(Cancel { jobs: ids }, now).expect("cancelled");
+        number += 50;
+        land(&mut book);
+    }
+    book.checkpoint(1).expect("begun");
+    land(&mut book);
+    // All but the last segment leave before it has come to its end.
+    while book.wants_compaction() {
+        book.compact(1 << 20).expect("cleared");
+        land(&mut book);
+    }
+    while book.wants_checkpoint() {
+        book.checkpoint(1).expect("goes on");
+        land(&mut book);
+    }
+    drop(book);
+    assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,38 +8,46 @@
 //! A job's record lies on the disk as a chain: a base (the job as accepted, or a whole copy) and
 //! updates, each pointing at the one before. The ledger carries where the last one stands.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+mod objects;
+mod recent;
+mod tend;
+
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
-use windlass_core::job::{Bytes, Condition, JobId, Lease, NewJob, State, StateName};
+use windlass_core::job::{Condition, JobId, Lease, State, StateName};
 use windlass_core::ledger::{
-    Applied, Claims, Command, Counts, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
+    Applied, Claims, Command, Counts, Glimpse, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
 };
 use windlass_core::limits::{self, Limits};
-use windlass_core::object::{Address, ObjectChange, ObjectRecord, ObjectView};
-use windlass_core::record::{Accepted, Change, JobRecord, Kept, Step, Update};
+use windlass_core::record::{Change, JobRecord, Kept, Update};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
+use self::objects::States;
+use self::recent::Recent;
+use self::tend::{Checkpoint, Survey, Sweep};
 use super::OpenError;
 use super::codec::{self, Entry};
 use super::disk::Disk;
-use super::journal::{Batch, Fragment, Full, Journal, Retired};
-use super::layout::{DEPTH_MAX, Place, SEGMENT_HEADER, Unreadable};
+use super::journal::{Batch, Full, Journal, Retired, WantedSpare};
+use super::layout::{DEPTH_MAX, Place, Unreadable};
 use super::scan::Found;
-use crate::store::{
-    Cursor, Handed, HandedJob, ObjectFilter, ObjectPage, Page, Selection, StoreError,
-};
+use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
 
 /// Lease tokens are handed out before their claim is on the disk. A reopened store goes on this
-/// far beyond the last one it knows of, and no more are ever handed out ahead of the disk.
-const TOKENS_AHEAD: u64 = 1 << 20;
+/// far beyond the last one it knows of, and no more are ever handed out ahead of the disk. Few in
+/// unit tests, so that they run out.
+const TOKENS_AHEAD: u64 = if cfg!(test) { 1 << 6 } else { 1 << 20 };
 
-/// A restored copy goes on this far beyond what the original can have reached by then.
-const TOKENS_OF_A_COPY: u64 = 1 << 40;
+/// A restored copy goes on this far beyond what the original can have reached by then: a number of
+/// tokens, for clocks that are wrong, and the time in microseconds plus as many.
+const TOKENS_OF_A_COPY: u64 = 1 << 32;
+const TOKENS_BEYOND_TIME: u64 = 1 << 40;
 
 /// The name of the file that says that a store is a restored copy.
 pub(super) const COPY_MARK: &str = "restored-copy";
@@ -48,22 +56,18 @@ pub(super) const COPY_MARK: &str = "restored-copy";
 /// segments of a fixed size keeps no more than a sixteenth of one.
 const RESERVE: u64 = 256 << 10;
 
-/// How long to wait before a full disk is asked for space again, in microseconds.
-const ASK_AGAIN: u64 = 200_000;
+/// How long to wait before a full disk is asked for space again.
+pub(super) const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Jobs accepted lately whose data is still at hand, and their bytes: what is claimed soon after
-/// it was enqueued is not read back from the disk.
-const RECENT_JOBS: usize = 4_096;
-const RECENT_BYTES: usize = 8 << 20;
+/// How long to wait before a spare file is made in advance again, after that has failed: each try
+/// may fill the disk before it fails.
+const SPARE_AGAIN: Duration = Duration::from_secs(5);
 
 /// Records one page may read from the disk when only they can tell whether they match.
 const PAGE_READS: usize = 2_000;
 
 /// See [`BookOptions::checkpoint_bytes`].
 const CHECKPOINT_BYTES: u64 = 256 << 20;
-
-/// About how many bytes a sketch takes.
-const SKETCH_BYTES: u64 = 96;
 
 /// How a store is opened.
 #[derive(Clone, Debug, Default)]
@@ -95,7 +99,7 @@ pub struct Opened {
     /// Where an unfinished commit was cut off. It had not been acknowledged.
     pub torn: Option<String>,
     /// How long reading took.
-    pub took: std::time::Duration,
+    pub took: Duration,
 }
 
 /// How much a command may write.
@@ -124,6 +128,14 @@ impl FromIterator<u64> for Size {
             largest: largest.max(part),
         })
     }
+}
+
+/// What is known of the jobs that a filter may mean and only their records can tell.
+#[derive(Debug, Default)]
+pub struct Sifted {
+    is_meant: HashMap<JobId, bool>,
+    /// How far it has come, in the order of acceptance; 0 at the beginning.
+    after: u64,
 }
 
 /// A commit on its way to the disk, and what to tell when it has landed.
@@ -179,30 +191,13 @@ pub struct Book {
     broken: Option<String>,
     reserve: u64,
     ask_again_at: Steady,
-}
-
-/// How far the oldest segment has been cleared.
-#[derive(Debug)]
-struct Sweep {
-    segment: u32,
-    at: u32,
-    fragment: Option<Fragment>,
-}
-
-/// A checkpoint that is being written: a sketch of every job, in order of acceptance.
-#[derive(Debug)]
-struct Checkpoint {
-    /// Where it began.
-    position: u64,
-    /// What was written before it began, since the store was opened.
-    before: u64,
-    /// The last object that was sketched.
-    object: Option<Address>,
-    /// The last job that was sketched, and the last one that has to be.
-    sketched: u64,
-    until: u64,
-    /// The commit that holds the last of it.
-    complete: Option<u64>,
+    spare_again_at: Steady,
+    /// The disk had no room when it was last asked.
+    full: bool,
+    survey: Option<Survey>,
+    /// What was dead in the journal when the oldest segment was last found to be too alive to leave
+    /// a full disk.
+    dead_when_surveyed: Option<u64>,
 }
 
 impl Book {
@@ -212,8 +207,9 @@ impl Book {
         options: &BookOptions,
         now: Now,
     ) -> Result<(Self, Opened), OpenError> {
-        let copied = disk.list().is_ok_and(|names| names.iter().any(|name| name == COPY_MARK));
-        let (mut book, found) = Self::read(disk.clone(), options, copied)?;
+        let names = disk.list().map_err(|error| OpenError::disk("list the files", error))?;
+        let copied = names.iter().any(|name| name == COPY_MARK);
+        let (mut book, found) = Self::read(disk.clone(), options, copied.then_some(now))?;
         let mut opened = Opened {
             jobs: book.ledger.jobs(),
             commits: found.commits,
@@ -239,11 +235,12 @@ impl Book {
         Ok((book, opened))
     }
 
-    /// Reads the store on `disk`, which may be a restored copy, and changes nothing.
+    /// Reads the store on `disk`, which may be a copy that is being restored now, and changes
+    /// nothing.
     pub(super) fn read(
         disk: Arc<dyn Disk>,
         options: &BookOptions,
-        copied: bool,
+        restored: Option<Now>,
     ) -> Result<(Self, Found), OpenError> {
         let mut restore = Restore::new(options.limits.clone());
         let size = options.segment_bytes;
@@ -251,7 +248,10 @@ impl Book {
             absorb(&mut restore, place, body).map_err(str::to_string)
         })?;
         let mut floors = found.floors;
-        floors.token += if copied { TOKENS_OF_A_COPY } else { TOKENS_AHEAD };
+        floors.token = match restored {
+            None => floors.token + TOKENS_AHEAD,
+            Some(now) => first_token_of_a_copy(floors.token, now.wall),
+        };
         restore.floors(floors);
         let ledger = restore.finish();
         let landed_token = ledger.floors().token;
@@ -269,6 +269,10 @@ impl Book {
             broken: None,
             reserve: size.map_or(RESERVE, |bytes| RESERVE.min(u64::from(bytes) / 16)),
             ask_again_at: Steady::default(),
+            spare_again_at: Steady::default(),
+            full: false,
+            survey: None,
+            dead_when_surveyed: None,
         };
         Ok((book, found))
     }
@@ -336,6 +340,7 @@ impl Book {
             Need::Progress(size) => (size.all + 4_096, size.largest),
         };
         let largest = usize::try_from(largest).unwrap_or(usize::MAX);
+        let spares = self.journal.spare_count();
         while self.journal.room() < bytes || !self.journal.fits(largest) {
             let full = |why: String| Refusal::StoreFull { why };
             if now.steady < self.ask_again_at {
@@ -344,8 +349,11 @@ impl Book {
             // First for what has been decided already and waits to be written.
             let waited = !self.journal.is_housed();
             let made = if waited { self.journal.house() } else { self.journal.make_spare(largest) };
+            self.full = made.is_err();
             if let Err(Full(error)) = made.inspect_err(|full| self.despair(waited, full)) {
-                self.ask_again_at = Steady::from_micros(now.steady.as_micros() + ASK_AGAIN);
+                self.ask_again_at = now.steady + ASK_AGAIN;
+                // Of what was not enough, others may make use.
+                self.journal.drop_spares(spares);
                 return Err(full(error.to_string()));
             }
         }
@@ -381,90 +389,6 @@ impl Book {
             }
         }
         Ok(())
-    }
-
-    /// Writes an object as it is now, whole: its state is read back if it has not changed.
-    fn persist_object(&mut self, change: &ObjectChange) -> Result<(), Unreadable> {
-        // An object that the same commit removes needs no record.
-        let Some((_, kept)) = self.ledger.object(&change.address) else { return Ok(()) };
-        let state = match &change.state {
-            Some(state) => state.clone(),
-            None => self.object_state(&change.address, Place::unpack(kept.place))?,
-        };
-        let (address, meta) = (change.address.clone(), change.meta.clone());
-        self.states.insert(address.clone(), state.clone());
-        self.write_object(&ObjectRecord { address, meta, state });
-        Ok(())
-    }
-
-    fn write_object(&mut self, record: &ObjectRecord) {
-        let (place, weight) = self.journal.stage(|to| codec::encode_object(record, to));
-        self.ledger.keep_object(&record.address, Kept { place: place.pack(), weight });
-    }
-
-    fn object_state(&mut self, address: &Address, place: Place) -> Result<Bytes, Unreadable> {
-        match self.states.get(address) {
-            Some(state) => Ok(state),
-            None => self.stored_object(address, place).map(|record| record.state),
-        }
-    }
-
-    /// The record of an object as it lies on the disk.
-    fn stored_object(&mut self, object: &Address, at: Place) -> Result<ObjectRecord, Unreadable> {
-        let wrong = |why: &str| {
-            let Place { segment, offset, .. } = at;
-            Unreadable(format!("segment {segment:08x} at byte {offset}: {why}"))
-        };
-        match codec::decode(&self.journal.read(at)?).map_err(wrong)? {
-            Entry::Object(record) if record.address == *object => Ok(*record),
-            Entry::Object(_)
-            | Entry::ObjectSketch(_)
-            | Entry::Change(_)
-            | Entry::Update { .. }
-            | Entry::Whole(_)
-            | Entry::Sketch(_) => Err(wrong("it is not about the object it should be about")),
-        }
-    }
-
-    /// An object as it is now.
-    pub fn object(
-        &mut self,
-        address: &Address,
-        now: Now,
-    ) -> Result<Option<ObjectView>, StoreError> {
-        self.usable()?;
-        self.ledger.glance(now);
-        let Some((meta, kept)) = self.ledger.object(address) else { return Ok(None) };
-        let meta = meta.clone();
-        let state = self.object_state(address, Place::unpack(kept.place));
-        let state = state.map_err(|why| self.break_down(why))?;
-        let (executing_since, alarm_at, open_jobs) = self.ledger.object_jobs(address);
-        let record = ObjectRecord { address: address.clone(), meta, state };
-        Ok(Some(ObjectView { record, executing_since, alarm_at, open_jobs }))
-    }
-
-    /// A page of objects, by their addresses.
-    pub fn objects(
-        &mut self,
-        filter: &ObjectFilter,
-        after: Option<&Address>,
-        limit: usize,
-        now: Now,
-    ) -> Result<ObjectPage, StoreError> {
-        let chosen = filter.choose(&self.ledger, after, limit);
-        let (addresses, next) = chosen;
-        let mut objects = Vec::with_capacity(addresses.len());
-        for address in addresses {
-            objects.extend(self.object(&address, now)?);
-        }
-        Ok(ObjectPage { objects, next })
-    }
-
-    /// Whether all that is known of an object has landed.
-    pub fn object_has_landed(&self, address: &Address) -> bool {
-        let kept = self.ledger.object(address).map(|(_, kept)| Place::unpack(kept.place));
-        self.awaited() <= self.landed_commit()
-            || kept.is_some_and(|place| self.journal.has_landed(place))
     }
 
     fn persist_update(&mut self, update: &Update) -> Result<(), Unreadable> {
@@ -515,10 +439,29 @@ impl Book {
         self.journal.is_staged()
     }
 
-    /// Whether it can be taken. Not while the disk is full and a part of it has no file: the next
-    /// call that asks for room tries again. And not after a failure: it may hold half of a command.
+    /// Whether it can be taken. Not while the disk is full and a part of it has no file, see
+    /// [`Book::make_room`]. And not after a failure: it may hold half of a command.
     pub fn has_work(&self) -> bool {
         self.broken.is_none() && self.journal.is_staged() && self.journal.is_housed()
+    }
+
+    /// Whether the commit that is being gathered has outgrown the disk and waits for room.
+    pub fn is_stalled(&self) -> bool {
+        self.broken.is_none() && self.journal.is_staged() && !self.journal.is_housed()
+    }
+
+    /// Asks the disk again for the room that a commit waits for, unless that was done just now.
+    /// Returns whether there is enough.
+    pub fn make_room(&mut self, now: Now) -> bool {
+        if now.steady < self.ask_again_at {
+            return false;
+        }
+        let housed = self.journal.house().inspect_err(|full| self.despair(true, full));
+        self.full = housed.is_err();
+        if housed.is_err() {
+            self.ask_again_at = now.steady + ASK_AGAIN;
+        }
+        housed.is_ok()
     }
 
     /// Whether as many lease tokens are out ahead of the disk as may be.
@@ -572,14 +515,25 @@ impl Book {
     /// A file that can be used for the next segment.
     pub fn add_spare(&mut self, spare: Option<(String, u32)>) {
         if let Some((name, bytes)) = spare {
+            self.full = false;
             self.journal.add_spare(name, bytes);
         }
     }
 
-    /// The name and size of a spare file that should be made soon.
-    pub fn wanted_spare(&mut self) -> Option<(String, u32)> {
-        let wanted = self.journal.wants_spare();
-        wanted.then(|| (self.journal.spare_name(), self.journal.wanted_size()))
+    /// A spare file that should be made soon, apart from everything else. Be told what came of it
+    /// by [`Book::spare_made`].
+    pub fn wanted_spare(&mut self, now: Now) -> Option<WantedSpare> {
+        let wanted = self.journal.wants_spare() && now.steady >= self.spare_again_at;
+        wanted.then(|| self.journal.wanted_spare(0))
+    }
+
+    /// A spare file was made, or could not be.
+    pub fn spare_made(&mut self, made: std::io::Result<(String, u32)>, now: Now) {
+        if made.is_err() {
+            self.full = true;
+            self.spare_again_at = now.steady + SPARE_AGAIN;
+        }
+        self.add_spare(made.ok());
     }
 
     /// A mark that the last commit is on stable storage, to be written when nothing else is.
@@ -588,171 +542,6 @@ impl Book {
             Some((file, at, bytes)) => file.write_at(&bytes, at),
             None => Ok(()),
         }
-    }
-
-    /// Whether the journal holds more than half as much again as what is alive.
-    pub fn wants_compaction(&self) -> bool {
-        let live = self.ledger.kept_bytes();
-        let allowed = live + live / 2 + u64::from(self.journal.wanted_size());
-        self.can_tend()
-            && (self.sweep.is_some()
-                || self.journal.filled() > allowed && self.journal.oldest_closed().is_some())
-    }
-
-    /// Whether more can be written than what is asked for: on a full disk, what room is left is for
-    /// those who wait for an answer.
-    fn can_tend(&self) -> bool {
-        self.broken.is_none() && self.journal.room() > 2 * self.reserve
-    }
-
-    /// What may be written of `budget` bytes without touching the reserve.
-    fn within_room(&self, budget: u64) -> u64 {
-        budget.min(self.journal.room().saturating_sub(self.reserve))
-    }
-
-    /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into
-    /// the commit that is being gathered. Once all of it has been, it leaves with that commit.
-    pub fn compact(&mut self, budget: u64) -> Result<(), StoreError> {
-        self.usable()?;
-        self.sweep(self.within_room(budget)).map_err(|unreadable| self.break_down(unreadable))
-    }
-
-    fn sweep(&mut self, budget: u64) -> Result<(), Unreadable> {
-        if self.sweep.is_none() {
-            let Some(segment) = self.journal.oldest_closed() else { return Ok(()) };
-            self.sweep = Some(Sweep { segment, at: SEGMENT_HEADER, fragment: None });
-        }
-        let mut looked_at = 0;
-        while looked_at < budget
-            && let Some(mut sweep) = self.sweep.take()
-        {
-            let Some(mut fragment) = sweep.fragment.take() else {
-                let next = self.journal.fragment(sweep.segment, sweep.at);
-                match next? {
-                    Some(fragment) => {
-                        sweep.at = fragment.next;
-                        sweep.fragment = Some(fragment);
-                        self.sweep = Some(sweep);
-                    }
-                    None => self.let_go(sweep.segment)?,
-                }
-                continue;
-            };
-            let mut alive = None;
-            while looked_at < budget
-                && alive.is_none()
-                && let Some((place, entry)) = fragment.next_entry()
-            {
-                looked_at += entry.len() as u64 + 8;
-                alive = Alive::of(entry).map(|alive| (alive, place));
-            }
-            // At the end of the fragment, the next round reads the next one.
-            sweep.fragment = (alive.is_some() || looked_at >= budget).then_some(fragment);
-            self.sweep = Some(sweep);
-            looked_at += match alive {
-                Some((Alive::Job(job), place)) => self.copy_if_alive(job, place)?,
-                Some((Alive::Object(address), place)) => self.copy_object(&address, place)?,
-                None => 0,
-            };
-        }
-        Ok(())
-    }
-
-    /// Whether so much was written since the last checkpoint that opening would take long.
-    pub fn wants_checkpoint(&self) -> bool {
-        let sketches = (self.ledger.jobs() + self.ledger.object_count()) * SKETCH_BYTES;
-        let due = self.journal.since_begin() > self.checkpoint_bytes + 4 * sketches;
-        self.can_tend() && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
-    }
-
-    /// Writes about `budget` bytes of a checkpoint into the commit that is being gathered.
-    pub fn checkpoint(&mut self, budget: u64) -> Result<(), StoreError> {
-        self.usable()?;
-        self.sketch(self.within_room(budget)).map_err(|unreadable| self.break_down(unreadable))
-    }
-
-    fn sketch(&mut self, budget: u64) -> Result<(), Unreadable> {
-        let (position, before) = (self.journal.position(), self.journal.bytes_written());
-        let last = self.ledger.floors().sequence.saturating_sub(1);
-        if self.checkpoint.is_none() {
-            // What is not a job is sketched first.
-            let image = self.ledger.image();
-            self.persist(image)?;
-        }
-        let begun = self.checkpoint.get_or_insert(Checkpoint {
-            position,
-            before,
-            object: None,
-            sketched: 0,
-            until: last,
-            complete: None,
-        });
-        let count = usize::try_from(budget / SKETCH_BYTES + 1).unwrap_or(usize::MAX);
-        let mut sketched = 0;
-        // Objects first; one that changes later is written later, and counts.
-        for (address, meta, kept) in self.ledger.objects_after(begun.object.as_ref()).take(count) {
-            sketched += 1;
-            begun.object = Some(address.clone());
-            self.journal.stage(|to| codec::encode_object_sketch(address, meta, kept, to));
-        }
-        let left = count - sketched;
-        let mut jobs = 0;
-        for sketch in self.ledger.sketches_after(begun.sketched).take(left) {
-            if sketch.sequence > begun.until {
-                break;
-            }
-            jobs += 1;
-            begun.sketched = sketch.sequence;
-            self.journal.stage(|to| codec::encode_sketch(&sketch, to));
-        }
-        if jobs < left {
-            self.journal.touch();
-            begun.complete = Some(self.journal.next_commit());
-        }
-        Ok(())
-    }
-
-    /// Once all of a checkpoint is on stable storage, reading may begin with it.
-    fn conclude_checkpoint(&mut self) {
-        if let Some(Checkpoint { position, before, complete: Some(commit), .. }) = self.checkpoint
-            && commit <= self.journal.landed_commit()
-        {
-            self.journal.begin_at(position, self.journal.bytes_written() - before);
-            self.checkpoint = None;
-        }
-    }
-
-    /// Copies a job to the end of the journal if `base` is where its chain starts.
-    fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<u64, Unreadable> {
-        let Some(kept) = self.ledger.kept(job) else { return Ok(0) };
-        let (chain, record) = self.chain(job, Place::unpack(kept.place))?;
-        if (chain.segment, chain.offset) != (base.segment, base.offset) {
-            return Ok(0);
-        }
-        self.persist_whole(&record);
-        Ok(kept.weight.into())
-    }
-
-    /// Copies an object to the end of the journal if its record is the one at `place`.
-    fn copy_object(&mut self, address: &Address, place: Place) -> Result<u64, Unreadable> {
-        let Some((_, kept)) = self.ledger.object(address) else { return Ok(0) };
-        let there = Place::unpack(kept.place);
-        if (there.segment, there.offset) != (place.segment, place.offset) {
-            return Ok(0);
-        }
-        let record = self.stored_object(address, there)?;
-        self.write_object(&record);
-        Ok(kept.weight.into())
-    }
-
-    /// Everything alive in the oldest segment has been copied: it may leave with this commit, and
-    /// what is not a job is written anew, because it may have stood there alone.
-    fn let_go(&mut self, segment: u32) -> Result<(), Unreadable> {
-        let image = self.ledger.image();
-        self.persist(image)?;
-        self.journal.touch();
-        self.journal.let_go_before(segment + 1);
-        Ok(())
     }
 
     /// The record of a job as it lies on the disk.
@@ -785,7 +574,14 @@ impl Book {
                     break JobRecord::new(&accepted);
                 }
                 Entry::Whole(record) if record.id() == job => break *record,
-                _ => return Err(wrong("it is not about the job it should be about")),
+                Entry::Update { .. }
+                | Entry::Change(_)
+                | Entry::Sketch(_)
+                | Entry::Whole(_)
+                | Entry::Object(_)
+                | Entry::ObjectSketch(_) => {
+                    return Err(wrong("it is not about the job it should be about"));
+                }
             }
         };
         updates.iter().rev().for_each(|update| record.absorb(update));
@@ -854,31 +650,48 @@ impl Book {
         Ok(page)
     }
 
-    /// The jobs that are meant, by acceptance if they are chosen by a filter.
-    pub fn select(&mut self, selection: Selection, now: Now) -> Result<Vec<JobId>, StoreError> {
+    /// The jobs that are meant, by acceptance if they are chosen by a filter. `None` if so many
+    /// records have to be read for it that others should have their turn first: then ask again,
+    /// with what was `sifted` so far.
+    pub fn select(
+        &mut self,
+        selection: &Selection,
+        sifted: &mut Sifted,
+        now: Now,
+    ) -> Result<Option<Vec<JobId>>, StoreError> {
         self.usable()?;
         let now = self.ledger.glance(now).wall;
         let filter = match selection {
-            Selection::Jobs(jobs) => return Ok(jobs),
+            Selection::Jobs(jobs) => return Ok(Some(jobs.clone())),
             Selection::Matching(filter) => filter,
         };
-        let glimpses = self.ledger.glimpses_after(0);
-        let may: Vec<JobId> = glimpses
-            .filter(|glimpse| filter.may_match(glimpse))
-            .map(|glimpse| glimpse.id)
-            .collect();
-        if filter.tags.is_empty()
-            && filter.created_from.is_none()
-            && filter.created_before.is_none()
-        {
-            return Ok(may);
+        let anew = sifted.after == 0;
+        let open = |glimpse: &Glimpse<'_>| {
+            filter.needs_record()
+                && filter.may_match(glimpse)
+                && !sifted.is_meant.contains_key(&glimpse.id)
+        };
+        let glimpses = self.ledger.glimpses_after(sifted.after).filter(open);
+        let unread: Vec<(u64, JobId)> =
+            glimpses.map(|glimpse| (glimpse.sequence, glimpse.id)).take(PAGE_READS).collect();
+        for (sequence, job) in &unread {
+            let record = self.record(*job, now)?;
+            let is_meant = record.is_some_and(|record| filter.matches(&record, now));
+            sifted.is_meant.insert(*job, is_meant);
+            sifted.after = *sequence;
         }
-        let mut chosen = Vec::new();
-        for job in may {
-            let record = self.record(job, now)?;
-            chosen.extend(record.filter(|record| filter.matches(record, now)).map(|_| job));
+        if unread.len() < PAGE_READS {
+            sifted.after = 0;
         }
-        Ok(chosen)
+        if !anew || sifted.after > 0 {
+            return Ok(None);
+        }
+        // What a record says of a job for good is known of all that match now.
+        let is_meant = |glimpse: &Glimpse<'_>| {
+            filter.may_match(glimpse) && sifted.is_meant.get(&glimpse.id).is_none_or(|meant| *meant)
+        };
+        let meant = self.ledger.glimpses_after(0).filter(is_meant).map(|glimpse| glimpse.id);
+        Ok(Some(meant.collect()))
     }
 
     /// Adds to claimed jobs what their workers need.
@@ -983,6 +796,13 @@ impl Book {
     }
 }
 
+/// Where the lease tokens of a copy begin. One backup can be restored more than once, so the time
+/// of it counts: no store hands out a token every microsecond for long.
+fn first_token_of_a_copy(last: u64, now: Timestamp) -> u64 {
+    let time = u64::try_from(now.as_micros()).unwrap_or(0);
+    (last + TOKENS_OF_A_COPY).max(time + TOKENS_BEYOND_TIME)
+}
+
 /// Whether a stored condition is the one the ledger knows. Two things are not written down: that a
 /// time has come, and that a lease was renewed.
 fn agree(stored: &Condition, known: &Condition) -> bool {
@@ -1047,135 +867,4 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
         }
     }
     Ok(())
-}
-
-/// What may be alive in a segment: an entry that no other one needs.
-enum Alive {
-    Job(JobId),
-    Object(Address),
-}
-
-impl Alive {
-    fn of(entry: &[u8]) -> Option<Self> {
-        let job = codec::base_job(entry).map(Alive::Job);
-        job.or_else(|| codec::whole_object(entry).map(Alive::Object))
-    }
-}
-
-/// States of objects that had a turn lately: most are looked at again soon.
-#[derive(Debug, Default)]
-struct States {
-    states: HashMap<Address, Bytes>,
-    /// In the order in which they came; some may be gone.
-    order: VecDeque<Address>,
-    bytes: usize,
-}
-
-impl States {
-    fn get(&self, address: &Address) -> Option<Bytes> {
-        self.states.get(address).cloned()
-    }
-
-    fn insert(&mut self, address: Address, state: Bytes) {
-        self.bytes += state.len();
-        match self.states.insert(address.clone(), state) {
-            Some(old) => self.bytes -= old.len(),
-            None => self.order.push_back(address),
-        }
-        while self.order.len() > RECENT_JOBS || self.bytes > RECENT_BYTES {
-            let Some(oldest) = self.order.pop_front() else { break };
-            self.remove(&oldest);
-        }
-    }
-
-    fn remove(&mut self, address: &Address) {
-        if let Some(state) = self.states.remove(address) {
-            self.bytes -= state.len();
-        }
-    }
-}
-
-/// Jobs accepted lately, with what became of them since.
-#[derive(Debug, Default)]
-struct Recent {
-    jobs: HashMap<JobId, Recalled>,
-    /// In the order in which they came; some may be gone.
-    order: VecDeque<JobId>,
-    bytes: usize,
-}
-
-#[derive(Debug)]
-enum Recalled {
-    /// Nothing has happened yet.
-    Accepted(Box<Accepted>),
-    Record(Box<JobRecord>),
-}
-
-impl Recalled {
-    fn bytes(&self) -> usize {
-        match self {
-            Recalled::Accepted(accepted) => accepted.job.payload.len(),
-            Recalled::Record(record) => {
-                let steps: usize = record.steps.iter().map(|step| step.result.len()).sum();
-                let output = record.output.as_ref().map_or(0, |output| output.len());
-                record.job.payload.len() + output + steps
-            }
-        }
-    }
-}
-
-impl Recent {
-    fn add(&mut self, accepted: Box<Accepted>) {
-        let id = accepted.job.id;
-        self.forget(id);
-        let recalled = Recalled::Accepted(accepted);
-        self.bytes += recalled.bytes();
-        self.order.push_back(id);
-        self.jobs.insert(id, recalled);
-        while self.order.len() > RECENT_JOBS || self.bytes > RECENT_BYTES {
-            let Some(oldest) = self.order.pop_front() else { break };
-            self.forget(oldest);
-        }
-    }
-
-    fn absorb(&mut self, update: &Update) {
-        let Some(recalled) = self.jobs.get_mut(&update.job) else { return };
-        self.bytes -= recalled.bytes();
-        if let Recalled::Accepted(accepted) = recalled {
-            *recalled = Recalled::Record(Box::new(JobRecord::new(accepted)));
-        }
-        if let Recalled::Record(record) = recalled {
-            record.absorb(update);
-        }
-        self.bytes += recalled.bytes();
-    }
-
-    fn forget(&mut self, job: JobId) {
-        if let Some(recalled) = self.jobs.remove(&job) {
-            self.bytes -= recalled.bytes();
-        }
-    }
-
-    fn record(&self, job: JobId) -> Option<JobRecord> {
-        Some(match self.jobs.get(&job)? {
-            Recalled::Accepted(accepted) => JobRecord::new(accepted),
-            Recalled::Record(record) => JobRecord::clone(record),
-        })
-    }
-
-    /// What a worker needs of a job it claimed: the job, when it was accepted, when it first
-    /// started, which is now unless it did before, and the steps it has finished.
-    fn claimed(
-        &self,
-        job: JobId,
-        now: Timestamp,
-    ) -> Option<(Arc<NewJob>, Timestamp, Timestamp, Vec<Step>)> {
-        Some(match self.jobs.get(&job)? {
-            Recalled::Accepted(accepted) => (accepted.job.clone(), accepted.at, now, Vec::new()),
-            Recalled::Record(record) => {
-                let started = record.first_started_at.unwrap_or(now);
-                (record.job.clone(), record.created_at, started, record.steps.clone())
-            }
-        })
-    }
 }

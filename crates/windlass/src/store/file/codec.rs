@@ -372,12 +372,8 @@ mod present {
     pub(super) const ALL: u64 = (1 << 17) - 1;
 }
 
-fn new_job(job: &NewJob, to: &mut Vec<u8>) {
-    to.extend(job.id.to_bytes());
-    text(job.kind.as_str(), to);
-    text(job.queue.as_str(), to);
-    bytes(&job.payload, to);
-    to.extend(job.priority.0.to_le_bytes());
+/// Which of the parts are there that a job may do without.
+fn present_in(job: &NewJob) -> u64 {
     let bit = |on: bool, bit: u64| if on { bit } else { 0 };
     let start = match job.start {
         Start::Now => 0,
@@ -395,7 +391,7 @@ fn new_job(job: &NewJob, to: &mut Vec<u8>) {
         Some(Lane::Spread) => present::LANE_SPREAD,
         Some(Lane::Turn(_)) => present::LANE_TURN,
     };
-    let fields = start
+    start
         | timeout
         | lane
         | bit(job.object.is_some(), present::OBJECT)
@@ -407,8 +403,16 @@ fn new_job(job: &NewJob, to: &mut Vec<u8>) {
         | bit(!job.tags.is_empty(), present::TAGS)
         | bit(!job.metadata.is_empty(), present::METADATA)
         | bit(job.trace.is_some(), present::TRACE)
-        | bit(job.parent.is_some(), present::PARENT);
-    varint(fields, to);
+        | bit(job.parent.is_some(), present::PARENT)
+}
+
+fn new_job(job: &NewJob, to: &mut Vec<u8>) {
+    to.extend(job.id.to_bytes());
+    text(job.kind.as_str(), to);
+    text(job.queue.as_str(), to);
+    bytes(&job.payload, to);
+    to.extend(job.priority.0.to_le_bytes());
+    varint(present_in(job), to);
     match job.start {
         Start::Now => {}
         Start::After(delay) => duration(delay, to),
@@ -434,6 +438,11 @@ fn new_job(job: &NewJob, to: &mut Vec<u8>) {
     if let Some(after) = job.expires_after {
         duration(after, to);
     }
+    labels(job, to);
+}
+
+/// What is only kept, and never decided by.
+fn labels(job: &NewJob, to: &mut Vec<u8>) {
     if !job.tags.is_empty() {
         varint(job.tags.len() as u64, to);
         job.tags.iter().for_each(|tag| text(tag.as_str(), to));

@@ -5,8 +5,9 @@
 //! whole commit in the copy of the newest. A segment that leaves meanwhile is noticed, because
 //! commits say which segment is the oldest that is needed, and the copy is begun anew.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ pub struct Checked {
 pub fn check(path: &Path) -> Result<Checked, OpenError> {
     let disk = Arc::new(RealDisk::open_existing(path)?);
     let options = BookOptions { thorough: true, ..BookOptions::default() };
-    let (mut book, found) = Book::read(disk, &options, false)?;
+    let (mut book, found) = Book::read(disk, &options, None)?;
     Ok(Checked {
         jobs: book.ledger().jobs(),
         commits: found.commits,
@@ -71,10 +72,11 @@ pub fn back_up(from: &Path, to: &Path) -> Result<Copied, OpenError> {
     let mut name = to.file_name().unwrap_or_default().to_os_string();
     name.push(".unfinished");
     let unfinished = to.with_file_name(name);
+    claim_directory(&unfinished)?;
     let (bytes, checked) = copy_whole(from, &unfinished).inspect_err(|_| {
         let _ = fs::remove_dir_all(&unfinished);
     })?;
-    let mark = File::create(unfinished.join(COPY_MARK)).and_then(|mark| mark.sync_all());
+    let mark = create(&unfinished.join(COPY_MARK)).and_then(|mark| mark.sync_all());
     mark.and_then(|()| File::open(&unfinished)?.sync_all()).map_err(failed)?;
     fs::rename(&unfinished, to).map_err(failed)?;
     let parent = to.canonicalize().ok().and_then(|to| to.parent().map(Path::to_path_buf));
@@ -82,14 +84,32 @@ pub fn back_up(from: &Path, to: &Path) -> Result<Copied, OpenError> {
     Ok(Copied { jobs: checked.jobs, bytes })
 }
 
+/// Makes a directory for a copy that nobody else writes to.
+fn claim_directory(path: &Path) -> Result<(), OpenError> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let make = |path, parents| fs::DirBuilder::new().recursive(parents).mode(0o700).create(path);
+    let made = parent.map_or(Ok(()), |parent| make(parent, true));
+    made.and_then(|()| make(path, false)).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            let why = "it is there: another backup writes to it, or one was interrupted; \
+                       if so, remove it";
+            OpenError::io(path, "copy the store to", io::Error::new(error.kind(), why))
+        }
+        _ => OpenError::io(path, "copy the store to", error),
+    })
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
 /// Copies until the copy is whole, which takes more than once only if segments leave meanwhile.
 fn copy_whole(from: &Path, to: &Path) -> Result<(u64, Checked), OpenError> {
     let mut tries = 0;
     loop {
         tries += 1;
-        let _ = fs::remove_dir_all(to);
         drop(RealDisk::open(to)?);
-        let copied = copy_segments(from, to);
+        let copied = clear(to).and_then(|()| copy_segments(from, to));
         let bytes = copied.map_err(|error| OpenError::io(to, "copy the store to", error))?;
         match check(to) {
             Ok(checked) if checked.wrong.is_empty() => return Ok((bytes, checked)),
@@ -107,6 +127,21 @@ fn copy_whole(from: &Path, to: &Path) -> Result<(u64, Checked), OpenError> {
 /// How often a copy is begun anew when segments leave meanwhile.
 const TRIES: usize = 10;
 
+fn is_copied(name: &str) -> bool {
+    name.starts_with("journal-") || name == FORMAT
+}
+
+/// Takes away what an earlier try has left.
+fn clear(to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(to)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(is_copied) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// Copies the newest segment first: each one then holds everything that came before what is
 /// already in the copy.
 fn copy_segments(from: &Path, to: &Path) -> io::Result<u64> {
@@ -114,19 +149,35 @@ fn copy_segments(from: &Path, to: &Path) -> io::Result<u64> {
     for entry in fs::read_dir(from)? {
         names.extend(entry?.file_name().into_string());
     }
-    names.retain(|name| name.starts_with("journal-") || name == FORMAT);
+    names.retain(|name| is_copied(name));
     names.sort_unstable();
     let mut bytes = 0;
     for name in names.iter().rev() {
-        match fs::copy(from.join(name), to.join(name)) {
-            Ok(copied) => {
-                File::open(to.join(name))?.sync_all()?;
-                bytes += copied;
-            }
+        let mut source = match File::open(from.join(name)) {
+            Ok(source) => source,
             // It left. If it is missed, the check will tell.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
-        }
+        };
+        let mut copy = create(&to.join(name))?;
+        bytes += io::copy(&mut source, &mut copy)?;
+        copy.sync_all()?;
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_destination_that_is_gone_is_not_taken_for_a_segment_that_left() {
+        let name = format!("windlass-copy-{}", std::process::id());
+        let from = std::env::temp_dir().join(name);
+        fs::create_dir(&from).expect("it is new");
+        fs::write(from.join("journal-00000001"), "content").expect("written");
+        let copied = copy_segments(&from, &from.join("gone"));
+        fs::remove_dir_all(&from).expect("removed");
+        assert!(copied.is_err(), "{copied:?}");
+    }
 }

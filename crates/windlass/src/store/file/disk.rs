@@ -101,18 +101,54 @@ impl RealDisk {
     }
 
     fn make_directory(path: &Path) -> io::Result<()> {
-        if path.is_dir() {
+        let existed = path.is_dir();
+        if existed {
+            Self::tighten(path)?;
+        }
+        for holder in Self::make_with_parents(path)? {
+            // Without this the directory itself can vanish with the power.
+            match File::open(holder).and_then(|holder| holder.sync_all()) {
+                Err(error) if existed && is_not_ours(&error) => {}
+                synced => synced?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps others out of a directory that was there before. One that holds something else is left
+    /// as it is: it is not ours alone.
+    fn tighten(path: &Path) -> io::Result<()> {
+        let ours = path.join(LOCK).exists() || fs::read_dir(path)?.next().is_none();
+        if !ours || fs::metadata(path)?.permissions().mode() & 0o077 == 0 {
             return Ok(());
         }
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        // Without this the directory itself can vanish with the power.
-        let parent = path.canonicalize()?.parent().map(Path::to_path_buf);
-        parent.map_or(Ok(()), |parent| File::open(parent)?.sync_all())
+        match fs::set_permissions(path, fs::Permissions::from_mode(0o700)) {
+            Err(error) if is_not_ours(&error) => Ok(()),
+            tightened => tightened,
+        }
+    }
+
+    /// Makes the directory and what it lies in, as far as they are missing. Returns the directories
+    /// whose names of them must be made durable. The one it lies in is always among them: whoever
+    /// made it before may have lost the power before that was done.
+    fn make_with_parents(path: &Path) -> io::Result<Vec<PathBuf>> {
+        let path = std::path::absolute(path)?;
+        let missing = path.ancestors().take_while(|ancestor| !ancestor.is_dir()).count();
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+        let path = path.canonicalize()?;
+        Ok(path.ancestors().skip(1).take(missing.max(1)).map(Path::to_path_buf).collect())
     }
 
     fn of(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
+}
+
+/// Whether a directory that someone else has made cannot be synced by us: it may not be read, or
+/// lies on a filesystem that does not know how.
+fn is_not_ours(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    matches!(error.kind(), PermissionDenied | InvalidInput | Unsupported)
 }
 
 impl fmt::Debug for RealDisk {
@@ -188,5 +224,24 @@ impl DiskFile for RealFile {
 
     fn sync(&self) -> io::Result<()> {
         self.0.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_directory_that_was_made_is_made_durable_and_at_least_the_last_one() {
+        let name = format!("windlass-directories-{}", std::process::id());
+        let base = std::env::temp_dir().canonicalize().expect("there is one").join(name);
+        fs::create_dir(&base).expect("it is new");
+        let path = base.join("data").join("more").join("jobs");
+        let made = RealDisk::make_with_parents(&path).expect("made");
+        assert_eq!(made, [base.join("data").join("more"), base.join("data"), base.clone()]);
+        let found = RealDisk::make_with_parents(&path).expect("found");
+        assert_eq!(found, [base.join("data").join("more")]);
+        RealDisk::make_directory(&path).expect("synced");
+        fs::remove_dir_all(&base).expect("removed");
     }
 }

@@ -473,21 +473,34 @@ impl Journal {
         left as usize >= need || spares.any(|(_, bytes)| *bytes as usize >= need)
     }
 
-    /// Makes a spare file now, with room for an entry of `need` bytes, smaller than wanted if the
-    /// disk is almost full.
+    /// Makes a spare file now, with room for an entry of `need` bytes.
     pub(super) fn make_spare(&mut self, need: usize) -> Result<(), Full> {
+        let (name, bytes) = self.wanted_spare(need).make().map_err(Full)?;
+        self.spares.push((name, bytes));
+        Ok(())
+    }
+
+    /// A spare file with room for an entry of `need` bytes, to be made.
+    pub(super) fn wanted_spare(&mut self, need: usize) -> WantedSpare {
         let need = size_for(need);
-        let mut bytes = self.wanted_size().max(need);
-        loop {
-            let name = self.spare_name();
-            match self.disk.create(&name, bytes.into()) {
-                Ok(_) => {
-                    self.spares.push((name, bytes));
-                    return Ok(());
-                }
-                Err(_) if bytes / 2 >= need.max(SEGMENT_LAST_RESORT) => bytes /= 2,
-                Err(error) => return Err(Full(error)),
-            }
+        WantedSpare {
+            name: self.spare_name(),
+            bytes: self.wanted_size().max(need),
+            least: need.max(SEGMENT_LAST_RESORT),
+            disk: self.disk.clone(),
+        }
+    }
+
+    /// How many spare files there are.
+    pub(super) fn spare_count(&self) -> usize {
+        self.spares.len()
+    }
+
+    /// Gives the disk back what the last spare files take, all but the first `keep` of them.
+    pub(super) fn drop_spares(&mut self, keep: usize) {
+        for (name, _) in self.spares.drain(keep.min(self.spares.len())..) {
+            // A file that cannot leave now is let go when the store is next opened.
+            let _ = self.disk.remove(&name);
         }
     }
 
@@ -821,6 +834,28 @@ impl Fragment {
         self.at = within + ENTRY_HEADER + entry.len();
         let offset = self.from + within as u32;
         Some((Place { segment: self.segment, offset, depth: 0 }, entry))
+    }
+}
+
+/// A spare file that should be made.
+#[derive(Debug)]
+pub struct WantedSpare {
+    name: String,
+    bytes: u32,
+    least: u32,
+    disk: Arc<dyn Disk>,
+}
+
+impl WantedSpare {
+    /// Makes it, smaller than wanted if the disk is almost full. Returns its name and its size.
+    pub fn make(mut self) -> io::Result<(String, u32)> {
+        loop {
+            match self.disk.create(&self.name, self.bytes.into()) {
+                Ok(_) => return Ok((self.name, self.bytes)),
+                Err(_) if self.bytes / 2 >= self.least => self.bytes /= 2,
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 

@@ -29,7 +29,7 @@ impl Look {
     /// Reads the store at `path`, which must be there. Blocks while it reads.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open_existing(path)?);
-        let (book, _) = Book::read(disk, &BookOptions::default(), false)?;
+        let (book, _) = Book::read(disk, &BookOptions::default(), None)?;
         Ok(Self { book, clock: SystemClock::new() })
     }
 

@@ -34,7 +34,7 @@ pub(super) struct Found {
     pub(super) ends: BTreeMap<u32, u32>,
     /// The number of the last whole commit.
     pub(super) commit: u64,
-    /// The number of the opening that wrote it.
+    /// The number of the last opening that wrote anything: its commit need not be whole.
     pub(super) opening: u32,
     /// Where one may begin to read, as it says.
     pub(super) begin: u64,
@@ -68,6 +68,9 @@ pub(super) struct Scan {
     /// Something stands behind the gap that cannot count: the tail is torn. The newest opening that
     /// wrote such a thing.
     torn: Option<u32>,
+    /// The newest opening that wrote anything at all. The next one must have another number, or
+    /// what it writes could be taken for the rest of an unfinished commit.
+    opening: u32,
     last: Option<Header>,
     /// Where the last whole commit ends.
     tail: Option<(u32, u32)>,
@@ -99,6 +102,7 @@ impl Scan {
             unproven: Vec::new(),
             gap: None,
             torn: None,
+            opening: 0,
             last: None,
             tail: None,
             first_segment: numbers.first().copied(),
@@ -133,6 +137,7 @@ impl Scan {
                 self.pending.clear();
             }
             (self.gap, self.torn) = (None, None);
+            self.opening = self.opening.max(header.opening);
             self.bytes += u64::from(header.length);
             at = padded(at + HEADER as u32 + header.length);
             self.take(header, bytes, at, read)?;
@@ -264,6 +269,7 @@ impl Scan {
             if header.opening < newest {
                 continue;
             }
+            self.opening = self.opening.max(header.opening);
             if header.synced >= self.commit.max(1) {
                 let name = segment_name(gap.segment);
                 return Err(OpenError::damaged(&name, gap.offset.into(), gap.why));
@@ -280,7 +286,7 @@ impl Scan {
         let first = self.first_segment.unwrap_or(1);
         let Some((last, (active, end))) = self.last.zip(self.tail) else {
             if !used_before {
-                return Ok(Found { oldest: 1, ..Found::default() });
+                return Ok(Found { oldest: 1, opening: self.opening, ..Found::default() });
             }
             let (name, at) = (segment_name(first), SEGMENT_HEADER.into());
             return Err(OpenError::damaged(&name, at, "no commit can be read"));
@@ -304,7 +310,7 @@ impl Scan {
             oldest: last.oldest,
             ends: self.ends,
             commit: last.commit,
-            opening: last.opening,
+            opening: self.opening,
             begin: last.begin,
             bytes: self.bytes,
             unproven: self.unproven,
@@ -322,6 +328,15 @@ mod tests {
 
     /// A segment with these fragments: commit, index, last commit known to be on the disk, flags.
     fn segment(number: u32, previous_end: u32, fragments: &[(u64, u32, u64, u32)]) -> Vec<u8> {
+        written_by(1, number, previous_end, fragments)
+    }
+
+    fn written_by(
+        opening: u32,
+        number: u32,
+        previous_end: u32,
+        fragments: &[(u64, u32, u64, u32)],
+    ) -> Vec<u8> {
         let mut content = segment_header(number, BYTES, previous_end);
         for (commit, index, synced, flags) in fragments {
             let header = Header {
@@ -333,7 +348,7 @@ mod tests {
                 synced: *synced,
                 index: *index,
                 flags: *flags,
-                opening: 1,
+                opening,
                 oldest: 3,
                 floors: Floors::default(),
                 begin: 0,
@@ -377,5 +392,17 @@ mod tests {
         let next = segment(4, SEGMENT_HEADER, &[(5, 0, 4, LAST), (6, 0, 5, LAST)]);
         let found = scan(&[(3, empty), (4, next)]).expect("nothing is wrong");
         assert_eq!(found.commit, 6);
+    }
+    #[test]
+    fn an_opening_whose_only_commit_was_torn_is_counted() {
+        let end = SEGMENT_HEADER + HEADER as u32;
+        let first = segment(3, 0, &[(5, 0, 4, LAST)]);
+        // It began its commit here, and the rest is missing; or the beginning is missing.
+        for index in [0, 1] {
+            let torn = written_by(7, 4, end, &[(6, index, 5, 0)]);
+            let found = scan(&[(3, first.clone()), (4, torn)]).expect("a torn tail is no damage");
+            assert_eq!((found.commit, found.opening), (5, 7));
+            assert!(found.torn.is_some());
+        }
     }
 }

@@ -1,0 +1,307 @@
+//! What keeps the journal small and an opening short: the oldest segment is cleared, step by step,
+//! and a checkpoint is written now and then.
+//!
+//! Both write into the commits that are being gathered anyway. On a full disk neither may take the
+//! room that is left for callers: then a segment is first surveyed, and leaves only if little in it
+//! is alive.
+
+use windlass_core::job::JobId;
+use windlass_core::object::Address;
+use windlass_core::record::JobRecord;
+
+use super::super::codec;
+use super::super::journal::Fragment;
+use super::super::layout::{ENTRY_HEADER, Place, SEGMENT_HEADER, Unreadable};
+use super::Book;
+use crate::store::StoreError;
+
+/// About how many bytes a sketch takes.
+const SKETCH_BYTES: u64 = 96;
+
+/// How much of the oldest segment was found to be alive so far.
+#[derive(Debug)]
+pub(super) struct Survey {
+    segment: u32,
+    at: u32,
+    alive: u64,
+}
+
+/// How far the oldest segment has been cleared.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    segment: u32,
+    at: u32,
+    fragment: Option<Fragment>,
+}
+
+/// A checkpoint that is being written: a sketch of every object, then of every job, in order of
+/// acceptance.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    /// Where it began.
+    position: u64,
+    /// What had been written since the opening when it began.
+    before: u64,
+    /// The last object that was sketched.
+    object: Option<Address>,
+    /// The last job that was sketched, and the last one that has to be.
+    sketched: u64,
+    until: u64,
+    /// The commit that holds the last of it.
+    complete: Option<u64>,
+}
+
+/// What may be alive in a segment: an entry that no other one needs.
+enum Alive {
+    Job(JobId),
+    Object(Address),
+}
+
+impl Alive {
+    fn of(entry: &[u8]) -> Option<Self> {
+        let job = codec::base_job(entry).map(Alive::Job);
+        job.or_else(|| codec::whole_object(entry).map(Alive::Object))
+    }
+}
+
+impl Book {
+    /// Whether the journal holds more than half as much again as what is alive, or the disk is full
+    /// and a segment could make room.
+    pub fn wants_compaction(&self) -> bool {
+        if !self.can_tend() {
+            return self.wants_survey();
+        }
+        let live = self.ledger.kept_bytes();
+        let allowed = live + live / 2 + u64::from(self.journal.wanted_size());
+        self.sweep.is_some()
+            || self.journal.filled() > allowed && self.journal.oldest_closed().is_some()
+    }
+
+    /// Whether more can be written than what is asked for: on a full disk, what room is left is for
+    /// those who wait for an answer.
+    fn can_tend(&self) -> bool {
+        self.broken.is_none() && self.journal.room() > 2 * self.reserve
+    }
+
+    /// Whether to look for room in the store itself: the disk is full, and more has died since that
+    /// was last in vain.
+    fn wants_survey(&self) -> bool {
+        let enough = |then| self.dead() >= then + self.reserve / 256;
+        self.full
+            && self.broken.is_none()
+            && self.dead_when_surveyed.is_none_or(enough)
+            && self.journal.oldest_closed().is_some()
+    }
+
+    fn dead(&self) -> u64 {
+        self.journal.filled().saturating_sub(self.ledger.kept_bytes())
+    }
+
+    /// How much may be copied from a segment that is to leave a full disk. With a part of the
+    /// reserve: what leaves gives back more.
+    fn room_for_survivors(&self) -> u64 {
+        self.journal.room().saturating_sub(self.reserve / 2)
+    }
+
+    /// What may be written of `budget` bytes without touching the reserve.
+    fn within_room(&self, budget: u64) -> u64 {
+        budget.min(self.journal.room().saturating_sub(self.reserve))
+    }
+
+    /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into
+    /// the commit that is being gathered. Once all of it has been, it leaves with that commit.
+    ///
+    /// On a full disk it first looks how much that would be. A segment with little that is alive
+    /// then leaves at once, and any other stays.
+    pub fn compact(&mut self, budget: u64) -> Result<(), StoreError> {
+        self.usable()?;
+        let compacted = if self.can_tend() {
+            self.sweep(self.within_room(budget))
+        } else {
+            self.survey(budget)
+        };
+        compacted.map_err(|unreadable| self.break_down(unreadable))
+    }
+
+    fn survey(&mut self, budget: u64) -> Result<(), Unreadable> {
+        let Some(segment) = self.journal.oldest_closed() else { return Ok(()) };
+        let begun = self.survey.take().filter(|survey| survey.segment == segment);
+        let mut survey = begun.unwrap_or(Survey { segment, at: SEGMENT_HEADER, alive: 0 });
+        let mut looked_at = 0;
+        while looked_at < budget && survey.alive < self.room_for_survivors() {
+            let Some(mut fragment) = self.journal.fragment(segment, survey.at)? else {
+                return self.clear_at_once(survey);
+            };
+            looked_at += u64::from(fragment.next - survey.at);
+            survey.at = fragment.next;
+            while let Some((place, entry)) = fragment.next_entry() {
+                survey.alive += match Alive::of(entry) {
+                    Some(Alive::Job(job)) => self.alive(job, place)?.map_or(0, |found| found.1),
+                    Some(Alive::Object(address)) => {
+                        self.object_at(&address, place)?.map_or(0, |found| found.1)
+                    }
+                    None => 0,
+                };
+            }
+        }
+        if survey.alive < self.room_for_survivors() {
+            self.survey = Some(survey);
+        } else {
+            self.dead_when_surveyed = Some(self.dead());
+        }
+        Ok(())
+    }
+
+    /// Lets a surveyed segment leave with the commit that is being gathered, if there is room for
+    /// what stays.
+    fn clear_at_once(&mut self, survey: Survey) -> Result<(), Unreadable> {
+        let mut image = Vec::new();
+        for change in self.ledger.image() {
+            image.extend([0; ENTRY_HEADER]);
+            codec::encode_change(&change, &mut image);
+        }
+        if survey.alive + image.len() as u64 >= self.room_for_survivors() {
+            self.dead_when_surveyed = Some(self.dead());
+            return Ok(());
+        }
+        self.dead_when_surveyed = None;
+        self.sweep(u64::MAX)
+    }
+
+    fn sweep(&mut self, budget: u64) -> Result<(), Unreadable> {
+        if self.sweep.is_none() {
+            let Some(segment) = self.journal.oldest_closed() else { return Ok(()) };
+            self.sweep = Some(Sweep { segment, at: SEGMENT_HEADER, fragment: None });
+        }
+        let mut looked_at = 0;
+        while looked_at < budget
+            && let Some(mut sweep) = self.sweep.take()
+        {
+            let Some(mut fragment) = sweep.fragment.take() else {
+                let next = self.journal.fragment(sweep.segment, sweep.at);
+                match next? {
+                    Some(fragment) => {
+                        sweep.at = fragment.next;
+                        sweep.fragment = Some(fragment);
+                        self.sweep = Some(sweep);
+                    }
+                    None => self.let_go(sweep.segment)?,
+                }
+                continue;
+            };
+            let mut alive = None;
+            while looked_at < budget
+                && alive.is_none()
+                && let Some((place, entry)) = fragment.next_entry()
+            {
+                looked_at += entry.len() as u64 + 8;
+                alive = Alive::of(entry).map(|alive| (alive, place));
+            }
+            // At the end of the fragment, the next round reads the next one.
+            sweep.fragment = (alive.is_some() || looked_at >= budget).then_some(fragment);
+            self.sweep = Some(sweep);
+            looked_at += match alive {
+                Some((Alive::Job(job), place)) => self.copy_if_alive(job, place)?,
+                Some((Alive::Object(address), place)) => self.copy_object(&address, place)?,
+                None => 0,
+            };
+        }
+        Ok(())
+    }
+
+    /// Whether so much was written since the last checkpoint that opening would take long.
+    pub fn wants_checkpoint(&self) -> bool {
+        let sketches = (self.ledger.jobs() + self.ledger.object_count()) * SKETCH_BYTES;
+        let due = self.journal.since_begin() > self.checkpoint_bytes + 4 * sketches;
+        self.can_tend() && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
+    }
+
+    /// Writes about `budget` bytes of a checkpoint into the commit that is being gathered.
+    pub fn checkpoint(&mut self, budget: u64) -> Result<(), StoreError> {
+        self.usable()?;
+        self.sketch(self.within_room(budget)).map_err(|unreadable| self.break_down(unreadable))
+    }
+
+    fn sketch(&mut self, budget: u64) -> Result<(), Unreadable> {
+        let (position, before) = (self.journal.position(), self.journal.bytes_written());
+        let last = self.ledger.floors().sequence.saturating_sub(1);
+        if self.checkpoint.is_none() {
+            // What is not a job is sketched first.
+            let image = self.ledger.image();
+            self.persist(image)?;
+        }
+        let begun = self.checkpoint.get_or_insert(Checkpoint {
+            position,
+            before,
+            object: None,
+            sketched: 0,
+            until: last,
+            complete: None,
+        });
+        let count = usize::try_from(budget / SKETCH_BYTES + 1).unwrap_or(usize::MAX);
+        let mut objects = 0;
+        // Objects first; one that changes later is written later, and counts.
+        for (address, meta, kept) in self.ledger.objects_after(begun.object.as_ref()).take(count) {
+            objects += 1;
+            begun.object = Some(address.clone());
+            self.journal.stage(|to| codec::encode_object_sketch(address, meta, kept, to));
+        }
+        let count = count - objects;
+        let mut sketched = 0;
+        for sketch in self.ledger.sketches_after(begun.sketched).take(count) {
+            if sketch.sequence > begun.until {
+                break;
+            }
+            sketched += 1;
+            begun.sketched = sketch.sequence;
+            self.journal.stage(|to| codec::encode_sketch(&sketch, to));
+        }
+        if sketched < count {
+            self.journal.touch();
+            begun.complete = Some(self.journal.next_commit());
+        }
+        Ok(())
+    }
+
+    /// Once all of a checkpoint is on stable storage, reading may begin with it.
+    pub(super) fn conclude_checkpoint(&mut self) {
+        if let Some(Checkpoint { position, before, complete: Some(commit), .. }) = self.checkpoint
+            && commit <= self.journal.landed_commit()
+        {
+            self.journal.begin_at(position, self.journal.bytes_written() - before);
+            self.checkpoint = None;
+        }
+    }
+
+    /// Copies a job to the end of the journal if `base` is where its chain starts.
+    fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<u64, Unreadable> {
+        let Some((record, weight)) = self.alive(job, base)? else { return Ok(0) };
+        self.persist_whole(&record);
+        Ok(weight)
+    }
+
+    /// Copies an object to the end of the journal if its record is the one at `place`.
+    fn copy_object(&mut self, address: &Address, place: Place) -> Result<u64, Unreadable> {
+        let Some((record, weight)) = self.object_at(address, place)? else { return Ok(0) };
+        self.write_object(&record);
+        Ok(weight)
+    }
+
+    /// A job and how many bytes it takes, if `base` is where its chain starts.
+    fn alive(&mut self, job: JobId, base: Place) -> Result<Option<(JobRecord, u64)>, Unreadable> {
+        let Some(kept) = self.ledger.kept(job) else { return Ok(None) };
+        let (chain, record) = self.chain(job, Place::unpack(kept.place))?;
+        let here = (chain.segment, chain.offset) == (base.segment, base.offset);
+        Ok(here.then_some((record, kept.weight.into())))
+    }
+
+    /// Everything alive in the oldest segment has been copied: it may leave with this commit, and
+    /// what is not a job is written anew, because it may have stood there alone.
+    fn let_go(&mut self, segment: u32) -> Result<(), Unreadable> {
+        let image = self.ledger.image();
+        self.persist(image)?;
+        self.journal.touch();
+        self.journal.let_go_before(segment + 1);
+        Ok(())
+    }
+}
