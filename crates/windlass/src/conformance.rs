@@ -7,8 +7,10 @@ mod cells;
 mod claiming;
 mod controlling;
 mod enqueueing;
+mod laning;
 mod settling;
 mod stepping;
+mod turning;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,6 +75,8 @@ pub fn cases() -> Vec<Case> {
     all.extend(settling::cases());
     all.extend(controlling::cases());
     all.extend(stepping::cases());
+    all.extend(laning::cases());
+    all.extend(turning::cases());
     all
 }
 
