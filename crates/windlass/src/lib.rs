@@ -63,6 +63,8 @@ mod pages {
     struct Durability;
     #[doc = include_str!("../../../docs/recovery.md")]
     struct Recovery;
+    #[doc = include_str!("../../../docs/primitives.md")]
+    struct Primitives;
     #[cfg(feature = "testing")]
     #[doc = include_str!("../../../docs/testing.md")]
     struct Testing;
