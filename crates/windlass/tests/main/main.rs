@@ -5,6 +5,7 @@
 
 mod common;
 mod conformance;
+mod debounce;
 mod events;
 mod examples;
 mod faults;
