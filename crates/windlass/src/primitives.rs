@@ -15,6 +15,8 @@
 mod debounce;
 mod objects;
 mod runtime;
+mod task;
+mod throttle;
 
 use std::future::Future;
 use std::time::Duration;
@@ -28,6 +30,10 @@ pub use runtime::RunContext;
 pub(crate) use runtime::{Conclude, Ending, handlers};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+pub use task::{
+    FailedRun, Sent, StateMachine, Task, TaskClient, TaskContext, TaskStatus, TaskTurn,
+};
+pub use throttle::{Offered, Throttle, ThrottleClient, ThrottleStatus, Throttled};
 use windlass_core::job::Start;
 use windlass_core::object::{Address, ObjectMeta, ObjectStatus, Purge};
 use windlass_core::time::Timestamp;

@@ -37,7 +37,7 @@ pub(super) const REMEMBER_IDS: Duration = Duration::from_secs(86_400);
 
 /// What is kept of a batch, in bytes of JSON, unless a definition says otherwise: half of what a
 /// payload may have by default, so that a sealed batch always fits.
-const MAX_BYTES: usize = 64 * 1024;
+pub(super) const MAX_BYTES: usize = 64 * 1024;
 
 /// The most a definition may ask for: the state of an object has 1 MiB, and ids of events are in
 /// it too.
@@ -601,7 +601,7 @@ pub(super) fn check_event<E>(
 }
 
 /// How long a value is as JSON.
-fn json_bytes(value: &impl Serialize) -> Result<usize, serde_json::Error> {
+pub(super) fn json_bytes(value: &impl Serialize) -> Result<usize, serde_json::Error> {
     struct Counted(usize);
     impl std::io::Write for Counted {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

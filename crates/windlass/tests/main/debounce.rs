@@ -5,7 +5,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use windlass::primitives::{Debounce, DebouncePhase, Flush, FlushReason};
+use windlass::primitives::{
+    Debounce, DebouncePhase, Flush, FlushReason, Offered, Throttle, Throttled,
+};
 use windlass::testing::{Lab, Setup, crash_everywhere};
 use windlass::{
     BoxError, Engine, Error, Failure, Heard, Jitter, JobRecord, KindOptions, Refusal, Retry,
@@ -418,6 +420,77 @@ async fn a_definition_that_cannot_work_is_refused() {
     }
     let refused = rig.engine.debounce(&pages()).add("", 1).await.expect_err("refused");
     assert!(matches!(refused, Error::Refused(Refusal::OutOfBounds { .. })), "{refused:?}");
+}
+
+fn throttle(notes: &Notes) -> Throttle<u32> {
+    let notes = notes.clone();
+    let run = move |throttled: Throttled<u32>| {
+        let Throttled { key, event, passed_over, .. } = throttled;
+        notes.add(format!("{key}: {event} after {passed_over}"));
+        async { Ok::<_, Failure>(()) }
+    };
+    Throttle::new("alerts", MINUTE, run)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_throttle_runs_the_first_event_at_once_and_drops_the_rest_of_its_period() {
+    let notes = Notes::default();
+    let alerts = throttle(&notes).validate(|event| match event {
+        0 => Err("nothing happened".to_string()),
+        _ => Ok(()),
+    });
+    let rig = rig().await;
+    let _worker = rig.engine.worker().primitive(alerts.clone()).start().await.expect("it starts");
+    let client = rig.engine.throttle(&alerts);
+    let refused = client.offer("db", 0).await;
+    assert!(matches!(refused, Err(Error::Validation { .. })), "{refused:?}");
+    assert_eq!(client.status("db").await.expect("answered"), None);
+    assert_eq!(client.offer_once("db", "e1", 1).await.expect("taken"), Offered::Runs);
+    assert_eq!(client.offer_once("db", "e1", 1).await.expect("taken"), Offered::Duplicate);
+    settle_down().await;
+    assert_eq!(notes.all(), ["db: 1 after 0"]);
+    let until = client.status("db").await.expect("answered").expect("it is known").until;
+    let until = until.expect("a period is open");
+    pass(SECOND * 59).await;
+    assert_eq!(client.offer("db", 2).await.expect("taken"), Offered::Dropped { until });
+    assert_eq!(client.offer("other", 3).await.expect("taken"), Offered::Runs, "per key");
+    pass(SECOND).await;
+    assert_eq!(client.offer("db", 4).await.expect("taken"), Offered::Runs);
+    client.clear("db").await.expect("answered");
+    assert_eq!(client.offer("db", 5).await.expect("taken"), Offered::Runs, "it was ended");
+    pass(MINUTE * 2).await;
+    assert_eq!(notes.all()[1..], ["other: 3 after 0", "db: 4 after 1", "db: 5 after 0"]);
+    let left = client.list(None, 10).await.expect("answered").objects;
+    assert_eq!(left.len(), 1, "only that with an id is remembered");
+    pass(DAY).await;
+    assert!(client.list(None, 10).await.expect("answered").objects.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_throttle_that_keeps_the_latest_runs_it_when_the_period_ends() {
+    let notes = Notes::default();
+    let alerts = throttle(&notes).keep_latest();
+    let rig = rig().await;
+    let _worker = rig.engine.worker().primitive(alerts.clone()).start().await.expect("it starts");
+    let client = rig.engine.throttle(&alerts);
+    assert_eq!(client.offer("db", 1).await.expect("taken"), Offered::Runs);
+    for event in 2..=4 {
+        let offered = client.offer("db", event).await.expect("taken");
+        assert!(matches!(offered, Offered::Deferred { .. }), "{offered:?}");
+    }
+    let status = client.status("db").await.expect("answered").expect("it is known");
+    assert_eq!((status.deferred, status.passed_over), (Some(4), 2));
+    pass(MINUTE).await;
+    assert_eq!(notes.all(), ["db: 1 after 0", "db: 4 after 2"]);
+    let offered = client.offer("db", 5).await.expect("taken");
+    assert!(matches!(offered, Offered::Deferred { .. }), "the next period is open: {offered:?}");
+    client.clear("db").await.expect("answered");
+    pass(HOUR).await;
+    assert_eq!(notes.all().len(), 2);
+    assert!(client.list(None, 10).await.expect("answered").objects.is_empty());
+    let huge = Throttle::new("huge", MINUTE, |_: Throttled<String>| async { Ok::<_, Failure>(()) });
+    let refused = rig.engine.throttle(&huge).offer("db", "x".repeat(70_000)).await;
+    assert!(matches!(refused, Err(Error::Refused(Refusal::OutOfBounds { .. }))), "{refused:?}");
 }
 
 /// What the outside knows: which events were acknowledged.

@@ -18,6 +18,7 @@ mod refusals;
 mod schedules;
 mod steps;
 mod stopping;
+mod task;
 mod tidy;
 mod tracing_spans;
 mod worker;
