@@ -12,21 +12,31 @@
 //! [`WorkerBuilder::primitive`]: crate::WorkerBuilder::primitive
 //! [`Engine::objects`]: crate::Engine::objects
 
+mod debounce;
 mod objects;
 mod runtime;
+mod task;
+mod throttle;
 pub mod worker_pool;
 
 use std::future::Future;
 use std::time::Duration;
 
+pub use debounce::{
+    Added, Debounce, DebounceClient, DebouncePhase, DebounceStatus, Flush, FlushReason,
+};
 pub(crate) use objects::TurnLocks;
 pub use objects::{Commanded, Objects};
 pub use runtime::RunContext;
 pub(crate) use runtime::{Conclude, Ending, handlers};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+pub use task::{
+    FailedRun, Sent, StateMachine, Task, TaskClient, TaskContext, TaskStatus, TaskTurn,
+};
+pub use throttle::{Offered, Throttle, ThrottleClient, ThrottleStatus, Throttled};
 use windlass_core::job::Start;
-use windlass_core::object::{ObjectMeta, ObjectStatus, Purge};
+use windlass_core::object::{Address, ObjectMeta, ObjectStatus, Purge};
 use windlass_core::time::Timestamp;
 pub use worker_pool::{Pool, PoolContext, WorkerPool};
 
@@ -125,9 +135,10 @@ pub enum RunOutcome<O> {
 /// One change of one object: what it is at, and what is asked for. All of it is one commit.
 pub struct Turn<P: Primitive> {
     now: Timestamp,
-    key: String,
+    address: Address,
     meta: Option<ObjectMeta>,
     alarm_at: Option<Timestamp>,
+    open_jobs: u64,
     asked: Asked<P>,
 }
 
@@ -156,9 +167,14 @@ impl<P: Primitive> Turn<P> {
         self.now
     }
 
+    /// The object's address.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
     /// The object's key.
     pub fn key(&self) -> &str {
-        &self.key
+        self.address.key()
     }
 
     /// What is known of the object; `None` if this is its first turn.
@@ -174,6 +190,12 @@ impl<P: Primitive> Turn<P> {
     /// When its alarm goes off, as of before this turn.
     pub fn alarm_at(&self) -> Option<Timestamp> {
         self.alarm_at
+    }
+
+    /// How many of its jobs waited or ran before this turn: its alarm, its runs, and the one that
+    /// ends with this turn, if one does.
+    pub fn open_jobs(&self) -> u64 {
+        self.open_jobs
     }
 
     /// Sets the alarm: [`Primitive::on_alarm`] is called then. An object has one alarm; a new one
@@ -200,6 +222,11 @@ impl<P: Primitive> Turn<P> {
     /// Runs the user's code as soon as it may: after the runs that were asked for before.
     pub fn run(&mut self, run: P::Run) {
         self.asked.runs.push((Start::Now, run));
+    }
+
+    /// Whether this turn asks for a run.
+    pub(crate) fn asks_for_runs(&self) -> bool {
+        !self.asked.runs.is_empty()
     }
 
     /// Enqueues a job of another kind in the same commit.

@@ -236,6 +236,7 @@ impl<P: Primitive> Draft<P> {
             None => Envelope::default(),
         };
         let alarm_at = view.as_ref().and_then(|view| view.alarm_at);
+        let open_jobs = view.as_ref().map_or(0, |view| view.open_jobs);
         let meta: Option<ObjectMeta> = view.map(|view| view.record.meta);
         let version = meta.as_ref().map_or(0, |meta| meta.version);
         let asked = Asked {
@@ -247,7 +248,7 @@ impl<P: Primitive> Draft<P> {
             purge: Purge::Keep,
         };
         let now = engine.clock().now().wall;
-        let turn = Turn { now, key: address.key().to_string(), meta, alarm_at, asked };
+        let turn = Turn { now, address: address.clone(), meta, alarm_at, open_jobs, asked };
         let kind = run_kind(address)?;
         Ok(Self { envelope, turn, address: address.clone(), version, kind })
     }

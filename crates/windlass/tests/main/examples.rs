@@ -155,3 +155,29 @@ fn steps_charge_once_and_ship_once() {
         ],
     );
 }
+
+#[test]
+fn webhook_debounce_delivers_each_burst_once() {
+    prints(
+        "webhook_debounce",
+        &[
+            "acme: 3 gathered\nagain is a duplicate: true\n",
+            "refused: an event of debounce `webhooks`: versions are counted from 1",
+            "initech: version 20 of 20 changes (MaxEvents)",
+            "acme: version 3 of 3 changes (Timeout)",
+        ],
+    );
+}
+
+#[test]
+fn order_state_machine_ships_one_order_and_gives_up_the_other() {
+    prints(
+        "order_state_machine",
+        &[
+            "order-7: New -> Unpaid(500)\n",
+            "order-7: Unpaid(500) -> Paid\n",
+            "order-8: no payment came",
+            "dead letter: {\"event\":\"Shipped\"}",
+        ],
+    );
+}

@@ -5,6 +5,7 @@
 
 mod common;
 mod conformance;
+mod debounce;
 mod events;
 mod examples;
 mod faults;
@@ -18,6 +19,7 @@ mod refusals;
 mod schedules;
 mod steps;
 mod stopping;
+mod task;
 mod tidy;
 mod tracing_spans;
 mod worker;
