@@ -13,6 +13,9 @@ use windlass_core::time::Timestamp;
 const RECENT_JOBS: usize = 4_096;
 const RECENT_BYTES: usize = 8 << 20;
 
+/// Of how many jobs one takes the place of a job that still waits.
+const PASSED_OVER: usize = 8;
+
 /// Jobs accepted lately, with what became of them since.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
@@ -20,6 +23,8 @@ pub(super) struct Recent {
     /// In the order in which they came; some may be gone.
     order: VecDeque<JobId>,
     bytes: usize,
+    /// Jobs that were not kept, because one that waits longer would have had to make way.
+    passed_over: usize,
 }
 
 #[derive(Debug)]
@@ -46,14 +51,31 @@ impl Recent {
     pub(super) fn add(&mut self, accepted: Box<Accepted>) {
         let id = accepted.job.id;
         self.forget(id);
+        if !self.makes_way() {
+            return;
+        }
         let recalled = Recalled::Accepted(accepted);
         self.bytes += recalled.bytes();
         self.order.push_back(id);
         self.jobs.insert(id, recalled);
-        while self.order.len() > RECENT_JOBS || self.bytes > RECENT_BYTES {
-            let Some(oldest) = self.order.pop_front() else { break };
+    }
+
+    /// Lets the oldest go if there is no more room. But jobs start in the order in which they came:
+    /// when they come faster than they start, one that waits is sooner asked for than one that
+    /// comes now, and makes way only now and then, in case it is not to start for long.
+    fn makes_way(&mut self) -> bool {
+        while self.order.len() >= RECENT_JOBS || self.bytes > RECENT_BYTES {
+            let Some(oldest) = self.order.front().copied() else { break };
+            if matches!(self.jobs.get(&oldest), Some(Recalled::Accepted(_))) {
+                self.passed_over += 1;
+                if !self.passed_over.is_multiple_of(PASSED_OVER) {
+                    return false;
+                }
+            }
+            self.order.pop_front();
             self.forget(oldest);
         }
+        true
     }
 
     pub(super) fn absorb(&mut self, update: &Update) {
@@ -95,5 +117,40 @@ impl Recent {
                 (record.job.clone(), record.created_at, started, record.steps.clone())
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_core::job::{Condition, State};
+    use windlass_core::name::Name;
+
+    use super::*;
+
+    fn accepted(number: u128) -> Box<Accepted> {
+        let name = Name::new("work").expect("a name");
+        let job = NewJob::new(JobId::from_u128(number), name.clone(), name, vec![1; 100]);
+        let at = Timestamp::default();
+        let condition = Condition {
+            state: State::Ready { since: at },
+            attempts: 0,
+            recoveries: 0,
+            generation: 0,
+        };
+        let (job, sequence, met) = (Arc::new(job), 1, Vec::new());
+        Box::new(Accepted { job, sequence, at, condition, met })
+    }
+
+    #[test]
+    fn what_waits_stays_at_hand_when_jobs_come_faster_than_they_start_but_not_for_ever() {
+        let mut recent = Recent::default();
+        let jobs = RECENT_JOBS as u128;
+        (0..2 * jobs).for_each(|number| recent.add(accepted(number)));
+        let kept = |recent: &Recent, number| recent.record(JobId::from_u128(number)).is_some();
+        assert!(kept(&recent, jobs - 1) && !kept(&recent, 2 * jobs - 2));
+        assert_eq!(recent.jobs.len(), RECENT_JOBS);
+        (2 * jobs..10 * jobs).for_each(|number| recent.add(accepted(number)));
+        assert!(!kept(&recent, jobs - 1), "it waits for too long");
+        assert_eq!((recent.jobs.len(), recent.bytes), (RECENT_JOBS, 100 * RECENT_JOBS));
     }
 }
