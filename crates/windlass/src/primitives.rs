@@ -12,20 +12,28 @@
 //! [`WorkerBuilder::primitive`]: crate::WorkerBuilder::primitive
 //! [`Engine::objects`]: crate::Engine::objects
 
+mod continuous;
 mod objects;
 mod runtime;
+// mod schedules;
 
 use std::future::Future;
 use std::time::Duration;
 
+pub use continuous::{
+    Continuous, ContinuousCommand, ContinuousObjects, ContinuousReply, ContinuousState,
+    ContinuousStatus, Remembered, Standing, Started, Tick, Ticked, Triggered,
+};
 pub(crate) use objects::TurnLocks;
 pub use objects::{Commanded, Objects};
 pub use runtime::RunContext;
 pub(crate) use runtime::{Conclude, Ending, handlers};
+// pub(crate) use schedules::register as register_schedules;
+// pub use schedules::{LastRun, ScheduleView, Schedules, SetSchedule};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use windlass_core::job::Start;
-use windlass_core::object::{ObjectMeta, ObjectStatus, Purge};
+use windlass_core::object::{Address, ObjectMeta, ObjectStatus, Purge};
 use windlass_core::time::Timestamp;
 
 use crate::error::Error;
@@ -123,7 +131,7 @@ pub enum RunOutcome<O> {
 /// One change of one object: what it is at, and what is asked for. All of it is one commit.
 pub struct Turn<P: Primitive> {
     now: Timestamp,
-    key: String,
+    address: Address,
     meta: Option<ObjectMeta>,
     alarm_at: Option<Timestamp>,
     asked: Asked<P>,
@@ -142,6 +150,7 @@ struct Asked<P: Primitive> {
 enum AskedAlarm<P: Primitive> {
     Keep,
     Cancel,
+    Move(Start),
     /// Call [`Primitive::on_alarm`].
     Wake(Start),
     /// Run the user's code.
@@ -156,7 +165,7 @@ impl<P: Primitive> Turn<P> {
 
     /// The object's key.
     pub fn key(&self) -> &str {
-        &self.key
+        self.address.key()
     }
 
     /// What is known of the object; `None` if this is its first turn.
@@ -167,6 +176,25 @@ impl<P: Primitive> Turn<P> {
     /// Where the object stands; [`ObjectStatus::Active`] if this is its first turn.
     pub fn status(&self) -> ObjectStatus {
         self.meta.as_ref().map_or(ObjectStatus::Active, |meta| meta.status)
+    }
+
+    /// An error unless the object is there, for verbs that make none.
+    pub fn require(&self) -> Result<ObjectStatus, Error> {
+        match &self.meta {
+            Some(meta) => Ok(meta.status),
+            None => Err(objects::unknown(&self.address)),
+        }
+    }
+
+    /// An error unless the object is there and active.
+    pub fn require_active(&self, operation: &'static str) -> Result<(), Error> {
+        match self.require()? {
+            ObjectStatus::Active => Ok(()),
+            status @ (ObjectStatus::Stopped | ObjectStatus::Failed) => {
+                let object = self.address.clone();
+                Err(Error::WrongStatus { object, status, operation })
+            }
+        }
     }
 
     /// When its alarm goes off, as of before this turn.
@@ -190,6 +218,12 @@ impl<P: Primitive> Turn<P> {
         self.asked.alarm = AskedAlarm::Run(start, run);
     }
 
+    /// Moves the alarm that is set, whatever it does, if it waits: for its time, or to be tried
+    /// again after a failure. One that runs is left alone.
+    pub fn move_alarm(&mut self, start: Start) {
+        self.asked.alarm = AskedAlarm::Move(start);
+    }
+
     /// There is to be no alarm.
     pub fn cancel_alarm(&mut self) {
         self.asked.alarm = AskedAlarm::Cancel;
@@ -206,6 +240,12 @@ impl<P: Primitive> Turn<P> {
         let id = job.id;
         self.asked.jobs.push(job);
         Ok(id)
+    }
+
+    /// Enqueues a job that is already put together.
+    #[allow(dead_code)]
+    pub(crate) fn enqueue_new(&mut self, job: windlass_core::job::NewJob) {
+        self.asked.jobs.push(job);
     }
 
     /// Tells something under the topic `{kind}.{what}`.

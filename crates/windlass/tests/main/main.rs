@@ -5,6 +5,7 @@
 
 mod common;
 mod conformance;
+mod continuous;
 mod events;
 mod examples;
 mod faults;
