@@ -15,7 +15,7 @@
 mod continuous;
 mod objects;
 mod runtime;
-// mod schedules;
+mod schedules;
 
 use std::future::Future;
 use std::time::Duration;
@@ -28,8 +28,8 @@ pub(crate) use objects::TurnLocks;
 pub use objects::{Commanded, Objects};
 pub use runtime::RunContext;
 pub(crate) use runtime::{Conclude, Ending, handlers};
-// pub(crate) use schedules::register as register_schedules;
-// pub use schedules::{LastRun, ScheduleView, Schedules, SetSchedule};
+pub(crate) use schedules::register as register_schedules;
+pub use schedules::{LastRun, ScheduleView, Schedules, SetSchedule};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use windlass_core::job::Start;
@@ -243,7 +243,6 @@ impl<P: Primitive> Turn<P> {
     }
 
     /// Enqueues a job that is already put together.
-    #[allow(dead_code)]
     pub(crate) fn enqueue_new(&mut self, job: windlass_core::job::NewJob) {
         self.asked.jobs.push(job);
     }

@@ -1,7 +1,6 @@
 //! Continuous: loops that run at their times, keep their state, and outlive crashes.
 
 use std::future::pending;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,11 +13,11 @@ use windlass::testing::{Lab, Setup, VirtualClock, crash_everywhere};
 use windlass::wake::LocalWake;
 use windlass::{
     BoxError, Engine, Error, Failure, Heard, InvalidSchedule, Jitter, MissedRuns, ObjectStatus,
-    OpenError, Refusal, Retry, Schedule, State, StateName, StopReason, Subscription, Timestamp,
-    Topics, What, WorkerBuilder,
+    Refusal, Retry, Schedule, State, StateName, StopReason, Subscription, Timestamp, Topics, What,
+    WorkerBuilder,
 };
 
-use crate::common::{Counter, Directory, HOUR, Notes, SECOND, settle_down};
+use crate::common::{Counter, Directory, HOUR, Notes, SECOND};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -555,37 +554,35 @@ fn no_crash_puts_a_loop_to_sleep_or_counts_a_run_without_its_state() {
     assert!(points > 30, "{points}");
 }
 
-/// One process: an engine on the file store in this directory, killed when `life` returns.
+/// One process: an engine on the file store, killed when `life` returns. What the disk holds at
+/// that moment is what the next process finds.
 fn process<T>(
-    path: &Path,
+    disk: &mut Directory,
     clock: &Arc<VirtualClock>,
     definition: &Continuous<u64>,
     life: impl AsyncFnOnce(Engine) -> T,
 ) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.expect("a runtime");
-    let ended = runtime.block_on(async {
+    let (ended, left) = runtime.block_on(async {
         let wake = Arc::new(LocalWake::new());
-        let store = open(path, clock, &wake);
+        let options = FileOptions::default();
+        let store =
+            FileStore::open(disk.path(), &options, clock.clone(), wake.clone()).expect("it opens");
         let engine = Engine::builder().on_store(Arc::new(store), wake, clock.clone());
         let engine = engine.expect("the default settings are valid");
         let worker = engine.worker().primitive(definition.clone()).start().await;
         let _worker = worker.expect("it starts");
-        life(engine).await
-    });
-    // Its tasks go with it: nothing is closed, and nobody gets an answer.
-    drop(runtime);
-    ended
-}
-
-/// Opens the store as soon as the last thread of the process before has let go of it.
-fn open(path: &Path, clock: &Arc<VirtualClock>, wake: &Arc<LocalWake>) -> FileStore {
-    loop {
-        match FileStore::open(path, &FileOptions::default(), clock.clone(), wake.clone()) {
-            Err(OpenError::InUse { .. }) => std::thread::yield_now(),
-            opened => return opened.expect("it opens"),
+        let ended = life(engine).await;
+        let left = Directory::new();
+        for file in std::fs::read_dir(disk.path()).expect("a directory") {
+            let file = file.expect("an entry");
+            std::fs::copy(file.path(), left.path().join(file.file_name())).expect("a copy");
         }
-    }
+        (ended, left)
+    });
+    *disk = left;
+    ended
 }
 
 /// Waits until something of this topic is told.
@@ -593,13 +590,11 @@ async fn heard(engine: &Engine, topic: &str) {
     let mut subscription = engine.subscribe_after(Topics::all().topic(topic), Some(0));
     // Those of earlier processes are not kept.
     while let Heard::Lagged { .. } = subscription.next().await {}
-    // The worker lets go of what it has settled.
-    settle_down().await;
 }
 
 #[test]
 fn a_loop_resumes_by_itself_after_six_hours() {
-    let (directory, clock) = (Directory::new(), Arc::new(VirtualClock::new()));
+    let (mut disk, clock) = (Directory::new(), Arc::new(VirtualClock::new()));
     let ran = Arc::new(Notify::new());
     let definition = {
         let ran = ran.clone();
@@ -611,7 +606,7 @@ fn a_loop_resumes_by_itself_after_six_hours() {
             }
         })
     };
-    let started = process(directory.path(), &clock, &definition, async |engine| {
+    let started = process(&mut disk, &clock, &definition, async |engine| {
         engine.continuous(&definition).start("a", 0).await.expect("started");
         heard(&engine, "continuous.executed").await;
         status(&engine, &definition).await
@@ -619,7 +614,7 @@ fn a_loop_resumes_by_itself_after_six_hours() {
     assert_eq!(started.run_count, 1);
     let first = started.next_run.expect("it is planned");
     clock.step_forward(HOUR * 6 + MINUTE);
-    let resumed = process(directory.path(), &clock, &definition, async |engine| {
+    let resumed = process(&mut disk, &clock, &definition, async |engine| {
         heard(&engine, "continuous.executed").await;
         status(&engine, &definition).await
     });
@@ -647,10 +642,10 @@ fn crashing(crashes: u32, began: &Arc<Notify>, notes: &Notes) -> Continuous<u64>
 
 #[test]
 fn a_loop_that_kills_its_process_stops_after_three_and_says_why() {
-    let (directory, clock) = (Directory::new(), Arc::new(VirtualClock::new()));
+    let (mut disk, clock) = (Directory::new(), Arc::new(VirtualClock::new()));
     let (began, notes) = (Arc::new(Notify::new()), Notes::default());
     let definition = crashing(3, &began, &notes);
-    process(directory.path(), &clock, &definition, async |engine| {
+    process(&mut disk, &clock, &definition, async |engine| {
         engine.continuous(&definition).start("a", 10).await.expect("started");
         began.notified().await;
         let executing = status(&engine, &definition).await;
@@ -658,13 +653,13 @@ fn a_loop_that_kills_its_process_stops_after_three_and_says_why() {
     });
     for _ in 0..2 {
         clock.step_forward(SECOND);
-        process(directory.path(), &clock, &definition, async |_| began.notified().await);
+        process(&mut disk, &clock, &definition, async |_| began.notified().await);
     }
     assert_eq!(notes.all(), ["attempt 1 after 0", "attempt 2 after 1", "attempt 3 after 2"]);
     clock.step_forward(SECOND);
     // Failed is failed: it is not recovered, however often the process starts.
     for _ in 0..2 {
-        let failed = process(directory.path(), &clock, &definition, async |engine| {
+        let failed = process(&mut disk, &clock, &definition, async |engine| {
             assert_eq!(engine.continuous(&definition).state("a").await.expect("kept"), Some(10));
             status(&engine, &definition).await
         });
@@ -674,7 +669,7 @@ fn a_loop_that_kills_its_process_stops_after_three_and_says_why() {
         clock.step_forward(HOUR * 5);
     }
     assert_eq!(notes.all().len(), 3);
-    let again = process(directory.path(), &clock, &definition, async |engine| {
+    let again = process(&mut disk, &clock, &definition, async |engine| {
         let started = engine.continuous(&definition).start("a", 0).await.expect("started");
         assert_eq!(started, Started { created: false, resumed: true });
         heard(&engine, "continuous.executed").await;
@@ -686,21 +681,21 @@ fn a_loop_that_kills_its_process_stops_after_three_and_says_why() {
 
 #[test]
 fn success_after_two_recoveries_forgives_them() {
-    let (directory, clock) = (Directory::new(), Arc::new(VirtualClock::new()));
+    let (mut disk, clock) = (Directory::new(), Arc::new(VirtualClock::new()));
     let (began, notes) = (Arc::new(Notify::new()), Notes::default());
     let definition = crashing(2, &began, &notes);
-    process(directory.path(), &clock, &definition, async |engine| {
+    process(&mut disk, &clock, &definition, async |engine| {
         engine.continuous(&definition).start("a", 10).await.expect("started");
         began.notified().await;
     });
     clock.step_forward(SECOND);
-    let between = process(directory.path(), &clock, &definition, async |engine| {
+    let between = process(&mut disk, &clock, &definition, async |engine| {
         began.notified().await;
         status(&engine, &definition).await
     });
     assert_eq!((between.recoveries, between.run_count), (1, 0));
     clock.step_forward(SECOND);
-    let after = process(directory.path(), &clock, &definition, async |engine| {
+    let after = process(&mut disk, &clock, &definition, async |engine| {
         heard(&engine, "continuous.executed").await;
         status(&engine, &definition).await
     });
@@ -711,17 +706,17 @@ fn success_after_two_recoveries_forgives_them() {
 
 #[test]
 fn a_loop_that_was_stopped_while_it_ran_is_not_recovered() {
-    let (directory, clock) = (Directory::new(), Arc::new(VirtualClock::new()));
+    let (mut disk, clock) = (Directory::new(), Arc::new(VirtualClock::new()));
     let (began, notes) = (Arc::new(Notify::new()), Notes::default());
     let definition = crashing(9, &began, &notes);
-    process(directory.path(), &clock, &definition, async |engine| {
+    process(&mut disk, &clock, &definition, async |engine| {
         let loops = engine.continuous(&definition);
         loops.start("a", 10).await.expect("started");
         began.notified().await;
         loops.stop("a", "enough").await.expect("stopped");
     });
     clock.step_forward(HOUR * 6);
-    let stopped = process(directory.path(), &clock, &definition, async |engine| {
+    let stopped = process(&mut disk, &clock, &definition, async |engine| {
         let counts = engine.counts().await.expect("answered");
         assert_eq!(counts.in_state(StateName::Cancelled), 1);
         status(&engine, &definition).await

@@ -15,6 +15,7 @@ mod journey;
 mod kit;
 mod primitives;
 mod refusals;
+mod scheduled;
 mod schedules;
 mod steps;
 mod stopping;
