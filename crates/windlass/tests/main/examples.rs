@@ -181,3 +181,24 @@ fn order_state_machine_ships_one_order_and_gives_up_the_other() {
         ],
     );
 }
+
+#[test]
+fn token_refresher_keeps_its_token_over_a_failure() {
+    prints(
+        "token_refresher",
+        &[
+            "created: true\ncreated again: false\n",
+            "run 3: token github-3",
+            "Stopped after 3 runs: three are enough for an example",
+            "kept: github-3 (refreshed 3 times)",
+        ],
+    );
+}
+
+#[test]
+fn nightly_report_is_written_by_the_clocks_of_berlin() {
+    prints(
+        "nightly_report",
+        &["(Europe/Berlin)", "report for north", "paused: true", ":30:00.000Z"],
+    );
+}
