@@ -136,6 +136,7 @@ mod tests {
             attempts: 0,
             recoveries: 0,
             generation: 0,
+            begun: false,
         };
         let (job, sequence, met) = (Arc::new(job), 1, Vec::new());
         Box::new(Accepted { job, sequence, at, condition, met })
