@@ -46,7 +46,7 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Watch the engine at work: retries, a dead letter, a graph, a paused queue, and more
+    /// Watch the engine at work: retries, a dead letter, a graph, lanes, a debounce, and more
     Demo(DemoOptions),
     /// Measure the engine on this machine, and what part of its disk's speed it reaches
     Bench(BenchOptions),
