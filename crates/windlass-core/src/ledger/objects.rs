@@ -218,12 +218,24 @@ impl Objects {
             self.open.insert((number, slot));
         } else if self.open.remove(&(number, slot)) {
             self.ended.push((number, job, state));
+            self.resume_purge(number);
+        }
+    }
+
+    /// A purge waits for open jobs: it is due again when the last of them has ended.
+    fn resume_purge(&mut self, number: u32) {
+        let purge_at = self.entry(number).and_then(|object| object.meta.purge_at);
+        let has_open_jobs = self.open_jobs(number).next().is_some();
+        if let Some(at) = purge_at.filter(|_| !has_open_jobs) {
+            self.purges.insert((at, number));
         }
     }
 
     /// A bound job is no longer kept.
     pub(super) fn forget(&mut self, number: u32, slot: u32) {
-        self.open.remove(&(number, slot));
+        if self.open.remove(&(number, slot)) {
+            self.resume_purge(number);
+        }
     }
 
     fn open_jobs(&self, number: u32) -> impl Iterator<Item = u32> + '_ {
@@ -411,13 +423,17 @@ impl Ledger {
         effects.changes.push(Change::ObjectGone { address });
     }
 
-    /// Deletes objects whose time has come, at most so many.
+    /// Deletes objects whose time has come and that nothing is left to do for, at most so many.
     pub(super) fn purge_objects(&mut self, effects: &mut Effects) -> u64 {
         let mut purged = 0;
         while let Some(&(at, number)) = self.objects.purges.first()
             && at <= effects.now.wall
             && purged < limits::SWEEP_BATCH as u64
         {
+            if self.objects.open_jobs(number).next().is_some() {
+                self.objects.purges.remove(&(at, number));
+                continue;
+            }
             self.purge_object(number, effects);
             purged += 1;
         }

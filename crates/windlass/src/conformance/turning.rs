@@ -26,6 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
         recoveries_are_counted_at_the_object_and_forgiven_by_success,
         a_purge_takes_the_alarm_and_everything_that_waits,
         an_object_is_purged_after_its_delay_unless_that_is_taken_back,
+        a_delayed_purge_waits_for_the_last_open_job,
         a_job_of_an_unknown_object_is_refused,
         objects_are_listed_in_order_by_pages_and_by_what_they_are,
         a_state_beyond_its_bound_is_refused,
@@ -235,6 +236,17 @@ async fn an_object_is_purged_after_its_delay_unless_that_is_taken_back(bench: Be
     assert_eq!(bench.store.promote().await.expect("it is answered").purged, 1);
     assert!(find(&bench, "a").await.is_none());
     assert!(find(&bench, "b").await.is_some());
+}
+
+async fn a_delayed_purge_waits_for_the_last_open_job(bench: Bench) {
+    let jobs = vec![Arc::new(bound(1, "a"))];
+    make(&bench, Turn { purge: Purge::After(SECOND), jobs, ..turn("a", 0) }).await;
+    let handed = bench.take().await;
+    bench.advance(SECOND).await;
+    assert_eq!(bench.store.promote().await.expect("it is answered").purged, 0);
+    bench.settle(&handed, Verdict::Complete).await;
+    assert_eq!(bench.store.promote().await.expect("it is answered").purged, 1);
+    assert!(find(&bench, "a").await.is_none());
 }
 
 async fn a_job_of_an_unknown_object_is_refused(bench: Bench) {

@@ -124,9 +124,12 @@ async fn run<P: Primitive>(primitive: &P, attempt: Attempt) -> Returned {
 }
 
 /// The object that an attempt's job is bound to.
+///
+/// `None` if that was purged, even if another has been made at its address since.
 async fn look(attempt: &Attempt) -> Result<Option<ObjectView>, Error> {
     let Some(address) = attempt.object() else { return Ok(None) };
-    Ok(attempt.engine().store().object(address).await?)
+    let view = attempt.engine().store().object(address).await?;
+    Ok(view.filter(|view| view.record.meta.created_at <= attempt.enqueued_at()))
 }
 
 /// Concludes runs.
