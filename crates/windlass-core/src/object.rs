@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
-use crate::job::{Bytes, JobId, NewJob};
+use crate::job::{Bytes, JobId, NewJob, Start};
 use crate::limits;
 use crate::name::{Name, excerpt};
 use crate::outcome::ErrorText;
@@ -252,6 +252,9 @@ pub enum Alarm {
     /// when this job starts if it is of the same kind and payload, and replaced otherwise; one that
     /// has started is left alone, and this one is its successor.
     Set(Arc<NewJob>),
+    /// It goes off then, if it waits: for its first start, or to be tried again. One that runs is
+    /// left alone, and so is an object that has none.
+    Move(Start),
 }
 
 /// Something to tell of an object.

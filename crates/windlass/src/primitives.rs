@@ -12,9 +12,11 @@
 //! [`WorkerBuilder::primitive`]: crate::WorkerBuilder::primitive
 //! [`Engine::objects`]: crate::Engine::objects
 
+mod continuous;
 mod debounce;
 mod objects;
 mod runtime;
+mod schedules;
 mod task;
 mod throttle;
 pub mod worker_pool;
@@ -22,6 +24,10 @@ pub mod worker_pool;
 use std::future::Future;
 use std::time::Duration;
 
+pub use continuous::{
+    Continuous, ContinuousCommand, ContinuousObjects, ContinuousReply, ContinuousState,
+    ContinuousStatus, Remembered, Standing, Started, Tick, Ticked, Triggered,
+};
 pub use debounce::{
     Added, Debounce, DebounceClient, DebouncePhase, DebounceStatus, Flush, FlushReason,
 };
@@ -29,6 +35,8 @@ pub(crate) use objects::TurnLocks;
 pub use objects::{Commanded, Objects};
 pub use runtime::RunContext;
 pub(crate) use runtime::{Conclude, Ending, handlers};
+pub(crate) use schedules::register as register_schedules;
+pub use schedules::{LastRun, ScheduleView, Schedules, SetSchedule};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 pub use task::{
@@ -155,6 +163,7 @@ struct Asked<P: Primitive> {
 enum AskedAlarm<P: Primitive> {
     Keep,
     Cancel,
+    Move(Start),
     /// Call [`Primitive::on_alarm`].
     Wake(Start),
     /// Run the user's code.
@@ -187,6 +196,25 @@ impl<P: Primitive> Turn<P> {
         self.meta.as_ref().map_or(ObjectStatus::Active, |meta| meta.status)
     }
 
+    /// An error unless the object is there, for verbs that make none.
+    pub fn require(&self) -> Result<ObjectStatus, Error> {
+        match &self.meta {
+            Some(meta) => Ok(meta.status),
+            None => Err(objects::unknown(&self.address)),
+        }
+    }
+
+    /// An error unless the object is there and active.
+    pub fn require_active(&self, operation: &'static str) -> Result<(), Error> {
+        match self.require()? {
+            ObjectStatus::Active => Ok(()),
+            status @ (ObjectStatus::Stopped | ObjectStatus::Failed) => {
+                let object = self.address.clone();
+                Err(Error::WrongStatus { object, status, operation })
+            }
+        }
+    }
+
     /// When its alarm goes off, as of before this turn.
     pub fn alarm_at(&self) -> Option<Timestamp> {
         self.alarm_at
@@ -214,6 +242,12 @@ impl<P: Primitive> Turn<P> {
         self.asked.alarm = AskedAlarm::Run(start, run);
     }
 
+    /// Moves the alarm that is set, whatever it does, if it waits: for its time, or to be tried
+    /// again after a failure. One that runs is left alone.
+    pub fn move_alarm(&mut self, start: Start) {
+        self.asked.alarm = AskedAlarm::Move(start);
+    }
+
     /// There is to be no alarm.
     pub fn cancel_alarm(&mut self) {
         self.asked.alarm = AskedAlarm::Cancel;
@@ -235,6 +269,11 @@ impl<P: Primitive> Turn<P> {
         let id = job.id;
         self.asked.jobs.push(job);
         Ok(id)
+    }
+
+    /// Enqueues a job that is already put together.
+    pub(crate) fn enqueue_new(&mut self, job: windlass_core::job::NewJob) {
+        self.asked.jobs.push(job);
     }
 
     /// Tells something under the topic `{kind}.{what}`.

@@ -149,6 +149,10 @@ pub enum MissedRuns {
     },
 }
 
+/// How late an alarm may be before its run counts as missed: the longest that a worker sleeps when
+/// it hears nothing, unless it is set otherwise.
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
+
 /// What is to be done at one point in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Due {
@@ -209,6 +213,11 @@ impl Schedule {
         }
         self.start = Some(start);
         Ok(self)
+    }
+
+    /// The same schedule, counted from `start` unless it has a start of its own.
+    pub(crate) fn counted_from(&self, start: Timestamp) -> Self {
+        Self { start: self.start.or(Some(start)), ..self.clone() }
     }
 
     /// The first run that is strictly later than `after`; `None` if there is none before the year

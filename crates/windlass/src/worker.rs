@@ -218,6 +218,7 @@ impl WorkerBuilder {
         for pool in &pools {
             pool.set_up(&engine).await?;
         }
+        let (handlers, queues) = with_schedules(handlers, queues)?;
         let handlers = check_handlers(handlers, &states)?;
         let queues = queues.iter().map(|queue| Name::new(queue)).collect::<Result<Vec<_>, _>>()?;
         let name = Name::new(name.as_deref().unwrap_or("worker"))?;
@@ -283,6 +284,23 @@ fn check_timing(slots: Slots, timing: Timing) -> Result<(), Error> {
         return invalid("poll_interval", got, "it must be at least 1 ms");
     }
     Ok(())
+}
+
+/// Adds the alarms of schedules to what a worker takes, because no code of a user is needed for
+/// them. One without any handler stays without.
+fn with_schedules(
+    mut handlers: Vec<handler::Registered>,
+    mut queues: Vec<String>,
+) -> Result<(Vec<handler::Registered>, Vec<String>), Error> {
+    if !handlers.is_empty() {
+        let (handler, queue) = primitives::register_schedules()?;
+        handlers.push(handler);
+        // Without a queue it takes from all of them.
+        if !queues.is_empty() {
+            queues.push(queue);
+        }
+    }
+    Ok((handlers, queues))
 }
 
 fn check_handlers(

@@ -274,6 +274,9 @@ impl Ledger {
                 alarm = Some(self.plan_bound(alloc::vec![job.clone()], &turn.object, now)?);
             }
         }
+        if let Alarm::Move(start) = turn.alarm {
+            no_longer_than("delay", start_time(start, now).since(now))?;
+        }
         let jobs = self.plan_bound(turn.jobs.clone(), &turn.object, now)?;
         Ok(TurnPlan { turn, jobs, alarm, moved })
     }
@@ -379,6 +382,13 @@ impl Ledger {
                 }
                 None
             }
+            Alarm::Move(start) => {
+                if let Some(job) = current {
+                    // One that runs cannot be moved, and need not be.
+                    let _ = self.reschedule(job, start_time(*start, effects.now.wall), effects);
+                }
+                current
+            }
             Alarm::Set(_) => {
                 if let (Some(job), Some(at)) = (current, moved) {
                     let _ = self.reschedule(job, at, effects);
@@ -455,13 +465,13 @@ impl Ledger {
             let mut meta = object.meta.clone();
             meta.alarm = None;
             let end = match state {
-                StateName::Dead => "died",
-                StateName::Cancelled => "was cancelled",
+                StateName::Dead => self.how_it_died(job),
+                StateName::Cancelled => "was cancelled".to_string(),
                 StateName::Completed
                 | StateName::Blocked
                 | StateName::Scheduled
                 | StateName::Ready
-                | StateName::Running => "",
+                | StateName::Running => String::new(),
             };
             if !end.is_empty() && meta.status == ObjectStatus::Active {
                 meta.status = ObjectStatus::Failed;
@@ -470,6 +480,13 @@ impl Ledger {
                 self.tell_object(number, "failed", detail, effects);
             }
             self.change_object(number, meta, effects);
+        }
+    }
+
+    fn how_it_died(&self, job: JobId) -> String {
+        match self.find(job).map(|slot| self.entry(slot).phase) {
+            Some(Phase::Dead { reason, .. }) => format!("died: {reason}"),
+            Some(_) | None => "died".to_string(),
         }
     }
 

@@ -173,8 +173,24 @@ impl<'a, P: Primitive> Objects<'a, P> {
                 Err(error) => return Err(error.into()),
             }
         }
-        let why = format!("object {address} changes too fast");
-        Err(Error::Refused(Refusal::Unavailable { why }))
+        Err(too_fast(&address))
+    }
+
+    /// Purges an object without reading its state: for one whose state can no longer be read.
+    pub(super) async fn purge_unread(&self, key: &str) -> Result<(), Error> {
+        let address = self.address(key)?;
+        let _lock = self.engine.turn_locks().lock(&address).await;
+        for _ in 0..TRIES {
+            let view = self.engine.store().object(&address).await?;
+            let view = view.ok_or_else(|| unknown(&address))?;
+            let turn = CoreTurn::new(address.clone(), view.record.meta.version);
+            match self.engine.store().turn(CoreTurn { purge: Purge::Now, ..turn }).await {
+                Ok(_) => return Ok(()),
+                Err(StoreError::Refused(Refusal::ObjectChanged { .. })) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(too_fast(&address))
     }
 
     /// What an object remembers; `None` if there is no such object.
@@ -196,6 +212,16 @@ impl<'a, P: Primitive> Objects<'a, P> {
         let filter = ObjectFilter { kind: Some(kind), name: Some(name), status: None };
         Ok(self.engine.store().objects(&filter, after, limit).await?)
     }
+}
+
+fn too_fast(address: &Address) -> Error {
+    let why = format!("object {address} changes too fast");
+    Error::Refused(Refusal::Unavailable { why })
+}
+
+/// There is no such object.
+pub(super) fn unknown(address: &Address) -> Error {
+    Error::Refused(Refusal::UnknownObject { object: address.clone() })
 }
 
 /// An id of any length as a short text.
@@ -271,6 +297,7 @@ impl<P: Primitive> Draft<P> {
         let alarm = match asked.alarm {
             AskedAlarm::Keep => Alarm::Keep,
             AskedAlarm::Cancel => Alarm::Cancel,
+            AskedAlarm::Move(start) => Alarm::Move(start),
             AskedAlarm::Wake(start) => {
                 Alarm::Set(job(&alarm_kind(&self.address)?, start, Vec::new()))
             }

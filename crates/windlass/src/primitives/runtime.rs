@@ -12,6 +12,7 @@ use windlass_core::job::Bytes;
 use windlass_core::name::Name;
 use windlass_core::object::{Address, ObjectStatus, ObjectView, Ran, Turn as CoreTurn};
 use windlass_core::outcome::{ErrorText, Verdict};
+use windlass_core::retry::Retry;
 
 use super::objects::{Draft, alarm_kind, open_envelope, run_kind};
 use super::{Primitive, RunOutcome};
@@ -99,7 +100,9 @@ pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Er
         Registered {
             kind: alarm_kind(&sample)?.to_string().into(),
             needs: None,
-            options: KindOptions::default(),
+            // A turn that was refused (a queue is full) may be accepted later; an alarm that gave up
+            // would leave its object asleep.
+            options: KindOptions::default().retry(Retry::default().unlimited()),
             run: Box::new(wake),
             conclude: Some(Arc::new(Alarms(primitive))),
         },
@@ -143,6 +146,10 @@ impl<P: Primitive> Conclude for Runs<P> {
     ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>> {
         Box::pin(async move {
             let Some(view) = look(attempt).await? else { return Ok(None) };
+            // It was made for an object that has been purged; another one has its address now.
+            if attempt.enqueued_at() < view.record.meta.created_at {
+                return Ok(None);
+            }
             self.conclude(attempt, view, &ending)
         })
     }

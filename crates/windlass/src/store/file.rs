@@ -866,7 +866,7 @@ fn turn_sizes(turn: &Turn) -> impl Iterator<Item = u64> {
     let state = turn.state.as_ref().map_or(0, |state| state.len()) as u64 + 2_048;
     let alarm = match &turn.alarm {
         Alarm::Set(job) => Some(size_of(job)),
-        Alarm::Keep | Alarm::Cancel => None,
+        Alarm::Keep | Alarm::Cancel | Alarm::Move(_) => None,
     };
     turn.jobs.iter().map(|job| size_of(job)).chain(alarm).chain([state])
 }

@@ -190,3 +190,24 @@ fn ordered_pool_ships_in_the_order_of_each_customer() {
     );
     prints("ordered_pool", &["initech 13 is lost: nobody ships that", "3 shipped, 0 waiting"]);
 }
+
+#[test]
+fn token_refresher_keeps_its_token_over_a_failure() {
+    prints(
+        "token_refresher",
+        &[
+            "created: true\ncreated again: false\n",
+            "run 3: token github-3",
+            "Stopped after 3 runs: three are enough for an example",
+            "kept: github-3 (refreshed 3 times)",
+        ],
+    );
+}
+
+#[test]
+fn nightly_report_is_written_by_the_clocks_of_berlin() {
+    prints(
+        "nightly_report",
+        &["(Europe/Berlin)", "report for north", "paused: true", ":30:00.000Z"],
+    );
+}

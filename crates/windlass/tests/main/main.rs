@@ -5,6 +5,7 @@
 
 mod common;
 mod conformance;
+mod continuous;
 mod debounce;
 mod events;
 mod examples;
@@ -16,6 +17,7 @@ mod kit;
 mod pool;
 mod primitives;
 mod refusals;
+mod scheduled;
 mod schedules;
 mod steps;
 mod stopping;
