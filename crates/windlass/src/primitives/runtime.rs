@@ -100,8 +100,8 @@ pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Er
         Registered {
             kind: alarm_kind(&sample)?.to_string().into(),
             needs: None,
-            // A turn that was refused (a queue is full) may be accepted later; an alarm that gave up
-            // would leave its object asleep.
+            // A turn that was refused (a queue is full) may be accepted later; an alarm that gave
+            // up would leave its object asleep.
             options: KindOptions::default().retry(Retry::default().unlimited()),
             run: Box::new(wake),
             conclude: Some(Arc::new(Alarms(primitive))),
