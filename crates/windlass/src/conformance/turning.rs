@@ -19,6 +19,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_turn_for_another_version_is_refused_and_changes_nothing,
         a_turn_with_a_bad_job_changes_nothing,
         an_object_has_one_alarm_which_is_moved_replaced_and_called_off,
+        an_alarm_is_moved_while_it_waits_and_left_alone_while_it_runs,
         an_outcome_and_its_turn_are_one_commit,
         a_refused_turn_leaves_the_attempt_unsettled,
         jobs_of_one_object_do_not_overlap,
@@ -126,6 +127,21 @@ async fn an_object_has_one_alarm_which_is_moved_replaced_and_called_off(bench: B
     let seen = view(&bench, "a").await;
     assert_eq!((seen.record.meta.alarm, seen.alarm_at, seen.open_jobs), (None, None, 0));
     assert_eq!(seen.record.meta.status, ObjectStatus::Active, "called off by its own turn");
+}
+
+async fn an_alarm_is_moved_while_it_waits_and_left_alone_while_it_runs(bench: Bench) {
+    let none = Turn { alarm: Alarm::Move(Start::Now), ..turn("a", 0) };
+    make(&bench, none).await;
+    assert_eq!(view(&bench, "a").await.record.meta.alarm, None, "there was none to move");
+    make(&bench, Turn { alarm: alarm(1, "a", Start::After(HOUR)), ..turn("a", 1) }).await;
+    make(&bench, Turn { alarm: Alarm::Move(Start::Now), ..turn("a", 2) }).await;
+    let handed = bench.take().await;
+    assert_eq!(handed.job.id, id(1));
+    make(&bench, Turn { alarm: Alarm::Move(Start::After(HOUR)), ..turn("a", 3) }).await;
+    assert_eq!(bench.state_name(id(1)).await, StateName::Running);
+    bench.settle(&handed, Verdict::Retry(HOUR)).await;
+    make(&bench, Turn { alarm: Alarm::Move(Start::Now), ..turn("a", 4) }).await;
+    assert_eq!(bench.take().await.attempt, 2, "a retry is moved too");
 }
 
 fn settled_with(handed: &HandedJob, verdict: Verdict, turn: Turn) -> Settlement {

@@ -146,10 +146,6 @@ impl<P: Primitive> Conclude for Runs<P> {
     ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>> {
         Box::pin(async move {
             let Some(view) = look(attempt).await? else { return Ok(None) };
-            // It was made for an object that has been purged; another one has its address now.
-            if attempt.enqueued_at() < view.record.meta.created_at {
-                return Ok(None);
-            }
             self.conclude(attempt, view, &ending)
         })
     }
