@@ -408,9 +408,11 @@ impl Ledger {
         reason: CancelReason,
         effects: &mut Effects,
     ) -> Result<CancelAnswer, Refusal> {
-        let answer = self.cancel_keeping_all(job, reason, effects);
-        self.keep_bounded(effects);
-        answer
+        let answer = self.cancel_keeping_all(job, reason, effects)?;
+        if answer == CancelAnswer::Cancelled {
+            self.keep_bounded(effects);
+        }
+        Ok(answer)
     }
 
     /// Cancels a job within a larger change, which keeps the bounds when it is through.

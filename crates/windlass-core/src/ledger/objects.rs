@@ -470,7 +470,9 @@ impl Ledger {
             self.purge_object(number, effects);
             purged += 1;
         }
-        self.keep_bounded(effects);
+        if purged > 0 {
+            self.keep_bounded(effects);
+        }
         purged
     }
 

@@ -128,13 +128,13 @@ impl Ledger {
         self.tell_settled(slot, &condition, attempt, error.clone(), effects);
         let state = condition.state.name();
         // The turn decides what this end means to its object, which has to know before it is told.
-        if let Some(turn) = turn {
-            self.carry_out_turn(turn, effects);
-        }
+        let turned = turn.map(|turn| self.carry_out_turn(turn, effects)).is_some();
         if state.is_terminal() {
             self.spread(slot, error.as_ref(), effects);
         }
-        self.keep_bounded(effects);
+        if turned || state.is_terminal() {
+            self.keep_bounded(effects);
+        }
         Ok(Settled { state })
     }
 
