@@ -273,7 +273,8 @@ pub enum Purge {
     Keep,
     /// It goes in this commit, with its alarm and everything of it that waits.
     Now,
-    /// It goes so much later, unless a turn takes that back.
+    /// It goes so much later, unless a turn takes that back, and not before its last open job has
+    /// ended.
     After(Duration),
     /// It no longer goes by itself.
     Never,

@@ -18,6 +18,8 @@ mod naive;
 mod pair;
 #[path = "model/steps.rs"]
 mod steps;
+#[path = "model/turns.rs"]
+mod turns;
 
 use std::cell::Cell;
 
@@ -39,7 +41,8 @@ const MUST_COME_UP: &[&str] = &[
     "JobDead", "JobCancelRequested", "JobCancelled", "JobReplayed", "JobRemoved",
     "RecoveryDetected", "RecoveryExecuted", "RecoveryExhausted",
     "QueuePaused", "QueueResumed", "QueueCleared", "QueueEmpty", "QueueFull", "QueueConfigured",
-    "LaneEmpty", "LaneFull",
+    "LaneEmpty", "LaneFull", "ObjectCreated", "ObjectRemoved", "ObjectChanged", "UnknownObject",
+    "loop.told", "loop.failed", "loop.recovered", "alarm moved", "alarm replaced",
     "AlreadyAccepted", "Deduplicated", "IdReused", "IdTwiceInBatch", "UnknownDependency",
     "DependencyFailed", "DependencyCycle", "UnknownJob", "WrongState", "KeyTaken", "LeaseLost",
     "OutOfBounds", "AttemptsExhausted", "Permanent", "DurationExhausted", "Crashed",

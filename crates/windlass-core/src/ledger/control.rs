@@ -9,7 +9,7 @@ use core::num::NonZeroU32;
 use core::time::Duration;
 
 use super::book::{Key, Phase, shown, start_time};
-use super::enqueue::{Plan, at_most, no_longer_than};
+use super::enqueue::{at_most, no_longer_than};
 use super::graph::is_met;
 use super::lanes::Spot;
 use super::{Acceptance, Command, Effects, Enqueued, Ledger, Ring};
@@ -111,7 +111,9 @@ impl Command for ReplayEdited {
         if state != StateName::Dead {
             return Err(Refusal::WrongState { job: self.job, state, operation: "edit and replay" });
         }
-        let plan = ledger.plan_after(slot, alloc::vec![Arc::new(self.edited)], effects.now.wall)?;
+        let edited = alloc::vec![Arc::new(self.edited)];
+        let plan = ledger
+            .plan_without_key_of(Some(slot), |ledger| ledger.plan(edited, effects.now.wall))?;
         // Whatever stands for the edited job already is not its successor: the dead one stays.
         match plan.first() {
             Some((_, Acceptance::Accepted)) | None => {}
@@ -406,6 +408,20 @@ impl Ledger {
         reason: CancelReason,
         effects: &mut Effects,
     ) -> Result<CancelAnswer, Refusal> {
+        let answer = self.cancel_keeping_all(job, reason, effects)?;
+        if answer == CancelAnswer::Cancelled {
+            self.keep_bounded(effects);
+        }
+        Ok(answer)
+    }
+
+    /// Cancels a job within a larger change, which keeps the bounds when it is through.
+    pub(super) fn cancel_keeping_all(
+        &mut self,
+        job: JobId,
+        reason: CancelReason,
+        effects: &mut Effects,
+    ) -> Result<CancelAnswer, Refusal> {
         let slot = self.slot(job)?;
         let was_asked = match self.entry(slot).phase {
             Phase::Running { token } => self.leases[&token].lease.cancel_requested,
@@ -428,7 +444,7 @@ impl Ledger {
             return Ok(CancelAnswer::Requested);
         }
         self.tell_end(slot, &condition, None, effects);
-        self.after_end(slot, None, effects);
+        self.spread(slot, None, effects);
         Ok(CancelAnswer::Cancelled)
     }
 
@@ -531,18 +547,19 @@ impl Ledger {
         Some(Key { queue: line.queue, kind: line.kind, key: unique.key.clone() })
     }
 
-    /// Checks a batch that is accepted in the commit in which a job ends and gives up its key: the
+    /// Makes a plan for the commit in which a job ends and gives up its key, if that is so: the
     /// key must not stand in the way of its successor.
-    pub(super) fn plan_after(
+    pub(super) fn plan_without_key_of<P>(
         &mut self,
-        slot: u32,
-        jobs: Vec<Arc<NewJob>>,
-        now: Timestamp,
-    ) -> Result<Plan, Refusal> {
-        let ours = self.entry(slot).id;
-        let key = self.key_of(slot).filter(|key| self.keys.get(key).is_some_and(|h| h.job == ours));
-        let kept = key.and_then(|key| self.keys.remove_entry(&key));
-        let plan = self.plan(jobs, now);
+        slot: Option<u32>,
+        plan: impl FnOnce(&Self) -> Result<P, Refusal>,
+    ) -> Result<P, Refusal> {
+        let held = slot.and_then(|slot| {
+            let ours = self.entry(slot).id;
+            self.key_of(slot).filter(|key| self.keys.get(key).is_some_and(|h| h.job == ours))
+        });
+        let kept = held.and_then(|key| self.keys.remove_entry(&key));
+        let plan = plan(self);
         if let Some((key, hold)) = kept {
             self.keys.insert(key, hold);
         }

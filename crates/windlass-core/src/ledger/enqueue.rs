@@ -85,15 +85,26 @@ pub(super) struct Plan {
 }
 
 enum Planned {
-    Accept { job: Arc<NewJob>, unmet: u32 },
+    Accept { job: Arc<NewJob> },
     Known { id: JobId, queue: Name, acceptance: Acceptance },
 }
 
 impl Plan {
+    /// Refuses a batch in which this item is not a new job.
+    pub(super) fn must_add(&self, item: usize, job: JobId) -> Result<(), Refusal> {
+        match self.items.get(item) {
+            Some(Planned::Accept { .. }) | None => Ok(()),
+            Some(Planned::Known { id, acceptance, .. }) => Err(match acceptance {
+                Acceptance::Deduplicated { .. } => Refusal::KeyTaken { job, holder: *id },
+                Acceptance::Accepted | Acceptance::AlreadyAccepted => Refusal::IdReused { job },
+            }),
+        }
+    }
+
     /// The job that will stand for the first item, and whether it is added.
     pub(super) fn first(&self) -> Option<(JobId, Acceptance)> {
         self.items.first().map(|item| match item {
-            Planned::Accept { job, .. } => (job.id, Acceptance::Accepted),
+            Planned::Accept { job } => (job.id, Acceptance::Accepted),
             Planned::Known { id, acceptance, .. } => (*id, *acceptance),
         })
     }
@@ -127,8 +138,8 @@ impl Ledger {
             items.push(self.plan_identity(job, now, &mut batch)?);
         }
         for item in &mut items {
-            if let Planned::Accept { job, unmet } = item {
-                *unmet = self.plan_dependencies(job, &batch)?;
+            if let Planned::Accept { job } = item {
+                self.plan_dependencies(job, &batch)?;
             }
         }
         refuse_cycles(&items)?;
@@ -180,7 +191,7 @@ impl Ledger {
     fn take_turns(&self, items: &mut [Planned]) {
         let mut next: BTreeMap<Name, u64> = BTreeMap::new();
         for item in items {
-            let Planned::Accept { job, .. } = item else { continue };
+            let Planned::Accept { job } = item else { continue };
             if job.lane != Some(Lane::Spread) {
                 continue;
             }
@@ -196,7 +207,7 @@ impl Ledger {
     fn refuse_lane_overflow(&self, items: &[Planned]) -> Result<(), Refusal> {
         let mut added: BTreeMap<(u32, u64), u64> = BTreeMap::new();
         for item in items {
-            let Planned::Accept { job, .. } = item else { continue };
+            let Planned::Accept { job } = item else { continue };
             let Some(&queue) = self.queue_ids.get(&job.queue) else { continue };
             let settings = &self.queues[queue as usize].settings;
             let (Some(lanes), Some(limit)) = (settings.lanes, settings.lane_depth) else {
@@ -268,7 +279,7 @@ impl Ledger {
             batch.keys.insert(key, (job.id, fingerprint));
         }
         batch.accepted.insert(job.id);
-        Ok(Planned::Accept { job, unmet: 0 })
+        Ok(Planned::Accept { job })
     }
 
     /// The key in the book's own terms; `None` if no job of the queue or kind was ever accepted.
@@ -284,10 +295,9 @@ impl Ledger {
         held.then_some((hold.job, hold.fingerprint))
     }
 
-    /// Resolves a job's dependencies and counts those that are not met.
-    fn plan_dependencies(&self, job: &mut Arc<NewJob>, batch: &Batch) -> Result<u32, Refusal> {
+    /// Resolves a job's dependencies, each of which must be there and must not have failed.
+    fn plan_dependencies(&self, job: &mut Arc<NewJob>, batch: &Batch) -> Result<(), Refusal> {
         let mut seen = BTreeSet::new();
-        let mut unmet = 0;
         let mut resolved: Vec<Dependency> = Vec::with_capacity(job.depends_on.len());
         for dependency in &job.depends_on {
             let on = batch.aliases.get(&dependency.on).copied().unwrap_or(dependency.on);
@@ -298,38 +308,38 @@ impl Ledger {
                 continue;
             }
             resolved.push(Dependency { on, on_failure: dependency.on_failure });
-            unmet += u32::from(self.is_unmet(job.id, on, dependency.on_failure, batch)?);
+            self.refuse_lost_dependency(job.id, on, dependency.on_failure, batch)?;
         }
         // Only a dependency that was named twice, or through an alias, costs a copy of the job.
         if resolved != job.depends_on {
             Arc::make_mut(job).depends_on = resolved;
         }
-        Ok(unmet)
+        Ok(())
     }
 
-    fn is_unmet(
+    fn refuse_lost_dependency(
         &self,
         job: JobId,
         on: JobId,
         on_failure: OnFailure,
         batch: &Batch,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<(), Refusal> {
         if batch.accepted.contains(&on) {
-            return Ok(true);
+            return Ok(());
         }
         let Some(slot) = self.find(on) else {
             return Err(Refusal::UnknownDependency { job, dependency: on });
         };
         let state = self.entry(slot).phase.name();
         match state {
-            StateName::Completed => Ok(false),
-            StateName::Blocked | StateName::Scheduled | StateName::Ready | StateName::Running => {
-                Ok(true)
-            }
+            StateName::Blocked
+            | StateName::Scheduled
+            | StateName::Ready
+            | StateName::Running
+            | StateName::Completed => Ok(()),
             StateName::Dead | StateName::Cancelled => match on_failure {
                 OnFailure::Cascade => Err(Refusal::DependencyFailed { job, dependency: on, state }),
-                OnFailure::Ignore => Ok(false),
-                OnFailure::Wait => Ok(true),
+                OnFailure::Ignore | OnFailure::Wait => Ok(()),
             },
         }
     }
@@ -337,7 +347,7 @@ impl Ledger {
     fn refuse_overflow(&self, items: &[Planned]) -> Result<(), Refusal> {
         let mut added: BTreeMap<&Name, u64> = BTreeMap::new();
         for item in items {
-            if let Planned::Accept { job, .. } = item {
+            if let Planned::Accept { job } = item {
                 *added.entry(&job.queue).or_default() += 1;
             }
         }
@@ -360,9 +370,9 @@ impl Ledger {
         let mut placed = Vec::with_capacity(plan.items.len());
         for item in plan.items {
             placed.push(match item {
-                Planned::Accept { job, unmet } => {
+                Planned::Accept { job } => {
                     let (id, queue) = (job.id, job.queue.clone());
-                    self.accept(job, unmet, effects);
+                    self.accept(job, effects);
                     (id, queue, Acceptance::Accepted)
                 }
                 Planned::Known { id, queue, acceptance } => {
@@ -396,16 +406,18 @@ impl Ledger {
         Enqueued { id, acceptance, depth, sequence: entry.sequence, lane }
     }
 
-    pub(super) fn accept(&mut self, job: Arc<NewJob>, unmet: u32, effects: &mut Effects) {
+    pub(super) fn accept(&mut self, job: Arc<NewJob>, effects: &mut Effects) {
         let now = effects.now.wall;
         let not_before = start_time(job.start, now);
+        // Not as it was planned: what it depends on may have ended since, in the same commit.
+        let met = self.met_by_now(&job.depends_on);
+        let unmet = u32::try_from(job.depends_on.len() - met.len()).unwrap_or(u32::MAX);
         let state = match unmet {
             0 => waiting_until(not_before, now),
             _ => State::Blocked { unmet, not_before },
         };
         let condition = Condition::new(state);
         let priority = job.priority;
-        let met = self.met_by_now(&job.depends_on);
         let sequence = self.next_sequence;
         let accepted = Accepted { job, sequence, at: now, condition, met };
         let slot = self.insert(&accepted);
@@ -468,7 +480,7 @@ struct Batch {
 /// Only jobs of one batch can form a cycle, because ids outside it exist already.
 fn refuse_cycles(items: &[Planned]) -> Result<(), Refusal> {
     let waits = |item: &Planned| match item {
-        Planned::Accept { job, .. } => !job.depends_on.is_empty(),
+        Planned::Accept { job } => !job.depends_on.is_empty(),
         Planned::Known { .. } => false,
     };
     if !items.iter().any(waits) {
@@ -478,7 +490,7 @@ fn refuse_cycles(items: &[Planned]) -> Result<(), Refusal> {
     let mut dependents: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
     let mut dependencies: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
     let jobs = items.iter().filter_map(|item| match item {
-        Planned::Accept { job, .. } => Some(job),
+        Planned::Accept { job } => Some(job),
         Planned::Known { .. } => None,
     });
     for job in jobs.clone() {

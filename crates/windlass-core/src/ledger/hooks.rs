@@ -68,7 +68,7 @@ impl Ledger {
         for Hook { kind, payload, parent } in core::mem::take(&mut self.hooks) {
             let id = hook_id(&kind, self.next_sequence);
             let job = NewJob { parent, ..NewJob::new(id, kind.clone(), kind, payload) };
-            self.accept(Arc::new(job), 0, effects);
+            self.accept(Arc::new(job), effects);
         }
     }
 }

@@ -40,8 +40,10 @@ impl Command for Turn {
     type Reply = Turned;
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Turned, Refusal> {
-        let plan = ledger.plan_turn(self, effects.now.wall)?;
-        Ok(ledger.carry_out_turn(plan, effects))
+        let plan = ledger.plan_turn(self, Vec::new(), effects.now.wall)?;
+        let turned = ledger.carry_out_turn(plan, effects);
+        ledger.keep_bounded(effects);
+        Ok(turned)
     }
 }
 
@@ -55,7 +57,7 @@ pub(super) struct Objects {
     names: BTreeMap<Name, u64>,
     /// Open jobs, by object.
     open: BTreeSet<(u32, u32)>,
-    purges: BTreeSet<(Timestamp, u32)>,
+    purges: BTreeSet<(Timestamp, Address)>,
     kept: u64,
     /// Bound jobs that ended during this command, and the state of each.
     ended: Vec<(u32, JobId, StateName)>,
@@ -80,9 +82,13 @@ struct ObjectEntry {
 /// A turn that has passed every check.
 pub(super) struct TurnPlan {
     turn: Turn,
-    jobs: Plan,
+    /// Jobs that come with it, then the alarm if it is a new job, then the turn's own jobs. They
+    /// are one batch, so that they are checked against each other.
+    batch: Plan,
+    /// How many jobs come with it.
+    others: usize,
     /// The alarm, if it is a new job.
-    alarm: Option<Plan>,
+    alarm: Option<JobId>,
     /// The alarm, if it is moved: when it goes off.
     moved: Option<Timestamp>,
 }
@@ -193,20 +199,26 @@ impl Objects {
         let old = slot.object.take();
         let place = old.as_ref().map_or_else(Kept::default, |object| object.place);
         slot.object = Some(ObjectEntry { meta, place });
+        let address = slot.address.clone();
         self.kept += u64::from(old.is_none());
-        if let Some(at) = old.and_then(|object| object.meta.purge_at) {
-            self.purges.remove(&(at, number));
+        let before = old.and_then(|object| object.meta.purge_at);
+        if before == purge_at {
+            return;
+        }
+        if let Some(at) = before {
+            self.purges.remove(&(at, address.clone()));
         }
         if let Some(at) = purge_at {
-            self.purges.insert((at, number));
+            self.purges.insert((at, address));
         }
     }
 
     fn erase(&mut self, number: u32) -> Option<ObjectEntry> {
-        let object = self.slot_mut(number).object.take()?;
+        let slot = self.slot_mut(number);
+        let (object, address) = (slot.object.take()?, slot.address.clone());
         self.kept -= 1;
         if let Some(at) = object.meta.purge_at {
-            self.purges.remove(&(at, number));
+            self.purges.remove(&(at, address));
         }
         self.release(number);
         Some(object)
@@ -218,12 +230,26 @@ impl Objects {
             self.open.insert((number, slot));
         } else if self.open.remove(&(number, slot)) {
             self.ended.push((number, job, state));
+            self.resume_purge(number);
+        }
+    }
+
+    /// A purge waits for open jobs: it is due again when the last of them has ended.
+    fn resume_purge(&mut self, number: u32) {
+        let purge_at = self.entry(number).and_then(|object| object.meta.purge_at);
+        let has_open_jobs = self.open_jobs(number).next().is_some();
+        if let Some(at) = purge_at.filter(|_| !has_open_jobs)
+            && let Some(address) = self.address(number)
+        {
+            self.purges.insert((at, address));
         }
     }
 
     /// A bound job is no longer kept.
     pub(super) fn forget(&mut self, number: u32, slot: u32) {
-        self.open.remove(&(number, slot));
+        if self.open.remove(&(number, slot)) {
+            self.resume_purge(number);
+        }
     }
 
     fn open_jobs(&self, number: u32) -> impl Iterator<Item = u32> + '_ {
@@ -232,8 +258,13 @@ impl Objects {
 }
 
 impl Ledger {
-    /// Checks a turn without changing anything.
-    pub(super) fn plan_turn(&self, turn: Turn, now: Timestamp) -> Result<TurnPlan, Refusal> {
+    /// Checks a turn, and other jobs that are accepted with it, without changing anything.
+    pub(super) fn plan_turn(
+        &self,
+        turn: Turn,
+        others: Vec<Arc<NewJob>>,
+        now: Timestamp,
+    ) -> Result<TurnPlan, Refusal> {
         let known = self.objects.find(&turn.object);
         let known = known.and_then(|number| self.objects.entry(number));
         let version = known.map_or(0, |object| object.meta.version);
@@ -252,6 +283,7 @@ impl Ledger {
         let names = self.objects.names.len() + fresh.count();
         at_most("distinct names of objects", names, limits::NAMES, "use keys, not names")?;
         let (mut alarm, mut moved) = (None, None);
+        let (mut batch, others) = (others.clone(), others.len());
         if let Alarm::Set(job) = &turn.alarm {
             let current = known.and_then(|object| object.meta.alarm);
             if current.is_some_and(|current| self.is_moved_by(current, job)) {
@@ -259,14 +291,27 @@ impl Ledger {
                 no_longer_than("delay", at.since(now))?;
                 moved = Some(at);
             } else {
-                alarm = Some(self.plan_bound(alloc::vec![job.clone()], &turn.object, now)?);
+                let mut job = job.clone();
+                if job.object.is_none() {
+                    Arc::make_mut(&mut job).object = Some(turn.object.clone());
+                }
+                alarm = Some(job.id);
+                batch.push(job);
             }
         }
         if let Alarm::Move(start) = turn.alarm {
             no_longer_than("delay", start_time(start, now).since(now))?;
         }
-        let jobs = self.plan_bound(turn.jobs.clone(), &turn.object, now)?;
-        Ok(TurnPlan { turn, jobs, alarm, moved })
+        batch.extend(turn.jobs.iter().cloned());
+        let bound = batch[others..].iter().filter_map(|job| job.object.as_ref());
+        if let Some(other) = bound.into_iter().find(|object| **object != turn.object) {
+            return Err(Refusal::UnknownObject { object: other.clone() });
+        }
+        let batch = self.plan_for(batch, Some(&turn.object), now)?;
+        if let Some(job) = alarm {
+            batch.must_add(others, job)?;
+        }
+        Ok(TurnPlan { turn, batch, others, alarm, moved })
     }
 
     /// Whether setting this alarm only moves the one there is.
@@ -278,23 +323,9 @@ impl Ledger {
         })
     }
 
-    fn plan_bound(
-        &self,
-        jobs: Vec<Arc<NewJob>>,
-        object: &Address,
-        now: Timestamp,
-    ) -> Result<Plan, Refusal> {
-        if let Some(other) =
-            jobs.iter().filter_map(|job| job.object.as_ref()).find(|o| *o != object)
-        {
-            return Err(Refusal::UnknownObject { object: other.clone() });
-        }
-        self.plan_for(jobs, Some(object), now)
-    }
-
     /// Writes a checked turn. Nothing can fail any more.
     pub(super) fn carry_out_turn(&mut self, plan: TurnPlan, effects: &mut Effects) -> Turned {
-        let TurnPlan { turn, jobs, alarm, moved } = plan;
+        let TurnPlan { turn, batch, others, alarm, moved } = plan;
         let now = effects.now.wall;
         let number = self.objects.number(&turn.object);
         let known = self.objects.entry(number).map(|object| object.meta.clone());
@@ -326,9 +357,11 @@ impl Ledger {
         if is_new {
             self.tell_of(Subject::Object(turn.object.clone()), What::ObjectCreated, effects);
         }
+        let mut jobs = self.carry_out(batch, effects);
+        jobs.drain(..others + usize::from(alarm.is_some()));
+        // After the jobs, which may depend on the alarm that goes.
         meta.alarm = self.set_alarm(meta.alarm, &turn.alarm, alarm, moved, effects);
         self.objects.write(number, meta.clone());
-        let jobs = self.carry_out(jobs, effects);
         for News { topic, detail } in turn.news {
             let detail = crate::outcome::cut(&detail, limits::ERROR_BYTES).into();
             self.tell_of(
@@ -358,7 +391,7 @@ impl Ledger {
         &mut self,
         current: Option<JobId>,
         wanted: &Alarm,
-        fresh: Option<Plan>,
+        fresh: Option<JobId>,
         moved: Option<Timestamp>,
         effects: &mut Effects,
     ) -> Option<JobId> {
@@ -387,8 +420,7 @@ impl Ledger {
                 {
                     self.call_off(job, effects);
                 }
-                let plan = fresh?;
-                self.carry_out(plan, effects).first().map(|alarm| alarm.id)
+                fresh
             }
         }
     }
@@ -401,7 +433,7 @@ impl Ledger {
             // It was never more than an intention: no trace of it is worth keeping.
             self.remove(slot, RemoveReason::Requested, effects);
         } else if !entry.phase.name().is_terminal() {
-            let _ = self.cancel(job, CancelReason::Requested, effects);
+            let _ = self.cancel_keeping_all(job, CancelReason::Requested, effects);
         }
     }
 
@@ -410,9 +442,11 @@ impl Ledger {
         let Some(address) = self.objects.get(number).map(|slot| slot.address.clone()) else {
             return;
         };
-        let open: Vec<JobId> =
-            self.objects.open_jobs(number).map(|slot| self.entry(slot).id).collect();
-        for job in open {
+        let open = self.objects.open_jobs(number).map(|slot| self.entry(slot));
+        let mut open: Vec<(u64, JobId)> = open.map(|entry| (entry.sequence, entry.id)).collect();
+        // The numbers of a ledger that was restored are others.
+        open.sort_unstable();
+        for (_, job) in open {
             self.call_off(job, effects);
         }
         let Some(object) = self.objects.erase(number) else { return };
@@ -421,15 +455,23 @@ impl Ledger {
         effects.changes.push(Change::ObjectGone { address });
     }
 
-    /// Deletes objects whose time has come, at most so many.
+    /// Deletes objects whose time has come and that nothing is left to do for, at most so many.
     pub(super) fn purge_objects(&mut self, effects: &mut Effects) -> u64 {
         let mut purged = 0;
-        while let Some(&(at, number)) = self.objects.purges.first()
+        while let Some((at, address)) = self.objects.purges.first().cloned()
             && at <= effects.now.wall
             && purged < limits::SWEEP_BATCH as u64
+            && let Some(number) = self.objects.find(&address)
         {
+            if self.objects.open_jobs(number).next().is_some() {
+                self.objects.purges.remove(&(at, address));
+                continue;
+            }
             self.purge_object(number, effects);
             purged += 1;
+        }
+        if purged > 0 {
+            self.keep_bounded(effects);
         }
         purged
     }
@@ -588,7 +630,7 @@ impl Ledger {
         // The address stays until all is read: a job may be bound to it.
         if let Some(object) = self.objects.slot_mut(number).object.take() {
             self.objects.kept -= 1;
-            self.objects.purges.retain(|(_, other)| *other != number);
+            self.objects.purges.retain(|(_, other)| other != address);
             self.kept_bytes -= u64::from(object.place.weight);
         }
     }

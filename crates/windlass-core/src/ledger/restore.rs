@@ -68,6 +68,10 @@ impl Restore {
                 }
             }
             Change::Queue { queue, settings, dead_letters_dropped } => {
+                for hook in [&settings.on_dead, &settings.on_empty].into_iter().flatten() {
+                    self.ledger.queue_id(hook);
+                    self.ledger.kind_id(hook);
+                }
                 let queue = self.ledger.queue_id(queue) as usize;
                 let book = &mut self.ledger.queues[queue];
                 book.settings = settings.clone();

@@ -92,14 +92,23 @@ impl Ledger {
         let remedy = "raise `payload_bytes`, or store the data elsewhere";
         at_most("output bytes", bytes, self.limits.payload_bytes, remedy)?;
         self.admit_steps(slot, &report.steps)?;
-        let turn = turn.map(|turn| self.plan_turn(*turn, effects.now.wall)).transpose()?;
-        if verdict == Verdict::Complete && !next.is_empty() {
-            let plan = match self.key_scope(slot) {
-                // A job may continue with one of the same key, which it gives up by completing.
-                Some(UniqueScope::Open) => self.plan_after(slot, next, effects.now.wall)?,
-                Some(UniqueScope::Any) | None => self.plan(next, effects.now.wall)?,
-            };
-            self.carry_out(plan, effects);
+        let next = if verdict == Verdict::Complete { next } else { Vec::new() };
+        // A job may continue with one of the same key, which it gives up by completing.
+        let scope = self.key_scope(slot).filter(|_| verdict == Verdict::Complete);
+        let giving = (scope == Some(UniqueScope::Open)).then_some(slot);
+        let (next, turn) = match turn {
+            Some(turn) => {
+                let plan = |ledger: &Ledger| ledger.plan_turn(*turn, next, effects.now.wall);
+                (None, Some(self.plan_without_key_of(giving, plan)?))
+            }
+            None if next.is_empty() => (None, None),
+            None => {
+                let plan = |ledger: &Ledger| ledger.plan(next, effects.now.wall);
+                (Some(self.plan_without_key_of(giving, plan)?), None)
+            }
+        };
+        if let Some(next) = next {
+            self.carry_out(next, effects);
         }
         self.record_report(slot, report, effects);
         let end = match verdict {
@@ -119,11 +128,12 @@ impl Ledger {
         self.tell_settled(slot, &condition, attempt, error.clone(), effects);
         let state = condition.state.name();
         // The turn decides what this end means to its object, which has to know before it is told.
-        if let Some(turn) = turn {
-            self.carry_out_turn(turn, effects);
-        }
+        let turned = turn.map(|turn| self.carry_out_turn(turn, effects)).is_some();
         if state.is_terminal() {
-            self.after_end(slot, error.as_ref(), effects);
+            self.spread(slot, error.as_ref(), effects);
+        }
+        if turned || state.is_terminal() {
+            self.keep_bounded(effects);
         }
         Ok(Settled { state })
     }

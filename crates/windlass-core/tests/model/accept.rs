@@ -7,6 +7,7 @@ use windlass_core::job::{Condition, JobId, Lane, NewJob, OnFailure, Start, State
 use windlass_core::ledger::{Acceptance, Enqueued, InLane};
 use windlass_core::limits::DELAY_MAX;
 use windlass_core::name::Name;
+use windlass_core::object::Address;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Steady;
 
@@ -20,18 +21,24 @@ pub(super) enum Planned {
 
 impl Naive {
     pub(crate) fn enqueue(&mut self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>, Refusal> {
-        let plan = self.plan(jobs, None)?;
+        let plan = self.plan(jobs, None, None)?;
         Ok(self.carry_out(plan))
     }
 
-    /// Checks a batch; `giving` is a job that gives its unique key away in the same commit.
+    /// Checks a batch; `giving` is a job that gives its unique key away in the same commit, and
+    /// `object` one that is there when the batch is.
     pub(super) fn plan(
         &mut self,
         jobs: Vec<NewJob>,
         giving: Option<JobId>,
+        object: Option<&Address>,
     ) -> Result<Vec<Planned>, Refusal> {
         for job in &jobs {
             self.check_bounds(job)?;
+            let bound = job.object.as_ref().filter(|bound| Some(*bound) != object);
+            if let Some(unknown) = bound.filter(|bound| !self.objects.contains_key(bound)) {
+                return Err(Refusal::UnknownObject { object: unknown.clone() });
+            }
         }
         let mut plan: Vec<Planned> = Vec::new();
         let mut seen = BTreeSet::new();
@@ -275,7 +282,11 @@ impl Naive {
         enqueued.collect()
     }
 
-    fn accept(&mut self, new: NewJob, links: Vec<Link>) {
+    fn accept(&mut self, new: NewJob, mut links: Vec<Link>) {
+        // What it waits for may have ended since it was planned, in the same commit.
+        for link in &mut links {
+            link.met |= self.is_met(new.id, link.on, link.on_failure) == Ok(true);
+        }
         let now = self.now.wall;
         let not_before = match new.start {
             Start::Now => now,
@@ -332,7 +343,7 @@ fn accepted(item: &Planned) -> Option<&NewJob> {
     }
 }
 
-fn same_content(one: &NewJob, other: &NewJob) -> bool {
+pub(super) fn same_content(one: &NewJob, other: &NewJob) -> bool {
     one.kind == other.kind && one.queue == other.queue && one.payload == other.payload
 }
 

@@ -25,10 +25,13 @@ impl Naive {
             self.remove_one(id);
             purged += 1;
         }
+        purged += self.purge_due();
         let due = self.jobs.values().filter_map(due_at);
         let expiries = self.jobs.values().filter_map(Job::expires_at);
         let old = self.history().into_iter().map(|(at, _, _)| at + age);
-        let next = due.chain(expiries).chain(old).chain(self.held_back_until()).min();
+        let purges = self.objects.values().filter_map(|object| object.meta.purge_at);
+        let next = due.chain(expiries).chain(old).chain(self.held_back_until()).chain(purges);
+        let next = next.min();
         Promoted { purged, next_in: next.map(|at| at.since(now)) }
     }
 
@@ -67,7 +70,11 @@ impl Naive {
         Ok(ids.iter().map(|id| self.reschedule_one(*id, at)).collect())
     }
 
-    fn reschedule_one(&mut self, id: JobId, at: Timestamp) -> Result<StateName, Refusal> {
+    pub(super) fn reschedule_one(
+        &mut self,
+        id: JobId,
+        at: Timestamp,
+    ) -> Result<StateName, Refusal> {
         let state = self.job(id)?.name();
         if !state.is_waiting() {
             return Err(Refusal::WrongState { job: id, state, operation: "reschedule" });
@@ -161,7 +168,7 @@ impl Naive {
         if state != StateName::Dead {
             return Err(Refusal::WrongState { job: id, state, operation: "edit and replay" });
         }
-        let plan = self.plan(vec![edited], Some(id))?;
+        let plan = self.plan(vec![edited], Some(id), None)?;
         if let Planned::Known(known, _, acceptance) = &plan[0] {
             return Err(match acceptance {
                 Acceptance::Deduplicated { .. } => Refusal::KeyTaken { job: id, holder: *known },

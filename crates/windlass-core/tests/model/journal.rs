@@ -6,12 +6,14 @@ use std::ops::Range;
 use windlass_core::job::JobId;
 use windlass_core::ledger::{Ledger, Restore};
 use windlass_core::limits::Limits;
+use windlass_core::object::{Address, ObjectMeta};
 use windlass_core::record::{Change, Floors, JobRecord, Kept};
 
 #[derive(Clone, Debug)]
 enum Entry {
     Change(Change),
     Whole(Box<JobRecord>),
+    Object(Address, Box<ObjectMeta>),
     Floors(Floors),
 }
 
@@ -30,6 +32,27 @@ impl Entry {
                 | Change::Object(_)
                 | Change::ObjectGone { .. },
             )
+            | Entry::Object(..)
+            | Entry::Floors(_) => None,
+        }
+    }
+
+    /// The object it is about, and what is known of that.
+    fn object(&self) -> Option<(&Address, Option<&ObjectMeta>)> {
+        match self {
+            Entry::Change(Change::Object(change)) => Some((&change.address, Some(&change.meta))),
+            Entry::Change(Change::ObjectGone { address }) => Some((address, None)),
+            Entry::Object(address, meta) => Some((address, Some(meta))),
+            Entry::Change(
+                Change::Insert(_)
+                | Change::Update(_)
+                | Change::Remove { .. }
+                | Change::Queue { .. }
+                | Change::Rate { .. }
+                | Change::Line { .. }
+                | Change::Lane { .. },
+            )
+            | Entry::Whole(_)
             | Entry::Floors(_) => None,
         }
     }
@@ -48,6 +71,7 @@ impl Entry {
                 | Change::Object(_)
                 | Change::ObjectGone { .. },
             )
+            | Entry::Object(..)
             | Entry::Floors(_) => false,
         }
     }
@@ -100,12 +124,34 @@ impl Journal {
                 self.push(Entry::Whole(Box::new(record.clone())), ledger);
             }
         }
-        let is_removal = |each: &Entry| matches!(each, Entry::Change(Change::Remove { .. }));
+        self.compact_objects(&span, all, ledger);
+        let is_removal = |each: &Entry| {
+            matches!(each, Entry::Change(Change::Remove { .. } | Change::ObjectGone { .. }))
+        };
         let mut number = 0;
         self.entries.retain(|(_, each)| {
             number += 1;
             !span.contains(&(number - 1)) || (span.start > 0 && is_removal(each))
         });
+    }
+
+    /// Writes the objects once more whose last record stands in `span`, or `all`.
+    fn compact_objects(&mut self, span: &Range<usize>, all: bool, ledger: &mut Ledger) {
+        let objects = |entries: &[(u64, Entry)]| -> BTreeSet<Address> {
+            let objects = entries.iter().filter_map(|(_, each)| each.object());
+            objects.map(|(address, _)| address.clone()).collect()
+        };
+        let touched = objects(&self.entries[span.clone()]);
+        let later = objects(&self.entries[span.end..]);
+        let kept: Vec<(Address, ObjectMeta)> = ledger
+            .objects_after(None)
+            .map(|(address, meta, _)| (address.clone(), meta.clone()))
+            .collect();
+        for (address, meta) in kept.into_iter().rev() {
+            if all || (touched.contains(&address) && !later.contains(&address)) {
+                self.push(Entry::Object(address, Box::new(meta)), ledger);
+            }
+        }
     }
 
     /// The ledger that this journal tells of.
@@ -115,7 +161,11 @@ impl Journal {
             match entry {
                 Entry::Change(change) => restore.absorb(change),
                 Entry::Whole(record) => restore.put(record),
+                Entry::Object(..) => {}
                 Entry::Floors(floors) => restore.floors(*floors),
+            }
+            if let Some((address, Some(meta))) = entry.object() {
+                restore.object(address, meta.clone(), kept(*place));
             }
             if let Some(job) = entry.job() {
                 restore.keep(job, kept(*place));
@@ -127,6 +177,9 @@ impl Journal {
     fn push(&mut self, entry: Entry, ledger: &mut Ledger) {
         if let Some(job) = entry.job() {
             ledger.keep(job, kept(self.next_place));
+        }
+        if let Some((address, Some(_))) = entry.object() {
+            ledger.keep_object(address, kept(self.next_place));
         }
         self.entries.push((self.next_place, entry));
         self.next_place += 1;

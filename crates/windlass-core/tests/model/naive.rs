@@ -7,6 +7,7 @@
 
 mod accept;
 mod control;
+mod objects;
 mod running;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +19,7 @@ use windlass_core::job::{
 use windlass_core::ledger::{Counts, LaneCount, LineCount, QueueCount, Totals};
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
+use windlass_core::object::Address;
 use windlass_core::record::{QueueSettings, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
@@ -27,6 +29,7 @@ use windlass_core::time::{Now, Steady, Timestamp};
 pub(crate) enum About {
     Job(JobId),
     Queue(Name),
+    Object(Address),
 }
 
 /// One job, with everything known about it in one place.
@@ -151,6 +154,11 @@ pub(crate) struct Naive {
     lane_totals: BTreeMap<(Name, u32), Totals>,
     next_turn: BTreeMap<Name, u64>,
     trim_due: bool,
+    pub(crate) objects: BTreeMap<Address, objects::Object>,
+    /// A turn that counts as soon as the job that is being settled has ended.
+    turn_of_settlement: Option<objects::PlannedTurn>,
+    /// Jobs of objects that ended during the command under way.
+    ended_bound: Vec<(Address, JobId, StateName)>,
 }
 
 // Time, and what every command begins and ends with.
@@ -173,6 +181,9 @@ impl Naive {
             lane_totals: BTreeMap::new(),
             next_turn: BTreeMap::new(),
             trim_due: false,
+            objects: BTreeMap::new(),
+            turn_of_settlement: None,
+            ended_bound: Vec::new(),
         }
     }
 
@@ -200,6 +211,7 @@ impl Naive {
 
     /// What is left to do when the command has been decided.
     pub(crate) fn finish(&mut self) {
+        self.hear_of_alarms();
         for (queue, lane) in std::mem::take(&mut self.ended_in_lanes) {
             let has_lanes = self.queues[&queue].settings.lanes.is_some();
             if has_lanes && self.open_in_lane(&queue, lane).is_empty() {
@@ -324,6 +336,12 @@ impl Naive {
             let emptied = lane.filter(|lane| self.open_in_lane(&queue, *lane).is_empty());
             self.ended_in_lanes.extend(emptied.map(|lane| (queue.clone(), lane)));
             self.ended_in.insert(queue);
+            let bound = self.jobs[&id].new.object.clone();
+            self.ended_bound.extend(bound.map(|address| (address, id, state.name())));
+        }
+        // Before anyone hears of it: the turn decides what this end means to its object.
+        if let Some(turn) = self.turn_of_settlement.take() {
+            self.carry_out_turn(turn);
         }
         for dependent in self.waiting_for(id) {
             self.hear(dependent, id, &state);
@@ -375,6 +393,16 @@ impl Naive {
             self.tell(id, "job.scheduled");
         }
         self.job_mut(id).condition.state = state;
+    }
+
+    /// A job that has not started goes without an end.
+    fn remove_waiting(&mut self, id: JobId) {
+        let lane = self.lane_of(&self.jobs[&id]);
+        let queue = self.jobs[&id].new.queue.clone();
+        self.remove_one(id);
+        let emptied = lane.filter(|lane| self.open_in_lane(&queue, *lane).is_empty());
+        self.ended_in_lanes.extend(emptied.map(|lane| (queue.clone(), lane)));
+        self.ended_in.insert(queue);
     }
 
     /// The record goes; what still waited for it dies with it.

@@ -9,13 +9,14 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestCaseResult};
 use windlass_core::event::{Event, Subject, What};
-use windlass_core::job::{CancelReason, JobId, LeaseToken, NewJob, State, StateName};
+use windlass_core::job::{Bytes, CancelReason, JobId, LeaseToken, NewJob, State, StateName};
 use windlass_core::ledger::{
     Applied, Cancel, Clear, Command, Configure, Enqueue, Glimpse, Ledger, Promote, Remove, Renew,
     Renewal, Replay, ReplayEdited, Reschedule, Restore, Ring, Settle, Settlement,
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
+use windlass_core::object::{Address, Alarm, Turn};
 use windlass_core::outcome::Verdict;
 use windlass_core::record::{Change, Floors, JobRecord};
 use windlass_core::refusal::Refusal;
@@ -24,6 +25,7 @@ use windlass_core::time::{Now, Steady, Timestamp};
 use crate::journal::Journal;
 use crate::naive::{self, About, Naive};
 use crate::steps::{self, Draft, Ending, Hand, Identity, Pick, Said, Step};
+use crate::turns::{self, AlarmDraft, Spin};
 
 /// Small, so that every bound is met within a few commands.
 fn limits() -> Limits {
@@ -39,9 +41,13 @@ fn limits() -> Limits {
 #[derive(Debug)]
 struct Heard {
     generation: u32,
+    /// It has started, in whichever generation.
+    started: bool,
     running: bool,
     ended: Option<StateName>,
 }
+
+const FRESH: Heard = Heard { generation: 0, started: false, running: false, ended: None };
 
 /// What came up in the cases, to show that the interesting things did.
 #[derive(Default)]
@@ -54,6 +60,16 @@ impl Tally {
         let text = format!("{reply:?} {:?}", events.iter().map(|e| &e.what).collect::<Vec<_>>());
         for word in text.split(|c: char| !c.is_alphanumeric()).filter(|word| is_name(word)) {
             *tally.entry(word.to_string()).or_default() += 1;
+        }
+        for event in events.iter().filter(|event| matches!(event.what, What::Object { .. })) {
+            *tally.entry(event.topic().to_string()).or_default() += 1;
+        }
+    }
+
+    fn note_alarm(&self, before: Option<JobId>, after: Option<JobId>) {
+        let what = if before == after { "alarm moved" } else { "alarm replaced" };
+        if before.is_some() && after.is_some() {
+            *self.0.borrow_mut().entry(what.to_string()).or_default() += 1;
         }
     }
 
@@ -78,6 +94,8 @@ pub(crate) struct Pair<'a> {
     journal: Journal,
     /// What a store would keep of each job.
     records: BTreeMap<JobId, JobRecord>,
+    /// What a store would keep of each object's state.
+    states: BTreeMap<Address, Bytes>,
     heard: BTreeMap<JobId, Heard>,
     last_event: u64,
     next_id: u32,
@@ -99,6 +117,7 @@ impl<'a> Pair<'a> {
             changes: Vec::new(),
             journal: Journal::default(),
             records: BTreeMap::new(),
+            states: BTreeMap::new(),
             heard: BTreeMap::new(),
             last_event: 0,
             next_id: 0,
@@ -147,6 +166,15 @@ impl<'a> Pair<'a> {
                 self.compare_tidied(Settle { settlements }, Ok(expected), |replies, cycles| {
                     replies.iter_mut().flatten().for_each(|reply| agree_on_cycle(reply, cycles));
                 })
+            }
+            Step::Turn(spin) => {
+                let turn = self.turn(&spin);
+                let before = self.alarm_of(&turn.object);
+                let expected = self.model.turn(turn.clone());
+                if expected.is_ok() && matches!(turn.alarm, Alarm::Set(_)) {
+                    self.tally.note_alarm(before, self.alarm_of(&turn.object));
+                }
+                self.compare_tidied(turn, expected, agree_on_cycle)
             }
             Step::Rescue { look, reason, max_recoveries, delay_s } => {
                 let rescue = steps::rescue(look, reason, max_recoveries, delay_s);
@@ -223,6 +251,7 @@ impl<'a> Pair<'a> {
             | Step::Claim(..)
             | Step::Renew(..)
             | Step::Settle(..)
+            | Step::Turn(..)
             | Step::Rescue { .. }
             | Step::Compact { .. } => unreachable!("taken elsewhere"),
         }
@@ -300,7 +329,39 @@ impl<'a> Pair<'a> {
         settlement.output = Some(vec![7; ending.output_bytes].into());
         settlement.report = ending.said.report(self.now());
         settlement.next = self.jobs(&ending.next).into_iter().map(Arc::new).collect();
+        settlement.turn = ending.turn.as_ref().map(|spin| Box::new(self.turn(spin)));
         Some(settlement)
+    }
+
+    fn alarm_of(&self, object: &Address) -> Option<JobId> {
+        self.model.objects.get(object).and_then(|object| object.meta.alarm)
+    }
+
+    /// The turn that is meant, as things stand.
+    fn turn(&mut self, spin: &Spin) -> Turn {
+        let object = turns::object(spin.object);
+        let version = self.model.objects.get(&object).map_or(0, |object| object.meta.version);
+        let mut turn = spin.turn(version);
+        turn.alarm = match &spin.alarm {
+            AlarmDraft::Keep => Alarm::Keep,
+            AlarmDraft::Cancel => Alarm::Cancel,
+            AlarmDraft::Plain(draft) => {
+                let job = self.jobs(std::slice::from_ref(draft)).remove(0);
+                let plain = NewJob::new(job.id, job.kind, steps::queue(0), Vec::new());
+                Alarm::Set(Arc::new(NewJob { start: job.start, ..plain }))
+            }
+            AlarmDraft::Any(draft, bound) => {
+                let mut job = self.jobs(std::slice::from_ref(draft)).remove(0);
+                job.object = bound.then(|| object.clone()).or(job.object);
+                Alarm::Set(Arc::new(job))
+            }
+        };
+        let drafts: Vec<Draft> = spin.jobs.iter().map(|(draft, _)| draft.clone()).collect();
+        for (mut job, (_, bound)) in self.jobs(&drafts).into_iter().zip(&spin.jobs) {
+            job.object = bound.then(|| object.clone()).or(job.object);
+            turn.jobs.push(Arc::new(job));
+        }
+        turn
     }
 
     fn compare<C: Command + Clone + Debug>(
@@ -338,7 +399,28 @@ impl<'a> Pair<'a> {
         let counts = self.ledger.counts(self.reading);
         prop_assert_eq!(counts, self.model.counts(), "the counters after {:?}", shown);
         prop_assert_eq!(self.ledger.check(), Vec::<String>::new(), "after {:?}", shown);
+        self.compare_objects(&shown)?;
         self.compare_records(&shown)
+    }
+
+    /// Every object, its state and what its jobs say are those of the model.
+    fn compare_objects(&self, after: &impl Debug) -> TestCaseResult {
+        let expected: Vec<_> =
+            self.model.objects.iter().map(|(address, object)| (address, &object.meta)).collect();
+        let found = self.ledger.objects_after(None).map(|(address, meta, _)| (address, meta));
+        prop_assert_eq!(found.collect::<Vec<_>>(), expected, "after {:?}", after);
+        prop_assert_eq!(self.ledger.object_count(), self.model.objects.len() as u64);
+        let states = self.states.iter().collect::<Vec<_>>();
+        let expected: Vec<_> =
+            self.model.objects.iter().map(|(address, object)| (address, &object.state)).collect();
+        prop_assert_eq!(states, expected, "after {:?}", after);
+        for number in 0..3 {
+            let address = turns::object(number);
+            let (found, expected) =
+                (self.ledger.object_jobs(&address), self.model.object_jobs(&address));
+            prop_assert_eq!(found, expected, "the jobs of {} after {:?}", address, after);
+        }
+        Ok(())
     }
 
     /// Keeps what a store would keep, and checks that no wake is missing.
@@ -370,9 +452,18 @@ impl<'a> Pair<'a> {
                 Change::Queue { .. }
                 | Change::Rate { .. }
                 | Change::Line { .. }
-                | Change::Lane { .. }
-                | Change::Object(_)
-                | Change::ObjectGone { .. } => {}
+                | Change::Lane { .. } => {}
+                Change::Object(change) => {
+                    let known = self.states.get(&change.address).cloned();
+                    let state = change.state.clone().or(known);
+                    prop_assert!(state.is_some(), "{} has no state", change.address);
+                    self.states
+                        .insert(change.address.clone(), state.expect("it was just looked at"));
+                }
+                Change::ObjectGone { address } => {
+                    // One that comes and goes in one commit is told of by its end alone.
+                    self.states.remove(address);
+                }
             }
         }
         self.changes.extend_from_slice(changes);
@@ -440,7 +531,7 @@ impl<'a> Pair<'a> {
     /// A job's events make sense one after the other: one end in each generation.
     fn hear_of_job(&mut self, id: JobId, what: &What) -> TestCaseResult {
         if let What::JobEnqueued { .. } = what {
-            let heard = Heard { generation: 0, running: false, ended: None };
+            let heard = FRESH;
             let before = self.heard.insert(id, heard);
             prop_assert!(before.is_none(), "{id} was accepted twice");
             return Ok(());
@@ -451,15 +542,18 @@ impl<'a> Pair<'a> {
         match what {
             What::JobStarted { .. } => {
                 prop_assert!(!heard.running && heard.ended.is_none(), "{id} started: {heard:?}");
-                heard.running = true;
+                (heard.started, heard.running) = (true, true);
             }
             What::JobReplayed { generation } => {
                 prop_assert!(heard.ended.is_some(), "{id} was replayed before it ended");
                 prop_assert_eq!(*generation, heard.generation + 1);
-                *heard = Heard { generation: *generation, running: false, ended: None };
+                // In a new generation it has not started: a turn may call it off without a trace.
+                *heard = Heard { generation: *generation, ..FRESH };
             }
             What::JobRemoved { .. } => {
-                prop_assert!(heard.ended.is_some(), "{id} was removed before it ended");
+                // What an object calls off before it started leaves no trace.
+                let may_go = heard.ended.is_some() || !heard.started;
+                prop_assert!(may_go, "{id} was removed before it ended");
                 self.heard.remove(&id);
             }
             What::JobRetrying { .. } | What::JobSnoozed { .. } | What::JobReleased { .. } => {
@@ -582,6 +676,9 @@ impl<'a> Pair<'a> {
         for job in self.model.jobs.keys() {
             prop_assert_eq!(second.kept(*job), self.ledger.kept(*job), "the place of {}", job);
         }
+        for address in self.model.objects.keys() {
+            prop_assert_eq!(second.object(address), self.ledger.object(address), "{}", address);
+        }
         Ok(())
     }
 
@@ -649,8 +746,8 @@ fn made_at(change: &Change) -> Option<Timestamp> {
         | Change::Rate { .. }
         | Change::Line { .. }
         | Change::Lane { .. }
-        | Change::Object(_)
         | Change::ObjectGone { .. } => None,
+        Change::Object(change) => Some(change.meta.updated_at),
     }
 }
 
@@ -659,7 +756,7 @@ fn about(event: &Event) -> About {
         Subject::Job { id, .. } => About::Job(*id),
         Subject::Queue(name) => About::Queue(name.clone()),
         Subject::Worker(worker) => panic!("no command here is about a worker, such as {worker}"),
-        Subject::Object(object) => panic!("no command here is about an object, such as {object}"),
+        Subject::Object(address) => About::Object(address.clone()),
     }
 }
 

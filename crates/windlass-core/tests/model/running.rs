@@ -217,21 +217,34 @@ impl Naive {
     }
 
     pub(crate) fn settle(&mut self, settlement: Settlement) -> Result<Settled, Refusal> {
-        let Settlement { job: id, token, verdict, output, report, next, .. } = settlement;
+        let Settlement { job: id, token, verdict, output, report, next, turn, .. } = settlement;
         let lease = self.held(id, token)?;
         let bytes = output.as_ref().map_or(0, |output| output.len());
         check_bytes("output bytes", bytes, self.limits.payload_bytes)?;
         self.admit_steps(id, &report.steps)?;
-        if verdict == Verdict::Complete {
-            // It is released when the job completes, which is this commit.
-            let unique = self.jobs[&id].new.unique.as_ref();
-            let giving = unique.filter(|unique| unique.scope == UniqueScope::Open).map(|_| id);
-            let next = next.iter().map(|job| NewJob::clone(job)).collect();
-            let plan = self.plan(next, giving)?;
-            self.carry_out(plan);
+        let completes = verdict == Verdict::Complete;
+        // It is released when the job completes, which is this commit.
+        let unique = self.jobs[&id].new.unique.as_ref().filter(|_| completes);
+        let giving = unique.filter(|unique| unique.scope == UniqueScope::Open).map(|_| id);
+        let next: Vec<NewJob> =
+            next.iter().filter(|_| completes).map(|job| NewJob::clone(job)).collect();
+        match turn {
+            Some(turn) => {
+                self.turn_of_settlement = Some(self.plan_turn(*turn, next, giving)?);
+                self.trim_due = true;
+            }
+            None => {
+                let plan = self.plan(next, giving, None)?;
+                self.carry_out(plan);
+            }
         }
         self.hear_from(id, &report);
         let state = self.apply_verdict(id, verdict, &lease);
+        // It has not ended.
+        if let Some(turn) = self.turn_of_settlement.take() {
+            self.carry_out_turn(turn);
+            self.trim();
+        }
         if verdict == Verdict::Complete {
             // Kept with the record, if there is one: a bound may have let it go at once.
             if let Some(job) = self.jobs.get_mut(&id) {
@@ -334,6 +347,7 @@ impl Naive {
         self.tally(id, |totals| totals.retried += 1);
         self.tell(id, "job.retrying");
         self.tell(id, "recovery.executed");
+        self.count_recovery(id);
         StateName::Scheduled
     }
 }

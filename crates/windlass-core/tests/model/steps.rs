@@ -26,6 +26,8 @@ use windlass_core::record::{self, LogLine, Progress, Report};
 use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 
+use crate::turns::{self, Spin};
+
 /// Largest payload the tested ledger takes.
 pub(crate) const PAYLOAD_BYTES: usize = 4;
 
@@ -63,6 +65,7 @@ pub(crate) enum Step {
     Claim(Request),
     Renew(Vec<(Hand, u32, Said)>),
     Settle(Vec<Ending>),
+    Turn(Spin),
     Rescue {
         look: bool,
         reason: RecoveryReason,
@@ -145,6 +148,8 @@ pub(crate) struct Draft {
     expires_after_s: Option<u32>,
     /// The number of a key, or spread over the lanes.
     lane: Option<Option<u8>>,
+    /// The object it is bound to.
+    object: Option<u8>,
 }
 
 /// Only what is out of the ordinary, so that a failing case fits on a page.
@@ -174,6 +179,9 @@ impl fmt::Debug for Draft {
         }
         if let Some(lane) = self.lane {
             write!(f, " lane {lane:?}")?;
+        }
+        if let Some(number) = self.object {
+            write!(f, " of {}", turns::object(number))?;
         }
         Ok(())
     }
@@ -206,6 +214,7 @@ impl Draft {
             Some(key) => Lane::Key(format!("customer-{key}")),
             None => Lane::Spread,
         });
+        job.object = self.object.map(turns::object);
         job
     }
 }
@@ -284,6 +293,7 @@ pub(crate) struct Ending {
     pub(crate) output_bytes: usize,
     pub(crate) said: Said,
     pub(crate) next: Vec<Draft>,
+    pub(crate) turn: Option<Spin>,
 }
 
 pub(crate) fn rescue(look: bool, reason: RecoveryReason, max: u32, delay_s: u32) -> Rescue {
@@ -310,6 +320,7 @@ fn step() -> impl Strategy<Value = Step> {
         12 => request().prop_map(Step::Claim),
         2 => vec((hand(), 0u32..40, said()), 1..=2).prop_map(Step::Renew),
         12 => vec(ending(), 1..=3).prop_map(Step::Settle),
+        9 => turns::spin().prop_map(Step::Turn),
         3 => recovery(),
         2 => Just(Step::Promote),
         2 => some(&open).prop_map(Step::Cancel),
@@ -355,7 +366,7 @@ fn edges() -> impl Strategy<Value = Vec<(Pick, OnFailure)>> {
     prop_oneof![2 => Just(Vec::new()), 1 => vec((on, policy), 1..=3)]
 }
 
-fn draft() -> impl Strategy<Value = Draft> {
+pub(crate) fn draft() -> impl Strategy<Value = Draft> {
     let scope = select(vec![UniqueScope::Open, UniqueScope::Any]);
     let window = weighted(0.5, select(vec![1, 10, 4_000]));
     let who = (identity(), 0u8..2, 0u8..2, prop_oneof![60 => 0u8..2, 1 => Just(u8::MAX)]);
@@ -367,9 +378,11 @@ fn draft() -> impl Strategy<Value = Draft> {
         weighted(0.4, 1u32..=3),
         weighted(0.15, select(vec![0, 2, 30, 2_000])),
         weighted(0.5, weighted(0.8, 0u8..4)),
+        weighted(0.15, 0u8..3),
     );
     (who, rest).prop_map(|((identity, kind, queue, payload), rest)| {
-        let (priority, begin, unique, depends_on, max_attempts, expires_after_s, lane) = rest;
+        let (priority, begin, unique, depends_on, max_attempts, expires_after_s, lane, object) =
+            rest;
         Draft {
             identity,
             kind,
@@ -382,6 +395,7 @@ fn draft() -> impl Strategy<Value = Draft> {
             max_attempts,
             expires_after_s,
             lane,
+            object,
         }
     })
 }
@@ -429,13 +443,15 @@ fn hand() -> impl Strategy<Value = Hand> {
 fn ending() -> impl Strategy<Value = Ending> {
     let output = prop_oneof![6 => 0usize..=PAYLOAD_BYTES, 1 => Just(PAYLOAD_BYTES + 1)];
     let next = prop_oneof![4 => Just(Vec::new()), 1 => vec(draft(), 1..=2)];
-    (hand(), verdict(), output, said(), next).prop_map(
-        |(hand, verdict, output_bytes, said, next)| Ending {
+    let turn = weighted(0.3, turns::spin());
+    (hand(), verdict(), output, said(), next, turn).prop_map(
+        |(hand, verdict, output_bytes, said, next, turn)| Ending {
             hand,
             verdict,
             output_bytes,
             said,
             next,
+            turn,
         },
     )
 }
@@ -492,7 +508,7 @@ fn queue_change() -> impl Strategy<Value = QueueChange> {
         4 => weighted(0.8, select(vec![1, 2, 3])).prop_map(|lanes| {
             QueueChange::Lanes(lanes.and_then(NonZeroU32::new))
         }),
-        1 => weighted(0.5, select(vec![3, 2, 0])).prop_map(QueueChange::LaneDepth),
+        3 => weighted(0.7, select(vec![3, 2, 0])).prop_map(QueueChange::LaneDepth),
         1 => (0u32..3).prop_map(QueueChange::PauseLane),
         2 => (0u32..3).prop_map(QueueChange::ResumeLane),
     ]

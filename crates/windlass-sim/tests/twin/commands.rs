@@ -1,15 +1,17 @@
 //! Random commands from small pools, so that they meet each other.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use windlass_core::job::{
-    CancelReason, DeadReason, Dependency, JobId, LeaseToken, NewJob, OnFailure, Priority, Start,
-    Unique, UniqueScope,
+    CancelReason, DeadReason, Dependency, JobId, Lane, LeaseToken, NewJob, OnFailure, Priority,
+    Start, Unique, UniqueScope,
 };
 use windlass_core::ledger::{Claim, KindClaim, QueueChange, Renewal, Settlement};
 use windlass_core::limits;
 use windlass_core::name::Name;
+use windlass_core::object::{Address, Alarm, News, ObjectStatus, Purge, Ran, Turn};
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::rate::Rate;
 use windlass_core::record::{LogLine, Progress, Report, Step};
@@ -77,6 +79,73 @@ pub(crate) fn job(random: &mut Random, now: Timestamp) -> NewJob {
     if random.chance(100) {
         job.payload = vec![7; 6_000].into();
     }
+    if random.chance(400) {
+        let key = Lane::Key(format!("customer{}", random.below(4)));
+        job.lane = Some(if random.chance(800) { key } else { Lane::Spread });
+    }
+    job.object = random.chance(150).then(|| address(random));
+    job
+}
+
+/// One of a few objects.
+pub(crate) fn address(random: &mut Random) -> Address {
+    let addresses = addresses();
+    random.pick(&addresses).clone()
+}
+
+pub(crate) fn addresses() -> Vec<Address> {
+    let loops = ["one", "two", "three"].into_iter().map(|key| ("continuous", key));
+    let all = loops.chain([("debounce", "one")]);
+    all.map(|(kind, key)| Address::new(name(kind), name("tokens"), key).expect("a valid key"))
+        .collect()
+}
+
+/// A turn of an object that is at this version.
+pub(crate) fn turn(random: &mut Random, object: Address, version: u64, now: Timestamp) -> Turn {
+    let made_for = if random.chance(900) { version } else { random.below(6) };
+    let mut turn = Turn::new(object, made_for);
+    if random.chance(600) {
+        let bytes = random.spread(1, 5_000) as usize;
+        turn.state = Some(vec![random.below(250) as u8; bytes].into());
+    }
+    if random.chance(250) {
+        let all = [ObjectStatus::Active, ObjectStatus::Stopped, ObjectStatus::Failed];
+        let reason = random.coin().then(|| ErrorText::new("someone said so"));
+        turn.status = Some((*random.pick(&all), reason));
+    }
+    turn.ran = *random.pick(&[None, Some(Ran::Well), Some(Ran::Badly)]);
+    turn.alarm = match random.below(8) {
+        0 => Alarm::Cancel,
+        1..=4 => Alarm::Set(Arc::new(alarm(random, &turn.object, now))),
+        _ => Alarm::Keep,
+    };
+    if random.chance(300) {
+        turn.jobs = jobs(random, now);
+    }
+    for job in turn.jobs.iter_mut().filter(|_| random.chance(700)) {
+        Arc::make_mut(job).object = Some(turn.object.clone());
+    }
+    if random.chance(200) {
+        let detail = "{\"why\":\"it was time\"}".to_string();
+        turn.news.push(News { topic: name("tokens.told"), detail });
+    }
+    turn.purge = match random.below(16) {
+        0 => Purge::Now,
+        1 | 2 => Purge::After(millis(random)),
+        3 => Purge::Never,
+        _ => Purge::Keep,
+    };
+    turn
+}
+
+/// An alarm of an object: mostly like the one before but for the time, so that it is moved.
+fn alarm(random: &mut Random, object: &Address, now: Timestamp) -> NewJob {
+    let mut job = job(random, now);
+    if random.chance(800) {
+        let plain = NewJob::new(job.id, name("mail"), name("red"), Vec::new());
+        job = NewJob { start: job.start, ..plain };
+    }
+    job.object = random.chance(900).then(|| object.clone()).or(job.object);
     job
 }
 
@@ -143,7 +212,14 @@ pub(crate) fn settlement(random: &mut Random, (job, token): Held, now: Timestamp
 }
 
 pub(crate) fn change(random: &mut Random) -> QueueChange {
-    match random.below(6) {
+    let lane = random.below(4) as u32;
+    match random.below(12) {
+        6 | 7 => QueueChange::Lanes(NonZeroU32::new(lane)),
+        8 => QueueChange::PauseLane(lane),
+        9 => QueueChange::ResumeLane(lane),
+        10 => QueueChange::LaneDepth(random.coin().then(|| random.between(1, 4))),
+        11 if random.coin() => QueueChange::OnDead(random.coin().then(|| name("report"))),
+        11 => QueueChange::OnEmpty(random.coin().then(|| name("mail"))),
         0 => QueueChange::Pause,
         1 | 2 => QueueChange::Resume,
         3 => QueueChange::MaxDepth(random.coin().then(|| random.between(1, 8))),

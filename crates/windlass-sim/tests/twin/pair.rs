@@ -13,6 +13,7 @@ use windlass_core::ledger::{
     Remove, Renew, Renewal, Replay, ReplayEdited, Reschedule, Rescue, Settle,
 };
 use windlass_core::limits::Limits;
+use windlass_core::object::{Address, ObjectChange, ObjectRecord, ObjectView, Turn};
 use windlass_core::record::{Change, JobRecord, Report, Update};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
@@ -29,6 +30,7 @@ type Answers<C> = (Result<<C as Command>::Reply, Refusal>, Result<<C as Command>
 pub(crate) struct Pair {
     twin: Ledger,
     records: BTreeMap<JobId, JobRecord>,
+    objects: BTreeMap<Address, ObjectRecord>,
     disk: SimDisk,
     book: Book,
     options: BookOptions,
@@ -68,6 +70,7 @@ impl Pair {
         Self {
             twin: Ledger::new(limits),
             records: BTreeMap::new(),
+            objects: BTreeMap::new(),
             disk,
             book,
             options,
@@ -94,7 +97,7 @@ impl Pair {
     /// One random command, or something that happens to the process.
     pub(crate) fn step(&mut self, random: &mut Random) -> Same {
         let wall = self.wall();
-        match random.below(40) {
+        match random.below(46) {
             0..=8 => self.both(Enqueue { jobs: commands::jobs(random, wall) })?,
             9..=15 => self.claim(random)?,
             16..=18 => self.renew(random)?,
@@ -121,12 +124,23 @@ impl Pair {
             }
             34 if random.coin() => self.both(Clear { queue: commands::queue(random) })?,
             35..=36 => self.reopen(random)?,
+            37..=42 => {
+                let turn = self.turn(random);
+                self.both(turn)?;
+            }
             _ => self.elapsed += random.spread(1_000, 5_000_000),
         }
         if random.coin() {
             self.land(random)?;
         }
-        if random.chance(100) { self.compare() } else { Ok(()) }
+        if random.chance(100) { self.compare() } else { self.compare_objects() }
+    }
+
+    /// A turn of one of the objects as it is now, mostly.
+    fn turn(&self, random: &mut Random) -> Turn {
+        let object = commands::address(random);
+        let version = self.objects.get(&object).map_or(0, |object| object.meta.version);
+        commands::turn(random, object, version, self.wall())
     }
 
     fn both<C: Command<Reply: Debug> + Clone>(&mut self, command: C) -> Same {
@@ -189,8 +203,11 @@ impl Pair {
     fn settle(&mut self, random: &mut Random) -> Same {
         let wall = self.wall();
         let held = self.some_held(random);
-        let settlements: Vec<_> =
+        let mut settlements: Vec<_> =
             held.into_iter().map(|held| commands::settlement(random, held, wall)).collect();
+        for settlement in &mut settlements {
+            settlement.turn = random.chance(350).then(|| Box::new(self.turn(random)));
+        }
         let mut translated = settlements.clone();
         translated.iter_mut().for_each(|each| each.token = self.in_the_book(each.token));
         let (twin, book) =
@@ -251,6 +268,9 @@ impl Pair {
 
     /// The book is closed, killed or cut off from power, and opened again.
     pub(crate) fn reopen(&mut self, random: &mut Random) -> Same {
+        // What is due by now happens before the twin's leases are renewed below, which the book
+        // does not see.
+        self.both(Promote)?;
         self.land(random)?;
         self.compare()?;
         if random.coin() {
@@ -262,12 +282,15 @@ impl Pair {
             let losses = [Loss::Keep, Loss::Drop, Loss::Tear, Loss::Mix];
             self.disk.crash(*random.pick(&losses), *random.pick(&NameLoss::ALL));
         }
+        // Owning the directory proves that whoever ran a job is gone.
+        let mut events = self.forget_lease_ends();
+        if random.coin() {
+            self.elapsed += random.spread(1_000, 5_000_000);
+        }
         self.opened_at = self.elapsed;
         let opened = Book::open(self.disk.mount(), &self.options, self.book_now());
         let (book, opened) = opened.map_err(|error| error.to_string())?;
         self.book = book;
-        // Owning the directory proves that whoever ran a job is gone.
-        let mut events = self.forget_lease_ends();
         let rescue = Rescue { recovery: self.options.recovery, reason: RecoveryReason::Restart };
         let Applied { reply, changes, events: told, .. } = self.twin.apply(rescue, self.now());
         events.extend(told);
@@ -306,7 +329,9 @@ impl Pair {
     /// Every record, every counter and the whole ledger are the same.
     fn compare(&mut self) -> Same {
         let (now, book_now) = (self.now(), self.book_now());
-        let ids: Vec<JobId> = (1..=commands::IDS).map(commands::id_of).collect();
+        let mut ids: Vec<JobId> = (1..=commands::IDS).map(commands::id_of).collect();
+        // Queues add jobs of their own when one dies or a lane is empty.
+        ids.extend(self.records.keys());
         let found = self.book.find(&ids, book_now).map_err(|error| error.to_string())?;
         let wall = self.twin.glance(now).wall;
         for (id, book) in ids.iter().zip(found) {
@@ -316,6 +341,7 @@ impl Pair {
             });
             self.same("a record", &twin, &book)?;
         }
+        self.compare_objects()?;
         let counts = (self.twin.counts(now), self.book.count(book_now));
         self.same("the counters", &counts.0, &counts.1)?;
         let (twin, book) = (self.twin.dump(), self.translate(&self.book.ledger().dump()));
@@ -323,6 +349,30 @@ impl Pair {
             return Err(format!("the ledgers differ\n{twin}\nand\n{book}"));
         }
         Ok(())
+    }
+
+    /// Every object, its state and what its jobs say are the same.
+    fn compare_objects(&mut self) -> Same {
+        let (now, book_now) = (self.now(), self.book_now());
+        self.twin.glance(now);
+        for address in commands::addresses() {
+            let twin = self.objects.get(&address).map(|record| {
+                let (executing_since, alarm_at, open_jobs) = self.twin.object_jobs(&address);
+                let record = record.clone();
+                ObjectView { record, executing_since, alarm_at, open_jobs }
+            });
+            let book = self.book.object(&address, book_now).map_err(|error| error.to_string())?;
+            self.same("an object", &twin, &book)?;
+        }
+        let wrong = self.twin.check();
+        if wrong.is_empty() { Ok(()) } else { Err(format!("unsound: {}", wrong.join("; "))) }
+    }
+
+    fn keep_object(&mut self, change: ObjectChange) {
+        let ObjectChange { address, meta, state } = change;
+        let known = self.objects.get(&address).map(|record| record.state.clone());
+        let state = state.or(known).expect("a new object has a state");
+        self.objects.insert(address.clone(), ObjectRecord { address, meta, state });
     }
 
     fn keep(&mut self, change: Change) {
@@ -344,9 +394,11 @@ impl Pair {
             Change::Queue { .. }
             | Change::Rate { .. }
             | Change::Line { .. }
-            | Change::Lane { .. }
-            | Change::Object(_)
-            | Change::ObjectGone { .. } => {}
+            | Change::Lane { .. } => {}
+            Change::Object(change) => self.keep_object(*change),
+            Change::ObjectGone { address } => {
+                self.objects.remove(&address);
+            }
         }
     }
 }

@@ -19,6 +19,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_turn_for_another_version_is_refused_and_changes_nothing,
         a_turn_with_a_bad_job_changes_nothing,
         an_object_has_one_alarm_which_is_moved_replaced_and_called_off,
+        an_alarm_is_moved_while_it_waits_and_left_alone_while_it_runs,
         an_outcome_and_its_turn_are_one_commit,
         a_refused_turn_leaves_the_attempt_unsettled,
         jobs_of_one_object_do_not_overlap,
@@ -26,6 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
         recoveries_are_counted_at_the_object_and_forgiven_by_success,
         a_purge_takes_the_alarm_and_everything_that_waits,
         an_object_is_purged_after_its_delay_unless_that_is_taken_back,
+        a_delayed_purge_waits_for_the_last_open_job,
         a_job_of_an_unknown_object_is_refused,
         objects_are_listed_in_order_by_pages_and_by_what_they_are,
         a_state_beyond_its_bound_is_refused,
@@ -125,6 +127,21 @@ async fn an_object_has_one_alarm_which_is_moved_replaced_and_called_off(bench: B
     let seen = view(&bench, "a").await;
     assert_eq!((seen.record.meta.alarm, seen.alarm_at, seen.open_jobs), (None, None, 0));
     assert_eq!(seen.record.meta.status, ObjectStatus::Active, "called off by its own turn");
+}
+
+async fn an_alarm_is_moved_while_it_waits_and_left_alone_while_it_runs(bench: Bench) {
+    let none = Turn { alarm: Alarm::Move(Start::Now), ..turn("a", 0) };
+    make(&bench, none).await;
+    assert_eq!(view(&bench, "a").await.record.meta.alarm, None, "there was none to move");
+    make(&bench, Turn { alarm: alarm(1, "a", Start::After(HOUR)), ..turn("a", 1) }).await;
+    make(&bench, Turn { alarm: Alarm::Move(Start::Now), ..turn("a", 2) }).await;
+    let handed = bench.take().await;
+    assert_eq!(handed.job.id, id(1));
+    make(&bench, Turn { alarm: Alarm::Move(Start::After(HOUR)), ..turn("a", 3) }).await;
+    assert_eq!(bench.state_name(id(1)).await, StateName::Running);
+    bench.settle(&handed, Verdict::Retry(HOUR)).await;
+    make(&bench, Turn { alarm: Alarm::Move(Start::Now), ..turn("a", 4) }).await;
+    assert_eq!(bench.take().await.attempt, 2, "a retry is moved too");
 }
 
 fn settled_with(handed: &HandedJob, verdict: Verdict, turn: Turn) -> Settlement {
@@ -235,6 +252,17 @@ async fn an_object_is_purged_after_its_delay_unless_that_is_taken_back(bench: Be
     assert_eq!(bench.store.promote().await.expect("it is answered").purged, 1);
     assert!(find(&bench, "a").await.is_none());
     assert!(find(&bench, "b").await.is_some());
+}
+
+async fn a_delayed_purge_waits_for_the_last_open_job(bench: Bench) {
+    let jobs = vec![Arc::new(bound(1, "a"))];
+    make(&bench, Turn { purge: Purge::After(SECOND), jobs, ..turn("a", 0) }).await;
+    let handed = bench.take().await;
+    bench.advance(SECOND).await;
+    assert_eq!(bench.store.promote().await.expect("it is answered").purged, 0);
+    bench.settle(&handed, Verdict::Complete).await;
+    assert_eq!(bench.store.promote().await.expect("it is answered").purged, 1);
+    assert!(find(&bench, "a").await.is_none());
 }
 
 async fn a_job_of_an_unknown_object_is_refused(bench: Bench) {

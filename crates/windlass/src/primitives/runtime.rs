@@ -100,8 +100,8 @@ pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Er
         Registered {
             kind: alarm_kind(&sample)?.to_string().into(),
             needs: None,
-            // A turn that was refused (a queue is full) may be accepted later; an alarm that gave up
-            // would leave its object asleep.
+            // A turn that was refused (a queue is full) may be accepted later; an alarm that gave
+            // up would leave its object asleep.
             options: KindOptions::default().retry(Retry::default().unlimited()),
             run: Box::new(wake),
             conclude: Some(Arc::new(Alarms(primitive))),
@@ -127,9 +127,12 @@ async fn run<P: Primitive>(primitive: &P, attempt: Attempt) -> Returned {
 }
 
 /// The object that an attempt's job is bound to.
+///
+/// `None` if that was purged, even if another has been made at its address since.
 async fn look(attempt: &Attempt) -> Result<Option<ObjectView>, Error> {
     let Some(address) = attempt.object() else { return Ok(None) };
-    Ok(attempt.engine().store().object(address).await?)
+    let view = attempt.engine().store().object(address).await?;
+    Ok(view.filter(|view| view.record.meta.created_at <= attempt.enqueued_at()))
 }
 
 /// Concludes runs.
@@ -143,10 +146,6 @@ impl<P: Primitive> Conclude for Runs<P> {
     ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>> {
         Box::pin(async move {
             let Some(view) = look(attempt).await? else { return Ok(None) };
-            // It was made for an object that has been purged; another one has its address now.
-            if attempt.enqueued_at() < view.record.meta.created_at {
-                return Ok(None);
-            }
             self.conclude(attempt, view, &ending)
         })
     }

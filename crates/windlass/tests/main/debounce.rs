@@ -231,6 +231,24 @@ async fn events_that_arrive_during_a_flush_open_the_next_window() {
     assert_eq!(status.phase, DebouncePhase::NotFound);
 }
 
+#[tokio::test(start_paused = true)]
+async fn closed_batches_of_a_key_all_run_and_in_their_order() {
+    let notes = Notes::default();
+    let pages = Debounce::new("pages", HOUR, noting::<u32>(&notes));
+    let rig = rig().await;
+    let client = rig.engine.debounce(&pages);
+    for event in 1..=3 {
+        client.add("home", event).await.expect("taken");
+        assert_eq!(client.flush("home").await.expect("answered"), 1);
+    }
+    let _worker = rig.engine.worker().primitive(pages.clone()).start().await.expect("it starts");
+    settle_down().await;
+    let expected = ["home: 1 (1, Manual)", "home: 2 (1, Manual)", "home: 3 (1, Manual)"];
+    assert_eq!(notes.all(), expected, "the first to end does not take the others with it");
+    let status = client.status("home").await.expect("answered");
+    assert_eq!(status.phase, DebouncePhase::NotFound);
+}
+
 // T43, R21.
 #[tokio::test(start_paused = true)]
 async fn a_failing_flush_is_tried_again_with_its_batch_and_then_a_dead_letter() {
@@ -580,4 +598,50 @@ fn each_accepted_event_is_in_exactly_one_committed_flush_whatever_crashes() {
         let points = crash_everywhere(setup, scenario, each_in_one_flush);
         assert!(points > 100, "seed {seed}: only {points} crash points");
     }
+}
+
+/// Every run of a batch: which event, and whether it was marked as a repetition.
+#[derive(Default)]
+struct Outside {
+    runs: Mutex<Vec<(u32, bool)>>,
+    acknowledged: Mutex<bool>,
+}
+
+fn to_the_outside() -> Debounce<u32> {
+    Debounce::new("pages", SECOND, |flush: Flush<u32>| async move {
+        let outside = flush.attempt.state::<Outside>().ok_or(Failure::permanent("no outside"))?;
+        outside.runs.lock().expect("no panic").push((flush.kept, flush.is_retry()));
+        Ok::<_, Failure>(())
+    })
+}
+
+// R21: a flush may repeat what it did before the crash, loses nothing, and is told.
+#[test]
+fn a_flush_that_a_crash_cut_short_runs_again_and_is_marked() {
+    let marked = Counter::default();
+    let scenario = |engine: Engine, outside: Arc<Outside>| async move {
+        engine.debounce(&to_the_outside()).add("home", 7).await?;
+        *outside.acknowledged.lock().expect("no panic") = true;
+        Ok(())
+    };
+    let seen = marked.clone();
+    let check = move |engine: Engine, outside: Arc<Outside>| {
+        let seen = seen.clone();
+        async move {
+            let runs = outside.runs.lock().expect("no panic").clone();
+            if *outside.acknowledged.lock().expect("no panic") && runs.is_empty() {
+                return Err("the event was lost".into());
+            }
+            assert!(runs.iter().all(|(event, _)| *event == 7) && runs.len() <= 2, "{runs:?}");
+            if runs == [(7, false), (7, true)] {
+                seen.add();
+            }
+            let status = engine.debounce(&to_the_outside()).status("home").await?;
+            assert_eq!(status.phase, DebouncePhase::NotFound, "it is finished and forgotten");
+            Ok(())
+        }
+    };
+    let setup = || Setup::new(Outside::default(), |worker| worker.primitive(to_the_outside()));
+    crash_everywhere(setup, scenario, check);
+    assert!(marked.get() > 0, "no crash cut a flush short");
 }

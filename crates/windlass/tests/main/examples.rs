@@ -183,6 +183,15 @@ fn order_state_machine_ships_one_order_and_gives_up_the_other() {
 }
 
 #[test]
+fn ordered_pool_ships_in_the_order_of_each_customer() {
+    prints(
+        "ordered_pool",
+        &["acme 1 is shipped (run 2)\nacme 2 is shipped (run 1)", "initech 14 is shipped (run 1)"],
+    );
+    prints("ordered_pool", &["initech 13 is lost: nobody ships that", "3 shipped, 0 waiting"]);
+}
+
+#[test]
 fn token_refresher_keeps_its_token_over_a_failure() {
     prints(
         "token_refresher",

@@ -139,7 +139,8 @@ fn no_example_is_longer_than_a_screen_or_two() {
 #[test]
 fn every_promise_on_the_guarantees_page_names_a_test_that_exists() {
     let page = fs::read_to_string(root().join("docs/guarantees.md")).expect("the page exists");
-    let tests: String = files("crates", "rs").into_iter().map(|(_, text)| text).collect();
+    let sources = files("crates", "rs").into_iter().chain(files("tests", "rs"));
+    let tests: String = sources.map(|(_, text)| text).collect();
     let mut problems = Vec::new();
     let mut named = 0;
     for word in page.split('`').skip(1).step_by(2) {

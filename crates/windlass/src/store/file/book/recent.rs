@@ -131,13 +131,7 @@ mod tests {
         let name = Name::new("work").expect("a name");
         let job = NewJob::new(JobId::from_u128(number), name.clone(), name, vec![1; 100]);
         let at = Timestamp::default();
-        let condition = Condition {
-            state: State::Ready { since: at },
-            attempts: 0,
-            recoveries: 0,
-            generation: 0,
-            begun: false,
-        };
+        let condition = Condition::new(State::Ready { since: at });
         let (job, sequence, met) = (Arc::new(job), 1, Vec::new());
         Box::new(Accepted { job, sequence, at, condition, met })
     }
