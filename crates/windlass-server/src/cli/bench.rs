@@ -89,7 +89,7 @@ What is compared with `limit`, the bare log:
   `--runs 5`.
 
 What the modes with objects tell:
-  pool        one line for a queue without lanes and one for the pool; `ratio_to_plain` compares them
+  pool        one line for a queue without lanes, one for the pool; `ratio_to_plain` compares them
   debounce    events per second until the last flush has run, and what a key takes in memory
   continuous  how late runs start, after the time they were planned for, and what an object takes
   What something takes in memory is told only by the first measurement of a process.
