@@ -4,6 +4,7 @@
 //! - `workers` measures a worker: emptying a queue, and picking up the first job
 //! - `backlog` measures what a claim costs when few and when many jobs wait
 //! - `memory` measures what a waiting job costs, `idle` what an engine without jobs costs
+//! - `objects` measures pools with lanes, debounce and continuous objects
 //! - `reopen` measures how long opening takes
 //! - `limit` measures what the disk could do at best, to compare with
 //! - `ground` is where the stores stand, `process` what the system tells about this process
@@ -15,6 +16,7 @@ mod ground;
 mod idle;
 mod limit;
 mod memory;
+mod objects;
 mod process;
 mod progress;
 mod reopen;
@@ -43,6 +45,9 @@ pub(crate) struct Plan {
     jobs: u64,
     concurrency: u32,
     payload: usize,
+    /// Nothing was measured in this process before: what that has freed would be used again
+    /// unseen, so only the first can tell what something takes in memory.
+    first: bool,
     /// How long an idle engine is watched.
     watch: Duration,
     progress: Progress,
@@ -60,7 +65,8 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
         if *mode == Mode::Limit && modes.iter().any(|mode| mode.has_a_limit()) {
             continue;
         }
-        measured.extend(measure_often(*mode, options, &ground, with_limit)?);
+        let first = measured.is_empty();
+        measured.extend(measure_often(*mode, options, &ground, with_limit, first)?);
     }
     match options.format() {
         Format::Table => print_table(&measured, options),
@@ -77,6 +83,9 @@ fn modes(asked: &[Mode], is_a_disk: bool) -> anyhow::Result<Vec<Mode>> {
         Mode::Bulk,
         Mode::Drain,
         Mode::Lifecycle,
+        Mode::Pool,
+        Mode::Debounce,
+        Mode::Continuous,
         Mode::Latency,
         Mode::Backlog,
         Mode::Reopen,
@@ -109,11 +118,12 @@ fn measure_often(
     options: &BenchOptions,
     ground: &Arc<Ground>,
     with_limit: bool,
+    first: bool,
 ) -> anyhow::Result<Vec<Measurement>> {
     let runs = if mode == Mode::Memory { 1 } else { options.runs };
     let mut measured: Vec<Vec<Measurement>> = Vec::new();
-    for _ in 0..runs {
-        let plan = plan(options, mode, ground);
+    for run in 0..runs {
+        let plan = Plan { first: first && run == 0, ..plan(options, mode, ground) };
         let results = measure(mode, &plan, with_limit);
         plan.progress.finish();
         let results = results?;
@@ -138,6 +148,8 @@ fn print_json(results: &[Measurement], options: &BenchOptions) -> anyhow::Result
 fn plan(options: &BenchOptions, mode: Mode, ground: &Arc<Ground>) -> Plan {
     let jobs = options.jobs.unwrap_or(match mode {
         Mode::Enqueue | Mode::Drain | Mode::Lifecycle | Mode::Limit => 100_000,
+        Mode::Pool | Mode::Debounce => 100_000,
+        Mode::Continuous => 10_000,
         Mode::Bulk | Mode::Backlog | Mode::Memory | Mode::Reopen => 1_000_000,
         Mode::Latency => 500,
         // One has no jobs, of the other only its parts are planned.
@@ -149,6 +161,7 @@ fn plan(options: &BenchOptions, mode: Mode, ground: &Arc<Ground>) -> Plan {
         jobs,
         concurrency: options.concurrency,
         payload: options.payload as usize,
+        first: true,
         watch: Duration::from_secs(options.seconds),
         progress: Progress::start(describe(mode, jobs, options)),
     }
@@ -160,7 +173,9 @@ fn describe(mode: Mode, jobs: u64, options: &BenchOptions) -> String {
         Mode::Latency => format!("latency: {jobs} samples"),
         Mode::Backlog => format!("backlog: up to {jobs} waiting jobs"),
         Mode::Idle => format!("idle: {} seconds", options.seconds),
-        Mode::Enqueue | Mode::Lifecycle | Mode::Limit => {
+        Mode::Debounce => format!("debounce: {jobs} events, {} callers", options.concurrency),
+        Mode::Continuous => format!("continuous: {jobs} objects"),
+        Mode::Enqueue | Mode::Lifecycle | Mode::Pool | Mode::Limit => {
             format!("{name}: {jobs} jobs, {} callers", options.concurrency)
         }
         Mode::Bulk | Mode::Drain | Mode::Memory | Mode::Reopen | Mode::All => {
@@ -175,8 +190,11 @@ fn measure(mode: Mode, plan: &Plan, with_limit: bool) -> anyhow::Result<Vec<Meas
     let mut measured = match mode {
         Mode::Enqueue => one(runtime.block_on(callers::enqueue(plan))),
         Mode::Bulk => one(runtime.block_on(callers::bulk(plan))),
-        Mode::Lifecycle => one(runtime.block_on(callers::lifecycle(plan))),
+        Mode::Lifecycle => one(runtime.block_on(callers::lifecycle(mode, plan))),
         Mode::Drain => one(runtime.block_on(workers::drain(plan))),
+        Mode::Pool => runtime.block_on(objects::pool(plan)),
+        Mode::Debounce => one(runtime.block_on(objects::debounce(plan))),
+        Mode::Continuous => one(runtime.block_on(objects::continuous(plan))),
         Mode::Latency => one(runtime.block_on(workers::latency(plan))),
         Mode::Backlog => runtime.block_on(backlog::claim_cost(plan)),
         Mode::Memory => runtime.block_on(memory::per_waiting_job(plan)),

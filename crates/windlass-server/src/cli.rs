@@ -10,7 +10,7 @@ use tracing::level_filters::LevelFilter;
 pub(crate) use self::bench::{BenchOptions, Mode};
 pub(crate) use self::offline::{
     BackupOptions, ChangeOptions, DoctorOptions, ExportOptions, ListFormat, ListOptions,
-    ShowOptions,
+    ObjectOptions, ObjectsOptions, ShowOptions,
 };
 
 /// Durable background jobs: what it acknowledges, it never loses.
@@ -46,7 +46,7 @@ impl Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Watch the engine at work: retries, a dead letter, a graph, a paused queue, and more
+    /// Watch the engine at work: retries, a dead letter, a graph, lanes, a debounce, and more
     Demo(DemoOptions),
     /// Measure the engine on this machine, and what part of its disk's speed it reaches
     Bench(BenchOptions),
@@ -58,6 +58,10 @@ pub(crate) enum Command {
     List(ListOptions),
     /// Show everything about a job, and why it is not running
     Show(ShowOptions),
+    /// List the durable objects of a store that nobody has open
+    Objects(ObjectsOptions),
+    /// Show everything about an object, its state too
+    Object(ObjectOptions),
     /// Try dead or cancelled jobs again
     #[command(after_help = RETRY_EXAMPLES, override_usage = RETRY_USAGE)]
     Retry(ChangeOptions),

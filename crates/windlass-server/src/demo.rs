@@ -4,6 +4,7 @@
 //! it found there, runs what was left, and goes on.
 //!
 //! - `jobs` is what a program that uses the library would contain: kinds and handlers
+//! - `objects` is the same for durable objects: a pool, a debounce, a loop, a schedule
 //! - `traffic` keeps ordinary jobs coming
 //! - `script` plays the scenes, each a thing that happens to jobs in real life
 //! - `story` puts into words what the engine tells about the scenes' jobs
@@ -11,6 +12,7 @@
 //! - `screen` shows it, and `report` adds it all up at the end
 
 mod jobs;
+mod objects;
 mod recovery;
 mod report;
 mod screen;
@@ -29,6 +31,7 @@ use windlass::{Engine, StopReport, Subscription, Topics, Worker};
 
 use crate::cli::DemoOptions;
 use crate::demo::jobs::World;
+use crate::demo::objects::Objects;
 use crate::demo::recovery::Numbers;
 use crate::demo::report::Report;
 use crate::demo::screen::Screen;
@@ -70,9 +73,10 @@ async fn play(options: &DemoOptions, verbose: bool) -> anyhow::Result<()> {
     };
     let numbers = stage.open().await?;
     world.figures_arrive(numbers.round - 1);
-    let worker = jobs::worker(&engine, world.clone()).grace(GRACE).start().await?;
+    let objects = Objects::new(world.clone())?;
+    let worker = jobs::worker(&engine, world.clone(), &objects).grace(GRACE).start().await?;
     let longest = Duration::from_secs(options.longest);
-    let script = Script { engine: engine.clone(), cast, world, say, longest, numbers };
+    let script = Script { engine: engine.clone(), cast, world, objects, say, longest, numbers };
     let mut performers = JoinSet::new();
     performers.spawn(traffic::flow(engine, options.seed, numbers.order));
     performers.spawn(script::play(script));

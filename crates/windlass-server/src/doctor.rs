@@ -30,6 +30,7 @@ struct Findings {
     store: String,
     ok: bool,
     jobs: Option<u64>,
+    objects: Option<u64>,
     commits: Option<u64>,
     segments: Option<usize>,
     used_bytes: Option<u64>,
@@ -53,6 +54,7 @@ impl Findings {
             store,
             ok: checked.wrong.is_empty(),
             jobs: Some(checked.jobs),
+            objects: Some(checked.objects),
             commits: Some(checked.commits),
             segments: Some(checked.space.segments),
             used_bytes: Some(checked.space.used),
@@ -72,14 +74,18 @@ impl Findings {
             1 => format!("{}: something is wrong.", self.store),
             many => format!("{}: {many} things are wrong.", self.store),
         }];
+        let objects = match self.objects.unwrap_or(0) {
+            0 => String::new(),
+            many => format!(" and {}", counted(many, "object")),
+        };
         lines.push(format!(
-            "  {} in {} and {}, every one of them read and compared",
+            "  {}{objects} in {} and {}, every one of them read and compared",
             counted(self.jobs.unwrap_or(0), "job"),
             counted(self.commits.unwrap_or(0), "commit"),
             counted(self.segments.unwrap_or(0) as u64, "segment"),
         ));
         let (used, live) = (self.used_bytes.unwrap_or(0), self.live_bytes.unwrap_or(0));
-        lines.push(format!("  {} used, {} of it by jobs that are kept", bytes(used), bytes(live)));
+        lines.push(format!("  {} used, {} of it by what is kept", bytes(used), bytes(live)));
         lines.extend(self.torn.as_ref().map(|place| {
             format!(
                 "  An unfinished commit was cut off ({place}). That is harmless: nobody had been \

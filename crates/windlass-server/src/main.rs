@@ -4,7 +4,8 @@
 //! - [`demo`] shows the engine at work
 //! - [`bench`] measures it
 //! - [`doctor`] checks a store, [`backup`] copies it
-//! - [`offline`] lists, shows, changes and exports jobs of a store that nobody has open
+//! - [`offline`] lists, shows, changes and exports jobs, and shows objects, of a store that nobody
+//!   has open
 //! - [`output`] prints, and turns every end into an exit code
 //! - [`signals`] hears Ctrl-C
 
@@ -39,6 +40,8 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Backup(options) => backup::run(options),
         Command::List(options) => offline::list::run(options),
         Command::Show(options) => offline::show::run(options),
+        Command::Objects(options) => offline::objects::list(options),
+        Command::Object(options) => offline::objects::show(options),
         Command::Retry(options) => offline::change::run(options, Verb::Retry),
         Command::Cancel(options) => offline::change::run(options, Verb::Cancel),
         Command::Export(options) => offline::export::run(options),

@@ -1,15 +1,17 @@
-//! Jobs of a store that nobody has open: to be listed, shown, changed and exported.
+//! Jobs and objects of a store that nobody has open: to be listed, shown, changed and exported.
 //!
 //! Looking changes nothing at all: jobs that were running when a process ended are shown as
 //! running, and are recovered by whoever opens the store to work with it.
 //!
 //! - `list`, `show` and `export` look
+//! - `objects` looks at durable objects
 //! - `change` tries jobs again, or calls them off
 //! - `view` is a job as JSON
 
 pub(crate) mod change;
 pub(crate) mod export;
 pub(crate) mod list;
+pub(crate) mod objects;
 pub(crate) mod show;
 mod view;
 

@@ -18,46 +18,50 @@ pub(crate) const BATCH: u64 = 1_000;
 /// Callers enqueue one job per call and wait for each answer.
 pub(crate) async fn enqueue(plan: &Plan) -> anyhow::Result<Measurement> {
     let subject = Subject::open(Mode::Enqueue, plan).await?;
-    let call = |engine: Engine, job| async move { engine.enqueue(job).await.map(drop) };
+    let call = |engine: Engine, job, _| async move { engine.enqueue(job).await.map(drop) };
     let measured = by_callers(Mode::Enqueue, plan, &subject, call).await?;
     subject.end().await;
     Ok(measured)
 }
 
 /// Callers enqueue one job and wait for its outcome, while a worker runs.
-pub(crate) async fn lifecycle(plan: &Plan) -> anyhow::Result<Measurement> {
-    let subject = Subject::open(Mode::Lifecycle, plan).await?;
+pub(crate) async fn lifecycle(mode: Mode, plan: &Plan) -> anyhow::Result<Measurement> {
+    let subject = Subject::open(mode, plan).await?;
     let nothing = |_: Nothing| async { Ok::<_, Error>(()) };
     let worker = start_worker(&subject.engine, plan, nothing).await?;
-    let call = |engine: Engine, job| async move { engine.enqueue(job).await?.outcome().await };
-    let measured = by_callers(Mode::Lifecycle, plan, &subject, call).await?;
+    let call = |engine: Engine, job, _| async move { engine.enqueue(job).await?.outcome().await };
+    let measured = by_callers(mode, plan, &subject, call).await?;
     worker.stop().await?;
     subject.end().await;
     Ok(measured)
 }
 
-/// Shares the jobs among the callers, lets them all call, and waits for the last.
-async fn by_callers<C, Fut>(
+/// Shares the jobs among the callers, lets them all call, each time with a number that no other
+/// call has, and waits for the last.
+pub(crate) async fn by_callers<C, Fut>(
     mode: Mode,
     plan: &Plan,
     subject: &Subject,
     call: C,
 ) -> anyhow::Result<Measurement>
 where
-    C: Fn(Engine, Nothing) -> Fut + Copy + Send + 'static,
+    C: Fn(Engine, Nothing, u64) -> Fut + Clone + Send + 'static,
     Fut: Future<Output = Result<(), Error>> + Send,
 {
     let job = Nothing::of_bytes(plan.payload);
     let mut callers = JoinSet::new();
     let began = Instant::now();
+    let mut next = 0;
     for share in shares(plan.jobs, plan.concurrency) {
-        let (engine, job) = (subject.engine.clone(), job.clone());
+        let numbers = next..next + share;
+        next = numbers.end;
+        let (engine, job, call) = (subject.engine.clone(), job.clone(), call.clone());
         callers.spawn(async move {
             let mut latencies = Latencies::new()?;
-            for _ in 0..share {
+            for number in numbers {
                 let (engine, job) = (engine.clone(), job.clone());
                 let called = Instant::now();
-                call(engine, job).await?;
+                call(engine, job, number).await?;
                 latencies.note(called.elapsed());
             }
             anyhow::Ok(latencies)

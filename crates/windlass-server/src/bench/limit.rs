@@ -58,6 +58,9 @@ impl Work {
             Mode::Lifecycle => (1, plan.concurrency, 2, bytes(0.5)),
             Mode::Enqueue
             | Mode::Drain
+            | Mode::Pool
+            | Mode::Debounce
+            | Mode::Continuous
             | Mode::Latency
             | Mode::Backlog
             | Mode::Memory

@@ -87,8 +87,8 @@ async fn of_store(plan: &Plan) -> anyhow::Result<Measurement> {
     Ok(measured.extra(Extra::Memory { of: "store", state: "ready", bytes_per_job }))
 }
 
-/// By how many bytes per job the process has grown.
-fn grown(before: Option<u64>, jobs: u64) -> Option<f64> {
+/// By how many bytes per job, or object, the process has grown.
+pub(crate) fn grown(before: Option<u64>, jobs: u64) -> Option<f64> {
     let grown = resident_bytes()?.saturating_sub(before?);
     Some(rounded(grown as f64 / jobs as f64, 1))
 }

@@ -76,6 +76,27 @@ pub(crate) enum Extra {
         state: &'static str,
         bytes_per_job: Figure,
     },
+    Pool {
+        /// `plain`, a queue without lanes, or `lanes`.
+        of: &'static str,
+        lanes: u32,
+        /// How fast it was, as part of the plain queue's speed.
+        ratio_to_plain: Figure,
+    },
+    Debounce {
+        keys: u64,
+        flushes: u64,
+        /// What a key with an open window takes in memory; `null` if another measurement came
+        /// before.
+        bytes_per_object: Figure,
+    },
+    Continuous {
+        objects: u64,
+        /// How often each of them runs.
+        period_ms: u64,
+        /// What an object that waits takes in memory; `null` if another measurement came before.
+        bytes_per_object: Figure,
+    },
     Reopen {
         open_ms: Figure,
         /// What its files take, unused ones included.
@@ -178,7 +199,7 @@ impl Measurement {
         self.limit_one_write_ratio = self.part_of(limit);
     }
 
-    fn part_of(&self, limit: &Measurement) -> Figure {
+    pub(crate) fn part_of(&self, limit: &Measurement) -> Figure {
         let (reached, possible) = self.jobs_per_s.zip(limit.jobs_per_s)?;
         Some(rounded(reached / possible.max(1e-9), 3))
     }
@@ -231,6 +252,11 @@ impl Extra {
                 vec![ns_per_job, ratio, claim_ns_per_job, claim_ratio]
             }
             Extra::Memory { of: _, state: _, bytes_per_job } => vec![bytes_per_job],
+            Extra::Pool { of: _, lanes: _, ratio_to_plain } => vec![ratio_to_plain],
+            Extra::Debounce { keys: _, flushes: _, bytes_per_object }
+            | Extra::Continuous { objects: _, period_ms: _, bytes_per_object } => {
+                vec![bytes_per_object]
+            }
             Extra::Reopen { open_ms, disk_bytes, live_bytes, disk_ratio } => {
                 vec![open_ms, disk_bytes, live_bytes, disk_ratio]
             }
@@ -245,6 +271,10 @@ impl Extra {
     fn variant(&self) -> String {
         match self {
             Extra::None | Extra::Reopen { .. } | Extra::Idle { .. } => String::new(),
+            Extra::Pool { lanes: 0, .. } => " plain".to_string(),
+            Extra::Pool { lanes, .. } => format!(", {lanes} lanes"),
+            Extra::Debounce { keys, .. } => format!(", {} keys", short(*keys)),
+            Extra::Continuous { objects, .. } => format!(" × {}", short(*objects)),
             Extra::Batch { batch, .. } => format!(" × {}", short(*batch)),
             Extra::Backlog { backlog, .. } => format!(" {}", short(*backlog)),
             Extra::Memory { of, state, .. } => format!(" {of}, {state}"),
@@ -273,6 +303,15 @@ impl Extra {
             Extra::Memory { bytes_per_job, .. } => {
                 bytes_per_job.map_or_else(unknown, |bytes| format!("{bytes:.0} bytes of memory"))
             }
+            Extra::Pool { ratio_to_plain, .. } => ratio_to_plain
+                .map_or_else(String::new, |ratio| format!("{ratio:.2} of the plain queue")),
+            Extra::Debounce { flushes, bytes_per_object, .. } => {
+                format!("{} flushes{}", grouped(*flushes), per_object(bytes_per_object))
+            }
+            Extra::Continuous { period_ms, bytes_per_object, .. } => {
+                let seconds = *period_ms as f64 / 1e3;
+                format!("lag, every {seconds} s{}", per_object(bytes_per_object))
+            }
             Extra::Reopen { open_ms, disk_bytes, disk_ratio, .. } => {
                 let [millis, ratio] = [open_ms, disk_ratio].map(|figure| figure.unwrap_or(0.0));
                 let disk = megabytes(disk_bytes);
@@ -283,6 +322,10 @@ impl Extra {
             }
         }
     }
+}
+
+fn per_object(bytes: &Figure) -> String {
+    bytes.map_or_else(String::new, |bytes| format!(", {bytes:.0} bytes of memory each"))
 }
 
 /// The median of each figure over several runs, each of which gave the same measurements.

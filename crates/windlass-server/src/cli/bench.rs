@@ -26,7 +26,8 @@ pub(crate) struct BenchOptions {
     pub(crate) mode: Vec<Mode>,
 
     /// How many jobs, such as 20000, 100k or 1M; for `latency` how many samples, for `backlog`
-    /// how many wait at most [default: what the mode can do in seconds]
+    /// how many wait at most, for `debounce` how many events, for `continuous` how many objects
+    /// [default: what the mode can do in seconds]
     #[arg(long, value_name = "N", value_parser = job_count)]
     pub(crate) jobs: Option<u64>,
 
@@ -87,10 +88,17 @@ What is compared with `limit`, the bare log:
   measured one after the other, so whatever else the machine does tells on the ratio: take
   `--runs 5`.
 
+What the modes with objects tell:
+  pool        one line for a queue without lanes and one for the pool; `ratio_to_plain` compares them
+  debounce    events per second until the last flush has run, and what a key takes in memory
+  continuous  how late runs start, after the time they were planned for, and what an object takes
+  What something takes in memory is told only by the first measurement of a process.
+
 Examples:
   windlass bench                                          the engine alone, in memory
   windlass bench --store ./bench --mode lifecycle,limit --runs 5
-  windlass bench --store ./bench --mode backlog --jobs 10M --json";
+  windlass bench --store ./bench --mode backlog --jobs 10M --json
+  windlass bench --store ./bench --mode debounce --jobs 1M    100,000 keys";
 
 /// A payload is JSON, and an empty string is its smallest.
 const PAYLOAD_MIN: i64 = 2;
@@ -106,6 +114,12 @@ pub(crate) enum Mode {
     Drain,
     /// Callers enqueue a job, wait for its outcome, and go on
     Lifecycle,
+    /// The same with a pool of 16 lanes and with keys, next to a queue without lanes
+    Pool,
+    /// Callers add events to many keys, ten each, and a worker flushes them
+    Debounce,
+    /// Many objects run again and again: how late their alarms are
+    Continuous,
     /// From an enqueue into an idle engine until the handler starts
     Latency,
     /// What a claim costs when few and when many jobs wait
@@ -129,6 +143,9 @@ impl Mode {
             Mode::Bulk => "bulk",
             Mode::Drain => "drain",
             Mode::Lifecycle => "lifecycle",
+            Mode::Pool => "pool",
+            Mode::Debounce => "debounce",
+            Mode::Continuous => "continuous",
             Mode::Latency => "latency",
             Mode::Backlog => "backlog",
             Mode::Memory => "memory",

@@ -6,19 +6,19 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgGroup, Args, ValueEnum, value_parser};
 use windlass::core::filter::Filter;
-use windlass::store::Address;
-use windlass::{JobId, Name, StateName};
+use windlass::store::{Address, ObjectFilter};
+use windlass::{JobId, Name, ObjectAddress, ObjectStatus, StateName};
 
 use crate::cli::Format;
 
-/// How jobs are printed.
+/// How jobs and objects are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ListFormat {
     /// For people
     Table,
     /// One JSON object with all of them
     Json,
-    /// One JSON object per line and job
+    /// One JSON object per line and job, or object
     Jsonl,
 }
 
@@ -93,6 +93,63 @@ pub(crate) struct ShowOptions {
 
     /// The job
     pub(crate) id: JobId,
+
+    /// How to print
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub(crate) output: Format,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    windlass objects ./jobs --kind debounce --name webhooks\n  \
+    windlass objects ./jobs --status failed -o jsonl | jq .reason")]
+pub(crate) struct ObjectsOptions {
+    /// The directory of the store
+    #[arg(value_parser = store_path)]
+    pub(crate) path: PathBuf,
+
+    /// Of this primitive, such as `continuous`, `debounce` or `task`
+    #[arg(long, value_name = "KIND", value_parser = name)]
+    kind: Option<Name>,
+
+    /// Of the definition with this name
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    name: Option<Name>,
+
+    /// With this status
+    #[arg(long, value_name = "STATUS", value_parser = status())]
+    status: Option<ObjectStatus>,
+
+    /// How many at most
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    #[arg(value_parser = value_parser!(u64).range(1..=1_000_000))]
+    pub(crate) limit: u64,
+
+    /// Go on after the last page: what that one said
+    #[arg(long, value_name = "KIND/NAME/KEY", value_parser = address)]
+    pub(crate) after: Option<ObjectAddress>,
+
+    /// How to print
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub(crate) output: ListFormat,
+}
+
+impl ObjectsOptions {
+    pub(crate) fn filter(&self) -> ObjectFilter {
+        ObjectFilter { kind: self.kind.clone(), name: self.name.clone(), status: self.status }
+    }
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  windlass object ./jobs debounce/webhooks/acme -o json")]
+pub(crate) struct ObjectOptions {
+    /// The directory of the store
+    #[arg(value_parser = store_path)]
+    pub(crate) path: PathBuf,
+
+    /// The object, as `windlass objects` lists it
+    #[arg(value_name = "KIND/NAME/KEY", value_parser = address)]
+    pub(crate) address: ObjectAddress,
 
     /// How to print
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
@@ -188,4 +245,21 @@ fn state() -> impl TypedValueParser<Value = StateName> {
         let mut all = StateName::ALL.into_iter();
         all.find(|state| state.as_str() == text).ok_or("no such state")
     })
+}
+
+fn status() -> impl TypedValueParser<Value = ObjectStatus> {
+    let all = [ObjectStatus::Active, ObjectStatus::Stopped, ObjectStatus::Failed];
+    PossibleValuesParser::new(all.map(ObjectStatus::as_str)).try_map(move |text| {
+        all.into_iter().find(|status| status.as_str() == text).ok_or("no such status")
+    })
+}
+
+/// Only the key may hold a slash.
+fn address(text: &str) -> Result<ObjectAddress, String> {
+    let mut parts = text.splitn(3, '/');
+    let (Some(kind), Some(definition), Some(key)) = (parts.next(), parts.next(), parts.next())
+    else {
+        return Err("an object is named by kind/name/key, such as debounce/webhooks/acme".into());
+    };
+    ObjectAddress::new(name(kind)?, name(definition)?, key).map_err(|error| error.to_string())
 }

@@ -3,8 +3,8 @@
 //! How long a job takes and whether it fails stands in its payload, so that chance is only where
 //! the jobs are made and a seed decides everything.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,16 +13,31 @@ use windlass::{
     Attempt, Engine, Failure, Jitter, Job, JobId, Options, Priority, Retry, State, WorkerBuilder,
 };
 
+use crate::demo::objects::{Objects, Scan, send_digest};
+
 /// What the handlers share with the rest of the program.
 #[derive(Debug, Default)]
 pub(crate) struct World {
     /// The last day whose figures are in.
     figures_until: AtomicU64,
+    /// Scans in the order in which they were made.
+    scans: Mutex<Vec<Scan>>,
 }
 
 impl World {
     pub(crate) fn figures_arrive(&self, day: u64) {
         self.figures_until.fetch_max(day, Ordering::Relaxed);
+    }
+
+    pub(crate) fn note(&self, scan: Scan) {
+        self.scans.lock().unwrap_or_else(PoisonError::into_inner).push(scan);
+    }
+
+    /// Where a parcel was seen so far, one after the other; they are forgotten.
+    pub(crate) fn take_scans_of(&self, parcel: &str) -> Vec<String> {
+        let mut scans = self.scans.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = scans.extract_if(.., |scan| scan.parcel == parcel);
+        taken.map(|scan| scan.place).collect()
     }
 
     fn has_figures_of(&self, day: u64) -> bool {
@@ -239,7 +254,7 @@ async fn output_of<T: serde::de::DeserializeOwned>(
 }
 
 /// A worker for all of them.
-pub(crate) fn worker(engine: &Engine, world: Arc<World>) -> WorkerBuilder {
+pub(crate) fn worker(engine: &Engine, world: Arc<World>, objects: &Objects) -> WorkerBuilder {
     let soon = Retry::constant(Duration::from_millis(300)).jitter(Jitter::None).up_to(4);
     engine
         .worker()
@@ -254,4 +269,8 @@ pub(crate) fn worker(engine: &Engine, world: Arc<World>) -> WorkerBuilder {
         .handle(extract)
         .handle(transform)
         .handle(load)
+        .handle(send_digest)
+        .pool(&objects.parcels)
+        .primitive(objects.index.clone())
+        .primitive(objects.renewal.clone())
 }

@@ -15,7 +15,7 @@ pub(crate) struct Report {
     /// A second request to stop came before the running jobs had finished.
     pub(crate) forced: bool,
     /// This and what follows counts over all runs on the store; what is only heard, and not kept,
-    /// counts in this run: `snoozed`, `replayed`, `duplicates`.
+    /// counts in this run: `snoozed`, `replayed`, `duplicates`, `flushed`, `loop_runs`, `fired`.
     pub(crate) enqueued: u64,
     pub(crate) completed: u64,
     /// Jobs among the dead letters now; `died` counts every death, also of those replayed since.
@@ -29,6 +29,9 @@ pub(crate) struct Report {
     pub(crate) died: u64,
     pub(crate) replayed: u64,
     pub(crate) duplicates: u64,
+    pub(crate) flushed: u64,
+    pub(crate) loop_runs: u64,
+    pub(crate) fired: u64,
     pub(crate) events_missed: u64,
     pub(crate) worker: WorkerReport,
     pub(crate) lost: i128,
@@ -92,6 +95,9 @@ impl Report {
             died: totals.dead,
             replayed: tally.replayed,
             duplicates: tally.duplicates,
+            flushed: tally.flushed,
+            loop_runs: tally.loop_runs,
+            fired: tally.fired,
             events_missed: tally.missed,
             worker: worker.into(),
             lost: i128::from(totals.enqueued) - found,
@@ -119,6 +125,9 @@ impl Report {
             ("replayed", self.replayed, "in this run, of those that died"),
             ("cancelled", self.cancelled, "closed by their corrected copies"),
             ("duplicates", self.duplicates, "in this run: recognised, nothing added"),
+            ("flushed", self.flushed, "in this run: batches of edits"),
+            ("loop runs", self.loop_runs, "in this run"),
+            ("fired", self.fired, "in this run: times of the schedule"),
             ("recovered", self.recovered, "cut off with the run before"),
             ("dead", self.dead, "among the dead letters now"),
             ("open", self.open, "waiting, or interrupted"),

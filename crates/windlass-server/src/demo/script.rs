@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::sleep;
+use windlass::primitives::worker_pool::Event;
 use windlass::{Engine, Job, JobId, Options, new_id};
 
 use crate::demo::jobs::{
     BuildReport, Charge, Extract, Load, Resize, SendReceipt, Transcode, Transform, World,
 };
+use crate::demo::objects::{Edit, LANES, Objects, Scan, SendDigest, Token};
 use crate::demo::recovery::Numbers;
 use crate::demo::story::{Cast, Line};
 
@@ -27,6 +29,7 @@ pub(crate) struct Script {
     pub(crate) engine: Engine,
     pub(crate) cast: Arc<Cast>,
     pub(crate) world: Arc<World>,
+    pub(crate) objects: Objects,
     /// Where to announce what someone outside the engine does.
     pub(crate) say: mpsc::UnboundedSender<Line>,
     /// How long the longest job runs.
@@ -36,10 +39,18 @@ pub(crate) struct Script {
 }
 
 /// The scenes of one round, whose parts end with it.
-const SCENES: [&str; 6] = ["retry", "dead letter", "graph", "unique", "pause", "snooze"];
+const SCENES: [&str; 7] = ["retry", "dead letter", "lanes", "graph", "unique", "pause", "snooze"];
+
+/// Where a parcel is seen, in this order.
+const PLACES: [&str; 3] = ["post office", "depot", "door"];
+
+/// The one loop, and the one schedule.
+const LOOP: &str = "token";
+const SCHEDULE: &str = "digest";
 
 /// Plays until it is dropped.
 pub(crate) async fn play(script: Script) -> anyhow::Result<()> {
+    script.standing().await?;
     // How long a video takes is the user's choice, so the other scenes do not wait for it.
     tokio::try_join!(script.rounds(), script.videos())?;
     Ok(())
@@ -58,6 +69,8 @@ impl Script {
             tokio::try_join!(
                 after(200, self.retry(order)),
                 after(500, self.dead_letter(order)),
+                after(700, self.lanes(round)),
+                after(900, self.debounce(round)),
                 after(1_200, self.graph(round)),
                 after(2_400, self.unique(order)),
                 after(2_700, self.pause(round)),
@@ -65,6 +78,27 @@ impl Script {
             )?;
             sleep(INTERLUDE).await;
             SCENES.iter().for_each(|scene| self.cast.dismiss(scene));
+        }
+        Ok(())
+    }
+
+    /// A loop and a schedule: made once, they go on whenever the demonstration does.
+    async fn standing(&self) -> anyhow::Result<()> {
+        let loops = self.engine.continuous(&self.objects.renewal);
+        let runs = loops.status(LOOP).await?.map_or(0, |status| status.run_count);
+        let started = loops.start(LOOP, Token::default()).await?;
+        self.say(
+            "loop",
+            match started.created {
+                true => format!("`{LOOP}` is started: it is renewed again and again"),
+                false => format!("`{LOOP}` goes on, after {runs} runs in all"),
+            },
+        );
+        let digest = SendDigest { to: "ada@example.org".to_string() };
+        let schedules = self.engine.schedules();
+        schedules.set(SCHEDULE, self.objects.digest.clone(), digest).await?;
+        if let Some(schedule) = schedules.get(SCHEDULE).await? {
+            self.say("schedule", format!("`{SCHEDULE}` is set: {}", schedule.words));
         }
         Ok(())
     }
@@ -126,6 +160,41 @@ impl Script {
         self.cast.add(replayed.id(), scene, format!("corrected receipt {order}"));
         let output = replayed.outcome().await?;
         self.conclude(scene, format!("done after all: {output}")).await
+    }
+
+    /// Scans of two parcels in a pool: one fails at first, and the later ones of its parcel wait.
+    async fn lanes(&self, round: u64) -> anyhow::Result<()> {
+        let scene = "lanes";
+        let parcels = [format!("parcel {round}a"), format!("parcel {round}b")];
+        self.say(
+            scene,
+            format!("6 scans of 2 parcels come in at once, to a pool of {LANES} lanes"),
+        );
+        let scans = scans_of(&parcels);
+        let events = scans.iter().map(|scan| Event::new(scan.clone()).key(&scan.parcel));
+        let queued = self.engine.pool(&self.objects.parcels).enqueue_many(events).await?;
+        for (scan, queued) in scans.iter().zip(&queued) {
+            self.cast.add(queued.id, scene, scan.to_string());
+        }
+        for queued in &queued {
+            self.engine.handle::<Scan>(queued.id).outcome().await?;
+        }
+        if parcels.iter().any(|parcel| self.world.take_scans_of(parcel) != PLACES) {
+            anyhow::bail!("scans of one parcel were made out of order");
+        }
+        let order = PLACES.join(", ");
+        self.conclude(scene, format!("both parcels were scanned in order: {order}")).await
+    }
+
+    /// A page that is edited often is indexed once. What is gathered survives a kill.
+    async fn debounce(&self, round: u64) -> anyhow::Result<()> {
+        let page = format!("page-{round}");
+        self.say("debounce", format!("{page} is edited five times in a row"));
+        for version in 1..=5 {
+            self.engine.debounce(&self.objects.index).add(&page, Edit { version }).await?;
+            sleep(Duration::from_millis(80)).await;
+        }
+        Ok(())
     }
 
     /// Extract, three transforms of what it returned, and a load of what they returned: enqueued
@@ -192,6 +261,18 @@ impl Script {
         let file = handle.outcome().await?;
         self.conclude(scene, format!("{file} is there")).await
     }
+}
+
+/// Every parcel at every place; the first at the first place fails once.
+fn scans_of(parcels: &[String]) -> Vec<Scan> {
+    let mut scans = Vec::new();
+    for place in PLACES {
+        for parcel in parcels {
+            let (parcel, place) = (parcel.clone(), place.to_string());
+            scans.push(Scan { parcel, place, fails: scans.is_empty() });
+        }
+    }
+    scans
 }
 
 /// Adds jobs of one scene to one batch.

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
-use windlass::{CancelReason, Event, Heard, JobId, Subject, What};
+use serde_json::Value;
+use windlass::{CancelReason, Event, Heard, JobId, ObjectAddress, Subject, What};
 
 /// One line of the story.
 #[derive(Clone, Debug)]
@@ -70,6 +71,11 @@ pub(crate) struct Tally {
     pub(crate) replayed: u64,
     pub(crate) duplicates: u64,
     pub(crate) snoozed: u64,
+    /// Batches of a debounce that were flushed.
+    pub(crate) flushed: u64,
+    pub(crate) loop_runs: u64,
+    /// Times at which a schedule enqueued its job.
+    pub(crate) fired: u64,
     pub(crate) missed: u64,
 }
 
@@ -104,6 +110,12 @@ impl Story {
                 self.tally.replayed += 1;
             }
             What::JobSnoozed { .. } => self.tally.snoozed += 1,
+            What::Object { topic, .. } => match topic.as_str() {
+                "debounce.flushed" => self.tally.flushed += 1,
+                "continuous.executed" => self.tally.loop_runs += 1,
+                "schedule.fired" => self.tally.fired += 1,
+                _ => {}
+            },
             _ => {}
         }
         let (scene, text) = self.words(event)?;
@@ -130,8 +142,25 @@ impl Story {
                 What::WorkerStopped => Some(("worker", format!("{worker} has stopped"))),
                 _ => None,
             },
-            Subject::Object(_) => None,
+            Subject::Object(address) => of_object(event, address),
         }
+    }
+}
+
+fn of_object(event: &Event, address: &ObjectAddress) -> Option<(&'static str, String)> {
+    let What::Object { topic, detail } = &event.what else { return None };
+    let detail: Value = serde_json::from_str(detail).unwrap_or_default();
+    let key = address.key();
+    match topic.as_str() {
+        "debounce.started" => Some(("debounce", format!("{key}: a window is open, and gathers"))),
+        "debounce.flushed" => {
+            Some(("debounce", format!("{key}: {} edits, indexed once", detail["count"])))
+        }
+        "continuous.executed" => {
+            Some(("loop", format!("run {} of `{key}` is done", detail["run"])))
+        }
+        "schedule.fired" => Some(("schedule", format!("`{key}` is due: its job is enqueued"))),
+        _ => None,
     }
 }
 
@@ -139,7 +168,9 @@ fn of_job(event: &Event, role: &Role) -> Option<String> {
     let name = &role.name;
     let text = match &event.what {
         // Its lines are many, and one says it all: the batch was announced.
-        What::JobEnqueued { .. } | What::JobBlocked { unmet: 1 } if role.scene == "graph" => {
+        What::JobEnqueued { .. } | What::JobBlocked { unmet: 1 }
+            if matches!(role.scene, "graph" | "lanes") =>
+        {
             return None;
         }
         // Where nothing stands in the way, a job starts as soon as it is accepted.

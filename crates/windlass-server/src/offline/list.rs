@@ -73,8 +73,16 @@ const REMARK: usize = 60;
 
 /// What the state alone does not say.
 fn remark(job: &JobRecord) -> String {
+    let text = condition(job);
+    let line = text.lines().next().unwrap_or_default();
+    let bound = job.job.object.as_ref().map(ToString::to_string);
+    let said = bound.into_iter().chain((!line.is_empty()).then(|| line.to_string()));
+    cut(&said.collect::<Vec<_>>().join(": "))
+}
+
+fn condition(job: &JobRecord) -> String {
     let error = job.error.as_ref().map(|error| error.as_str()).unwrap_or_default();
-    let text = match &job.condition.state {
+    match &job.condition.state {
         JobState::Blocked { unmet: 1, .. } => "waits for 1 job".to_string(),
         JobState::Blocked { unmet, .. } => format!("waits for {unmet} jobs"),
         JobState::Scheduled { at } if error.is_empty() => format!("due {at}"),
@@ -84,8 +92,11 @@ fn remark(job: &JobRecord) -> String {
         JobState::Dead { reason, .. } if error.is_empty() => reason.to_string(),
         JobState::Dead { .. } => error.to_string(),
         JobState::Cancelled { reason, .. } => reason.to_string(),
-    };
-    let line = text.lines().next().unwrap_or_default();
+    }
+}
+
+/// So much of a line as fits the last column.
+pub(super) fn cut(line: &str) -> String {
     match line.char_indices().nth(REMARK) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line.to_string(),

@@ -1,6 +1,7 @@
 //! `windlass show`: everything about one job, and why it is not running.
 
 use serde::Serialize;
+use windlass::core::job::Lane;
 use windlass::store::file::Look;
 use windlass::{Explanation, JobRecord, JobState, Reason};
 
@@ -67,13 +68,13 @@ fn text(job: &JobRecord, why: &[String]) -> String {
     parts.join("\n\n")
 }
 
-fn section(title: &str, text: &str) -> String {
+pub(super) fn section(title: &str, text: &str) -> String {
     let lines = text.lines().map(|line| format!("\n  {line}"));
     format!("{title}:{}", lines.collect::<String>())
 }
 
 /// Indented if it is JSON, as it is if it is text, and in hexadecimal otherwise.
-fn readable(bytes: &[u8]) -> String {
+pub(super) fn readable(bytes: &[u8]) -> String {
     match content(bytes) {
         Content::Json(json) => {
             let value: Option<serde_json::Value> = serde_json::from_str(json.get()).ok();
@@ -105,6 +106,8 @@ fn head(job: &JobRecord) -> String {
     row("replays", count(job.condition.generation));
     row("tags", joined(&new.tags));
     row("unique key", new.unique.as_ref().map(|unique| unique.key.clone()).unwrap_or_default());
+    row("lane", new.lane.as_ref().map(lane).unwrap_or_default());
+    row("object", new.object.as_ref().map(ToString::to_string).unwrap_or_default());
     row("parent", new.parent.map(|parent| parent.to_string()).unwrap_or_default());
     for on in &new.depends_on {
         let met = if job.met.contains(&on.on) { "met" } else { "not met" };
@@ -117,6 +120,14 @@ fn head(job: &JobRecord) -> String {
     let progress = progress.map(|progress| format!("{} % {}", progress.percent, progress.note));
     row("progress", progress.unwrap_or_default());
     format!("job {}\n{}", job.id(), rows.trim_fmt())
+}
+
+fn lane(lane: &Lane) -> String {
+    match lane {
+        Lane::Key(key) => format!("that of key {key}"),
+        Lane::Turn(turn) => format!("number {turn} of those without a key"),
+        Lane::Spread => "not chosen yet".to_string(),
+    }
 }
 
 fn joined(names: &[windlass::Name]) -> String {

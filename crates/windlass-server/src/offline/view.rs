@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
-use windlass::core::job::Unique;
+use windlass::core::job::{Lane, Unique};
 use windlass::core::record::AttemptRecord;
 use windlass::core::retry::UNLIMITED;
 use windlass::{
@@ -67,6 +67,29 @@ pub(crate) struct Brief<'a> {
     due_at: Option<String>,
     error: Option<&'a str>,
     tags: Vec<&'a str>,
+    /// What it keeps its order with.
+    lane: Option<LaneView<'a>>,
+    /// The object it is bound to.
+    object: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum LaneView<'a> {
+    Key(&'a str),
+    /// Without a key; this number of its queue's jobs without one.
+    Turn(u64),
+}
+
+impl<'a> LaneView<'a> {
+    fn of(lane: &'a Lane) -> Option<Self> {
+        match lane {
+            Lane::Key(key) => Some(Self::Key(key)),
+            Lane::Turn(turn) => Some(Self::Turn(*turn)),
+            // No accepted job has it.
+            Lane::Spread => None,
+        }
+    }
 }
 
 impl<'a> Brief<'a> {
@@ -92,6 +115,8 @@ impl<'a> Brief<'a> {
             due_at: due,
             error: record.error.as_ref().map(|error| error.as_str()),
             tags: record.job.tags.iter().map(Name::as_str).collect(),
+            lane: record.job.lane.as_ref().and_then(LaneView::of),
+            object: record.job.object.as_ref().map(ToString::to_string),
         }
     }
 }
@@ -179,7 +204,7 @@ impl<'a> Whole<'a> {
     }
 }
 
-fn text(at: Option<Timestamp>) -> Option<String> {
+pub(super) fn text(at: Option<Timestamp>) -> Option<String> {
     at.map(|at| at.to_string())
 }
 

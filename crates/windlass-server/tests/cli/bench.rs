@@ -37,6 +37,9 @@ fn keys_of(mode: &str) -> &'static [&'static str] {
         "bulk" => &["batch", "bytes_per_s"],
         "backlog" => &["backlog", "ns_per_job", "ratio", "claim_ns_per_job", "claim_ratio"],
         "memory" => &["of", "state", "bytes_per_job"],
+        "pool" => &["of", "lanes", "ratio_to_plain"],
+        "debounce" => &["keys", "flushes", "bytes_per_object"],
+        "continuous" => &["objects", "period_ms", "bytes_per_object"],
         "reopen" => &["open_ms", "disk_bytes", "live_bytes", "disk_ratio"],
         "idle" => &["seconds", "cpu_percent"],
         "limit" => &["of", "writes_per_job", "bytes_per_write", "bytes_per_s"],
@@ -108,6 +111,10 @@ fn on_a_disk_every_mode_has_its_figures_and_nothing_is_left_behind() {
         "lifecycle",
         "limit",
         "limit",
+        "pool",
+        "pool",
+        "debounce",
+        "continuous",
         "latency",
         "backlog",
         "reopen",
@@ -129,9 +136,35 @@ fn on_a_disk_every_mode_has_its_figures_and_nothing_is_left_behind() {
         (&lines[9]["writes_per_job"], &lines[10]["writes_per_job"]),
         (&2.0.into(), &1.0.into())
     );
-    let reopen = &lines[13];
+    let reopen = &lines[17];
     assert!(reopen["disk_bytes"].as_u64() >= reopen["live_bytes"].as_u64(), "{reopen}");
     assert!(!std::path::Path::new(&store).exists());
+}
+
+#[test]
+fn pools_debounce_and_loops_are_measured_with_what_only_they_have() {
+    let lines = check_bench("memory:", &["--mode", "pool", "--jobs", "200"]);
+    let of: Vec<_> = lines.iter().map(|line| (&line["of"], &line["lanes"], &line["n"])).collect();
+    assert_eq!(
+        of,
+        [(&"plain".into(), &0.into(), &200.into()), (&"lanes".into(), &16.into(), &200.into())]
+    );
+    assert_eq!(lines[0]["ratio_to_plain"], Value::Null);
+    assert!(lines[1]["ratio_to_plain"].as_f64() > Some(0.0), "{}", lines[1]);
+
+    let lines = check_bench("memory:", &["--mode", "debounce,continuous", "--jobs", "25"]);
+    let [debounce, continuous] = &lines[..] else { panic!("not two lines: {lines:?}") };
+    // Ten events per key; what is left over is not added.
+    assert_eq!((&debounce["n"], &debounce["keys"]), (&20.into(), &2.into()));
+    assert_eq!(debounce["flushes"], 2);
+    assert_eq!(debounce["bytes_per_object"].is_null(), cfg!(not(target_os = "linux")));
+    // Two runs of each object.
+    assert_eq!((&continuous["n"], &continuous["objects"]), (&50.into(), &25.into()));
+    assert_eq!(continuous["period_ms"], 1_000);
+    assert!(continuous["p99_ms"].as_f64() > Some(0.0), "{continuous}");
+    assert!(continuous["bytes_per_object"].is_null(), "it was not the first: {continuous}");
+    let lines = check_bench("memory:", &["--mode", "debounce", "--jobs", "3"]);
+    assert_eq!((&lines[0]["n"], &lines[0]["flushes"]), (&3.into(), &1.into()));
 }
 
 #[test]

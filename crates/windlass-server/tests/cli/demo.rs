@@ -46,6 +46,12 @@ fn the_demo_tells_its_whole_story_and_loses_nothing() {
         ("graph", "job.blocked"),
         ("graph", "job.unblocked"),
         ("graph", "job.completed"),
+        ("lanes", "job.failed"),
+        ("lanes", "job.completed"),
+        ("debounce", "debounce.started"),
+        ("debounce", "debounce.flushed"),
+        ("loop", "continuous.executed"),
+        ("schedule", "schedule.fired"),
         ("progress", "job.progress"),
         ("unique", "job.deduplicated"),
         ("pause", "queue.paused"),
@@ -63,12 +69,18 @@ fn the_demo_tells_its_whole_story_and_loses_nothing() {
         "receipt 1001 is replayed, as a corrected copy",
         "done after all: receipt 1001 is with ada@example.org",
         "the graph is complete: 100 rows add up to 5050",
+        "both parcels were scanned in order: post office, depot, door",
+        "page-1: 5 edits, indexed once",
+        "`token` is started",
+        "`digest` is set: every 3 seconds",
         "queue `media` is paused; resume it to start jobs",
         "durability sync: what is answered survives a kill and a power failure",
     ] {
         assert!(said(words), "nobody said `{words}` in\n{}", stdout(&output));
     }
-    for key in ["died", "replayed", "retried", "duplicates", "snoozed"] {
+    for key in
+        ["died", "replayed", "retried", "duplicates", "snoozed", "flushed", "loop_runs", "fired"]
+    {
         assert!(report[key].as_u64() >= Some(1), "{key} in {report}");
     }
 }
@@ -132,6 +144,17 @@ impl Demo {
             if line["scene"] == scene && text.contains(words) {
                 return line;
             }
+        }
+    }
+
+    /// Reads on until each of these scenes has had a line with these words, in whatever order.
+    fn read_all(&mut self, wanted: &[(&str, &str)]) {
+        let mut wanted = wanted.to_vec();
+        while !wanted.is_empty() {
+            let line = self.lines.next().expect("the story goes on").expect("it can be read");
+            let line: Value = serde_json::from_str(&line).expect("each line is JSON");
+            let text = line["text"].as_str().unwrap_or_default();
+            wanted.retain(|(scene, words)| line["scene"] != *scene || !text.contains(words));
         }
     }
 
@@ -230,4 +253,41 @@ fn killed_and_started_again_the_demo_says_what_it_recovered_and_nothing_is_lost(
     let last = check_report(lines.last().expect("it prints a report"));
     assert!(last["enqueued"].as_u64() > report["enqueued"].as_u64(), "{last}");
     assert!(last["completed"].as_u64() > report["completed"].as_u64(), "{last}");
+}
+
+#[test]
+#[cfg(unix)]
+fn killed_and_started_again_objects_go_on_with_what_they_remember() {
+    let scratch = Scratch::new();
+    let store = scratch.path("demo");
+    let mut demo = Demo::start(&store, "1");
+    demo.read_all(&[
+        ("loop", "run 1 of `token` is done"),
+        ("debounce", "page-1: a window is open"),
+    ]);
+    demo.child.kill().expect("it can be killed");
+    demo.child.wait().expect("it ends");
+
+    // The window is as open as it was.
+    let page = run(&["object", &store, "debounce/index/page-1", "-o", "json"]);
+    assert_eq!(page.status.code(), Some(0), "{}", stderr(&page));
+    let page = &json_lines(&stdout(&page))[0];
+    assert_eq!((&page["status"], &page["runs"]), (&"active".into(), &0.into()), "{page}");
+    let listed = stdout(&run(&["objects", &store]));
+    for object in ["continuous/api/token", "schedule/", "/digest"] {
+        assert!(listed.contains(object), "no `{object}` in\n{listed}");
+    }
+
+    let mut demo = Demo::start(&store, "1");
+    demo.read_all(&[
+        ("debounce", "page-1: "),
+        ("loop", "`token` goes on, after "),
+        ("loop", "run 3 of `token` is done"),
+        ("schedule", "`digest` is due"),
+        ("lanes", "both parcels were scanned in order"),
+    ]);
+    demo.signal("-INT");
+    let (report, code, told) = demo.end();
+    assert_eq!((code, told.as_str()), (Some(0), ""));
+    check_report(&report);
 }

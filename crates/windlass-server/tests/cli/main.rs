@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod doctor;
+mod objects;
 mod offline;
 mod stores;
 
@@ -84,6 +85,8 @@ fn help_lists_the_commands() {
         "backup",
         "list",
         "show",
+        "objects",
+        "object",
         "retry",
         "cancel",
         "export",

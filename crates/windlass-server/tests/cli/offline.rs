@@ -7,7 +7,7 @@ use crate::demo::Demo;
 
 /// Runs a command that must succeed in silence, and returns what it printed.
 #[track_caller]
-fn done(arguments: &[&str]) -> String {
+pub(crate) fn done(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
     assert_eq!(stderr(&output), "", "{arguments:?}");
@@ -121,7 +121,7 @@ fn an_export_has_every_field_of_every_job() {
     let lines = json_lines(&done(&["export", &store]));
     assert_eq!(lines.len(), 6);
     let keys = |line: &Value| line.as_object().map(|job| job.keys().cloned().collect::<Vec<_>>());
-    assert_eq!(keys(&lines[0]).map(|keys| keys.len()), Some(35));
+    assert_eq!(keys(&lines[0]).map(|keys| keys.len()), Some(37));
     assert!(lines.iter().all(|line| keys(line) == keys(&lines[0])));
     assert_eq!(lines[0]["payload"], json!({ "hex": "ff00" }));
     assert_eq!(lines[0]["state_detail"]["worker"], "gone");
@@ -215,12 +215,14 @@ fn what_cannot_be_changed_or_shown_is_said_with_its_exit_code() {
 }
 
 /// Every command on a store, for what they have in common.
-fn commands<'a>(store: &'a str, copy: &'a str) -> [Vec<&'a str>; 6] {
+fn commands<'a>(store: &'a str, copy: &'a str) -> [Vec<&'a str>; 8] {
     let id = "0199f2a4-7d1c-7c3e-9b52-2f0c5f6f7a10";
     [
         vec!["list", store],
         vec!["show", store, id],
         vec!["export", store],
+        vec!["objects", store],
+        vec!["object", store, "debounce/webhooks/acme"],
         vec!["retry", store, id],
         vec!["cancel", store, "--queue", "mail", "--yes"],
         vec!["backup", store, copy],

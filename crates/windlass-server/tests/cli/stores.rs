@@ -6,7 +6,14 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 use windlass::core::job::NewJob;
 use windlass::core::ledger::{Claim, KindClaim};
-use windlass::{Attempt, Engine, Failure, Job, JobId, Name, Options, new_id};
+use windlass::core::object::Turn;
+use windlass::core::outcome::ErrorText;
+use windlass::primitives::worker_pool::Event;
+use windlass::primitives::{Continuous, Debounce, Flush, PoolContext, Tick, WorkerPool};
+use windlass::{
+    Attempt, Engine, Failure, Job, JobId, Name, ObjectAddress, ObjectStatus, Options, Schedule,
+    new_id,
+};
 
 #[derive(Serialize, Deserialize)]
 struct Letter {
@@ -83,6 +90,49 @@ async fn fill_store(path: &str) -> Result<Jobs, windlass::Error> {
         ready: ready_id,
         running: running_id,
     })
+}
+
+/// Jobs of a store with objects.
+pub(crate) struct Bound {
+    /// The alarm of `debounce/webhooks/acme/eu`.
+    pub(crate) alarm: JobId,
+    /// An event of a pool, with the key `ada`.
+    pub(crate) keyed: JobId,
+    /// Another, without a key.
+    pub(crate) spread: JobId,
+}
+
+/// Makes a store with an object of each status, and events of a pool, and closes it:
+/// `debounce/webhooks/acme/eu` is active, `continuous/poller/mailbox-7` is stopped, and
+/// `saga/orders/7` has failed.
+pub(crate) fn fill_with_objects(path: &str) -> Bound {
+    Runtime::new().expect("a runtime").block_on(fill_objects(path)).expect("it can be filled")
+}
+
+async fn fill_objects(path: &str) -> Result<Bound, windlass::Error> {
+    let engine = Engine::open(path).await?;
+    let hour = Duration::from_secs(3_600);
+    let deliver = |_: Flush<String>| async { Ok::<(), Failure>(()) };
+    let webhooks = Debounce::new("webhooks", hour, deliver);
+    engine.debounce(&webhooks).add_once("acme/eu", "event-1", "changed".to_string()).await?;
+    let every = Schedule::every(hour).expect("an hour is an interval");
+    let poll = |tick: Tick<u64>| async { Ok::<_, Failure>(tick) };
+    let poller = Continuous::new("poller", every, poll).start_immediately(false);
+    engine.continuous(&poller).start("mailbox-7", 40).await?;
+    engine.continuous(&poller).stop("mailbox-7", "maintenance").await?;
+    let saga = ObjectAddress::new(Name::new("saga")?, Name::new("orders")?, "7")?;
+    let status = Some((ObjectStatus::Failed, Some(ErrorText::new("it went down three times"))));
+    let state = Some([0xff, 0x00].into());
+    engine.store().turn(Turn { status, state, ..Turn::new(saga, 0) }).await?;
+    let ship = |_: String, _: PoolContext| async { Ok::<(), Failure>(()) };
+    let orders = WorkerPool::new("orders", 4, ship);
+    let pool = engine.pool(&orders);
+    let keyed = pool.enqueue(Event::new("tea".to_string()).key("ada")).await?.id;
+    let spread = pool.enqueue("post".to_string()).await?.id;
+    let webhook = engine.objects(&webhooks).view("acme/eu").await?;
+    let alarm = webhook.and_then(|object| object.record.meta.alarm).expect("it has an alarm");
+    engine.close().await;
+    Ok(Bound { alarm, keyed, spread })
 }
 
 /// Changes one byte in the middle of the first commits.

@@ -22,6 +22,8 @@ use crate::store::file::Space;
 pub struct Checked {
     /// Jobs in the store.
     pub jobs: u64,
+    /// Durable objects in the store.
+    pub objects: u64,
     /// Commits in the journal.
     pub commits: u64,
     /// What it takes on the disk.
@@ -40,6 +42,7 @@ pub fn check(path: &Path) -> Result<Checked, OpenError> {
     let (mut book, found) = Book::read(disk, &options, None)?;
     Ok(Checked {
         jobs: book.ledger().jobs(),
+        objects: book.ledger().objects_after(None).count() as u64,
         commits: found.commits,
         space: book.space(),
         torn: found.torn,

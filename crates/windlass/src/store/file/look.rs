@@ -10,13 +10,14 @@ use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
 use windlass_core::job::JobId;
 use windlass_core::ledger::Counts;
+use windlass_core::object::{Address as ObjectAddress, ObjectView};
 use windlass_core::record::JobRecord;
 
 use super::OpenError;
 use super::book::{Book, BookOptions};
 use super::disk::RealDisk;
 use crate::clock::{Clock, SystemClock};
-use crate::store::{Cursor, Page, StoreError};
+use crate::store::{Cursor, ObjectFilter, ObjectPage, Page, StoreError};
 
 /// A store as it lies on the disk. Nobody else can open it for as long as this lives.
 #[derive(Debug)]
@@ -46,6 +47,21 @@ impl Look {
         limit: usize,
     ) -> Result<Page, StoreError> {
         self.book.list(filter, after, limit, self.clock.now())
+    }
+
+    /// An object and what its jobs say; `None` if it never was, or was purged.
+    pub fn object(&mut self, address: &ObjectAddress) -> Result<Option<ObjectView>, StoreError> {
+        self.book.object(address, self.clock.now())
+    }
+
+    /// A page of objects, by their addresses; it may be short and still name where to go on.
+    pub fn objects(
+        &mut self,
+        filter: &ObjectFilter,
+        after: Option<&ObjectAddress>,
+        limit: usize,
+    ) -> Result<ObjectPage, StoreError> {
+        self.book.objects(filter, after, limit, self.clock.now())
     }
 
     /// How many jobs there are per state, queue and kind, and what has happened so far.
