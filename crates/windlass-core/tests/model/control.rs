@@ -29,8 +29,8 @@ impl Naive {
         let due = self.jobs.values().filter_map(due_at);
         let expiries = self.jobs.values().filter_map(Job::expires_at);
         let old = self.history().into_iter().map(|(at, _, _)| at + age);
-        let purges = self.objects.values().filter_map(|object| object.meta.purge_at);
-        let next = due.chain(expiries).chain(old).chain(self.held_back_until()).chain(purges);
+        let next =
+            due.chain(expiries).chain(old).chain(self.held_back_until()).chain(self.purge_times());
         let next = next.min();
         Promoted { purged, next_in: next.map(|at| at.since(now)) }
     }

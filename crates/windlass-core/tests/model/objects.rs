@@ -57,18 +57,15 @@ impl Naive {
             if current
                 .is_some_and(|current| is_intention(current) && same_content(&current.new, job))
             {
-                let at = match job.start {
-                    Start::Now => self.now.wall,
-                    Start::After(delay) => self.now.wall + delay,
-                    Start::At(at) => at,
-                };
-                check_delay(at.since(self.now.wall))?;
-                moved = Some(at);
+                moved = Some(self.checked_start(job.start)?);
             } else {
                 alarm = Some(job.id);
                 let object = job.object.clone().or(Some(object.clone()));
                 own.push(NewJob { object, ..NewJob::clone(job) });
             }
+        }
+        if let Alarm::Move(start) = turn.alarm {
+            moved = Some(self.checked_start(start)?);
         }
         own.extend(turn.jobs.iter().map(|job| NewJob::clone(job)));
         if let Some(other) =
@@ -87,6 +84,16 @@ impl Naive {
             });
         }
         Ok(PlannedTurn { turn, batch, before, alarm, moved })
+    }
+
+    fn checked_start(&self, start: Start) -> Result<Timestamp, Refusal> {
+        let at = match start {
+            Start::Now => self.now.wall,
+            Start::After(delay) => self.now.wall + delay,
+            Start::At(at) => at,
+        };
+        check_delay(at.since(self.now.wall))?;
+        Ok(at)
     }
 
     pub(super) fn carry_out_turn(&mut self, plan: PlannedTurn) -> Turned {
@@ -149,11 +156,12 @@ impl Naive {
                 current.into_iter().for_each(|id| self.call_off(id));
                 None
             }
-            (Alarm::Set(_), Some(id)) if moved.is_some() => {
+            (Alarm::Move(_), None) => None,
+            (Alarm::Set(_) | Alarm::Move(_), Some(id)) if moved.is_some() => {
                 let _ = self.reschedule_one(id, moved?);
                 current
             }
-            (Alarm::Set(_), _) => {
+            (Alarm::Set(_) | Alarm::Move(_), _) => {
                 let old = current.filter(|id| is_intention(&self.jobs[id]));
                 old.into_iter().for_each(|id| self.call_off(id));
                 fresh
@@ -190,7 +198,8 @@ impl Naive {
         let now = self.now.wall;
         let due = self.objects.iter().filter_map(|(address, object)| {
             let at = object.meta.purge_at.filter(|at| *at <= now)?;
-            Some((at, address.clone()))
+            let idle = self.open_of(address).next().is_none();
+            idle.then(|| (at, address.clone()))
         });
         let mut due: Vec<_> = due.collect();
         due.sort();
@@ -198,6 +207,15 @@ impl Naive {
         self.trim_due |= !due.is_empty();
         self.trim();
         due.len() as u64
+    }
+
+    /// When objects that nothing is left to do for are purged, and the others at the earliest.
+    pub(super) fn purge_times(&self) -> impl Iterator<Item = Timestamp> {
+        let now = self.now.wall;
+        self.objects.iter().filter_map(move |(address, object)| {
+            let idle = self.open_of(address).next().is_none();
+            object.meta.purge_at.filter(|at| idle || *at > now)
+        })
     }
 
     /// Open jobs that are bound to an object.
@@ -215,8 +233,11 @@ impl Naive {
                 continue;
             };
             let end = match state {
-                StateName::Dead => Some("died"),
-                StateName::Cancelled => Some("was cancelled"),
+                StateName::Dead => Some(match self.jobs.get(&id).map(|job| &job.condition.state) {
+                    Some(State::Dead { reason, .. }) => format!("died: {reason}"),
+                    _ => "died".to_string(),
+                }),
+                StateName::Cancelled => Some("was cancelled".to_string()),
                 StateName::Completed
                 | StateName::Blocked
                 | StateName::Scheduled

@@ -345,6 +345,7 @@ impl<'a> Pair<'a> {
         turn.alarm = match &spin.alarm {
             AlarmDraft::Keep => Alarm::Keep,
             AlarmDraft::Cancel => Alarm::Cancel,
+            AlarmDraft::Move(begin) => Alarm::Move(begin.start(self.now())),
             AlarmDraft::Plain(draft) => {
                 let job = self.jobs(std::slice::from_ref(draft)).remove(0);
                 let plain = NewJob::new(job.id, job.kind, steps::queue(0), Vec::new());

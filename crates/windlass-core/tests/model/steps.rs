@@ -400,7 +400,7 @@ pub(crate) fn draft() -> impl Strategy<Value = Draft> {
     })
 }
 
-fn begin() -> impl Strategy<Value = Begin> {
+pub(crate) fn begin() -> impl Strategy<Value = Begin> {
     let century_and_more = 101 * 366 * 86_400;
     prop_oneof![
         150 => Just(Begin::Now),

@@ -10,7 +10,7 @@ use windlass_core::name::Name;
 use windlass_core::object::{Address, News, ObjectStatus, Purge, Ran, Turn};
 use windlass_core::outcome::ErrorText;
 
-use crate::steps::{Draft, draft, seconds};
+use crate::steps::{Begin, Draft, begin, draft, seconds};
 
 static OBJECTS: LazyLock<Vec<Address>> = LazyLock::new(|| {
     let name = |text: &str| Name::new(text).expect("a proper name");
@@ -43,6 +43,7 @@ pub(crate) struct Spin {
 pub(crate) enum AlarmDraft {
     Keep,
     Cancel,
+    Move(Begin),
     /// One that is like all others but for its time.
     Plain(Draft),
     /// Any job, bound to the object or to none.
@@ -99,6 +100,7 @@ fn alarm() -> impl Strategy<Value = AlarmDraft> {
     prop_oneof![
         3 => Just(AlarmDraft::Keep),
         1 => Just(AlarmDraft::Cancel),
+        1 => begin().prop_map(AlarmDraft::Move),
         5 => draft().prop_map(AlarmDraft::Plain),
         2 => (draft(), any::<bool>()).prop_map(|(draft, bound)| AlarmDraft::Any(draft, bound)),
     ]
