@@ -7,9 +7,10 @@ use windlass_core::explain::Explanation;
 use windlass_core::job::{JobId, NewJob, Start, StateName};
 use windlass_core::ledger::{
     CancelAnswer, Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed,
-    Rescue, Rescued, Settled, Settlement,
+    Rescue, Rescued, Settled, Settlement, Turned,
 };
 use windlass_core::name::Name;
+use windlass_core::object::{Alarm, ObjectView, Turn};
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Now;
@@ -26,6 +27,7 @@ pub enum Request {
     Claim(Claim),
     Renew(Vec<Renewal>),
     Settle(Vec<Settlement>),
+    Turn(Box<Turn>),
     Rescue(Rescue),
     Promote,
     Cancel(Vec<JobId>),
@@ -49,6 +51,7 @@ pub enum Reply {
     Handed(Handed),
     Renewed(Vec<Result<Renewed, Refusal>>),
     Settled(Vec<Result<Settled, Refusal>>),
+    Turned(Turned),
     Rescued(Rescued),
     Promoted(Promoted),
     Cancelled(Vec<Result<CancelAnswer, Refusal>>),
@@ -63,6 +66,26 @@ pub enum Reply {
     Audited(Box<Snapshot>),
 }
 
+impl Request {
+    /// The turns that it would make.
+    pub fn turns(&self) -> Vec<&Turn> {
+        match self {
+            Request::Turn(turn) => vec![turn],
+            Request::Settle(all) => all.iter().filter_map(|each| each.turn.as_deref()).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// The jobs that a turn asks for, its alarm first.
+pub(crate) fn jobs_of(turn: &Turn) -> impl Iterator<Item = &Arc<NewJob>> {
+    let alarm = match &turn.alarm {
+        Alarm::Set(job) => Some(job),
+        Alarm::Keep | Alarm::Cancel | Alarm::Move(_) => None,
+    };
+    alarm.into_iter().chain(&turn.jobs)
+}
+
 /// Everything a user can see at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -70,6 +93,8 @@ pub struct Snapshot {
     pub jobs: Vec<JobRecord>,
     /// Every counter.
     pub counts: Counts,
+    /// Every object, by its address.
+    pub objects: Vec<ObjectView>,
 }
 
 /// Why a call was not applied.

@@ -84,6 +84,12 @@ points! {
     CutRefused: "a file that was cut was found, and the store refused with the place",
     Sealed: "the journal was sealed",
     AbortedAtStart: "a handler took the process down as it began",
+    StaleTurn: "a turn for another version was refused",
+    AlarmMoved: "an alarm was moved",
+    AlarmRecovered: "a job of an object was recovered",
+    ObjectFailed: "an object failed with its alarm",
+    CalledOff: "an object called off a job that had not started",
+    PurgedWithJobs: "an object was purged with open jobs",
     StuckForGood: "a job waits for ever for one that failed, as it was told to",
 }
 

@@ -10,6 +10,7 @@
 
 mod audit;
 mod model;
+mod objects;
 mod runs;
 mod verify;
 
@@ -27,7 +28,7 @@ use windlass_core::time::Now;
 
 use self::model::{Around, Model};
 use self::runs::Runs;
-use crate::answer::{Answer, Decided, Reply, Request, Snapshot};
+use crate::answer::{Answer, Decided, Reply, Request, Snapshot, jobs_of};
 use crate::cover::{Cover, Point};
 use crate::{Checked, ensure};
 
@@ -164,9 +165,16 @@ impl Oracle {
             (Request::Settle(settlements), Reply::Settled(answers)) => {
                 for (settlement, answer) in settlements.iter().zip(answers) {
                     self.runs.settled(settlement, answer, cover)?;
-                    for job in settlement.next.iter().filter(|_| answer.is_ok()) {
+                    let turn = settlement.turn.iter().flat_map(|turn| jobs_of(turn));
+                    for job in settlement.next.iter().chain(turn).filter(|_| answer.is_ok()) {
                         self.sent.entry(job.id).or_insert_with(|| job.clone());
                     }
+                }
+                Ok(())
+            }
+            (Request::Turn(turn), Reply::Turned(_)) => {
+                for job in jobs_of(turn) {
+                    self.sent.entry(job.id).or_insert_with(|| job.clone());
                 }
                 Ok(())
             }

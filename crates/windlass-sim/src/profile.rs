@@ -134,6 +134,10 @@ pub struct Mix {
     pub chatty: u64,
     /// A completed job continues with another.
     pub continuing: u64,
+    /// A job has a lane.
+    pub laned: u64,
+    /// A call is a turn of an object.
+    pub turning: u64,
 }
 
 /// See the module documentation.
@@ -296,6 +300,8 @@ fn mix(random: &mut Random) -> Mix {
         poison: 0,
         chatty: up_to(200),
         continuing: up_to(250),
+        laned: up_to(400),
+        turning: up_to(400),
     }
 }
 

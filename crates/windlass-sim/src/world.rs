@@ -5,6 +5,7 @@
 
 mod chaos;
 mod client;
+mod objects;
 mod worker;
 
 use std::cmp::Reverse;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::JobId;
 use windlass_core::ledger::{QueueChange, Rescue};
+use windlass_core::object::Address;
 
 use self::chaos::Chaos;
 use self::client::Client;
@@ -117,6 +119,8 @@ pub struct World {
     /// Jobs that were ever sent.
     known: Vec<JobId>,
     made: u64,
+    /// The version of each object, as last heard.
+    versions: BTreeMap<Address, u64>,
     writer_due: bool,
     reopen_due: bool,
     healing: bool,
@@ -161,6 +165,7 @@ impl World {
             chaos: Chaos::default(),
             known: Vec::new(),
             made: 0,
+            versions: BTreeMap::new(),
             writer_due: false,
             reopen_due: false,
             healing: false,

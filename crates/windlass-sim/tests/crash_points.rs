@@ -94,6 +94,16 @@ fn a_crash_anywhere_among_dependencies_and_keys_loses_nothing_that_was_answered(
 }
 
 #[test]
+fn a_crash_anywhere_among_lanes_loses_nothing_that_was_answered() {
+    assert!(sweep("lanes", scripts::LANES) >= 500);
+}
+
+#[test]
+fn a_crash_anywhere_in_the_life_of_objects_leaves_each_after_one_of_its_turns() {
+    assert!(sweep("life of objects", scripts::OBJECTS) >= 500);
+}
+
+#[test]
 fn a_crash_anywhere_in_compaction_and_retention_loses_nothing_that_was_answered() {
     assert!(sweep("compaction and retention", scripts::COMPACTION) >= 1_000);
 }

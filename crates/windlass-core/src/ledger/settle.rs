@@ -132,6 +132,8 @@ impl Ledger {
         if state.is_terminal() {
             self.spread(slot, error.as_ref(), effects);
         }
+        // The turn may have called off the very job, if that was to go on.
+        let state = self.entry(slot).phase.name();
         if turned || state.is_terminal() {
             self.keep_bounded(effects);
         }

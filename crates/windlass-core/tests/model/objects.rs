@@ -1,4 +1,4 @@
-//! Objects, as the model does it: a map of addresses, and a scan of all jobs for those of an object.
+//! Objects, as the model does it: a map of addresses, and a scan of all jobs for those of one.
 
 use windlass_core::job::{Bytes, CancelReason, JobId, NewJob, Start, State, StateName};
 use windlass_core::ledger::Turned;

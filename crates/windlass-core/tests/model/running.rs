@@ -239,10 +239,11 @@ impl Naive {
             }
         }
         self.hear_from(id, &report);
-        let state = self.apply_verdict(id, verdict, &lease);
-        // It has not ended.
+        let mut state = self.apply_verdict(id, verdict, &lease);
+        // It has not ended, but the turn may call it off.
         if let Some(turn) = self.turn_of_settlement.take() {
             self.carry_out_turn(turn);
+            state = self.jobs[&id].name();
             self.trim();
         }
         if verdict == Verdict::Complete {

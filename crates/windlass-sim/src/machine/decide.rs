@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use windlass::store::StoreError;
 use windlass::store::file::{Book, Need, Size};
+use windlass::store::{ObjectFilter, StoreError};
 use windlass_core::filter::Filter;
 use windlass_core::job::NewJob;
 use windlass_core::ledger::{
@@ -11,10 +11,11 @@ use windlass_core::ledger::{
     Reschedule, Settle,
 };
 use windlass_core::limits;
+use windlass_core::object::Turn;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Now;
 
-use crate::answer::{Answer, Failure, Reply, Request, Snapshot};
+use crate::answer::{Answer, Failure, Reply, Request, Snapshot, jobs_of};
 
 /// Decides a call and says what it will be answered.
 pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
@@ -43,8 +44,14 @@ pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
                 settlement.output.as_ref().map_or(0, |output| output.len()) as u64 + 1_024
             });
             let next = settlements.iter().flat_map(|settlement| &settlement.next);
-            let need = Need::Progress(sizes.chain(next.map(size_of)).collect());
+            let turns = settlements.iter().filter_map(|settlement| settlement.turn.as_deref());
+            let turns = turns.flat_map(turn_sizes);
+            let need = Need::Progress(sizes.chain(next.map(size_of)).chain(turns).collect());
             commit(book, need, Settle { settlements }, now).map(Reply::Settled)
+        }
+        Request::Turn(turn) => {
+            let need = Need::Growth(turn_sizes(&turn).collect());
+            commit(book, need, *turn, now).map(Reply::Turned)
         }
         Request::Rescue(rescue) => {
             commit(book, Need::Progress(Size::default()), rescue, now).map(Reply::Rescued)
@@ -110,11 +117,17 @@ fn audit(book: &mut Book, now: Now) -> Answer {
         }
     }
     let counts = book.count(now);
-    Ok(Reply::Audited(Box::new(Snapshot { jobs, counts })))
+    let objects = book.objects(&ObjectFilter::default(), None, 100, now)?.objects;
+    Ok(Reply::Audited(Box::new(Snapshot { jobs, counts, objects })))
 }
 
 fn size_of(job: &Arc<NewJob>) -> u64 {
     size_of_job(job)
+}
+
+fn turn_sizes(turn: &Turn) -> impl Iterator<Item = u64> {
+    let state = turn.state.as_ref().map_or(0, |state| state.len()) as u64 + 2_048;
+    jobs_of(turn).map(size_of).chain([state])
 }
 
 /// What `FileStore` takes a job for.

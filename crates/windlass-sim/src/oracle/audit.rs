@@ -27,6 +27,7 @@ impl Oracle {
             .is_sorted_by(|one, next| one.sequence > next.sequence && place(one) > place(next));
         ensure!(ordered, "jobs are not listed in the order of acceptance");
         self.model.check_blocked()?;
+        self.compare_objects(snapshot)?;
         self.compare_counts(snapshot)
     }
 

@@ -13,11 +13,13 @@ use windlass_core::job::{
 };
 use windlass_core::ledger::Totals;
 use windlass_core::name::Name;
+use windlass_core::object::Address;
 use windlass_core::record::{QueueSettings, Step};
 use windlass_core::time::Timestamp;
 
 use super::Rules;
-use crate::answer::{Decided, Request};
+use super::objects::Believed;
+use crate::answer::{Decided, Request, jobs_of};
 use crate::cover::{Cover, Point};
 use crate::{Checked, Violation, ensure};
 
@@ -150,6 +152,9 @@ pub(super) struct Model {
     pub(super) accepted: u64,
     pub(super) last_event: u64,
     pub(super) last_at: Timestamp,
+    pub(super) objects: BTreeMap<Address, Believed>,
+    /// The command under way has called off a job of an object.
+    pub(super) called_off: bool,
     /// Jobs that took a key over from another: it must have given it up by the end of the command.
     contested: Vec<(JobId, JobId)>,
 }
@@ -178,6 +183,8 @@ impl Model {
             accepted: 0,
             last_event: 0,
             last_at: Timestamp::from_micros(i64::MIN),
+            objects: BTreeMap::new(),
+            called_off: false,
             contested: Vec::new(),
         }
     }
@@ -207,12 +214,18 @@ impl Model {
                 })
             }
             Subject::Queue(queue) => self.queue_event(queue, event, around),
-            Subject::Worker(_) | Subject::Object(_) => Ok(()),
+            Subject::Object(address) => {
+                self.object_event(address, event, around.cover);
+                Ok(())
+            }
+            Subject::Worker(_) => Ok(()),
         }
     }
 
     /// The events of one command have been taken.
     pub(super) fn end_command(&mut self) -> Checked {
+        self.called_off = false;
+        self.end_alarms();
         for (taker, holder) in std::mem::take(&mut self.contested) {
             let holds = |job: &JobId| self.jobs.get(job).is_some_and(|t| t.holds_key(self.last_at));
             let both = holds(&taker) && holds(&holder);
@@ -393,7 +406,14 @@ impl Model {
         self.total(line, &What::JobEnqueued { priority: Default::default() });
         self.count(line.0, line.1, &Stand::Ready, 1);
         let (depth, limit) = (self.waiting(line.0), self.settings(line.0).max_depth);
-        ensure!(limit.is_none_or(|limit| depth <= limit), "{depth} wait where {limit:?} may");
+        // A job that is tried again waits once more, whatever the limit, in the same commit as the
+        // jobs of its turn.
+        let back = around.cause.map_or(0, |cause| match &cause.request {
+            Request::Settle(all) => all.iter().filter(|each| each.turn.is_some()).count() as u64,
+            _ => 0,
+        });
+        let within = limit.is_none_or(|limit| depth <= limit + back);
+        ensure!(within, "{depth} wait where {limit:?} may");
         Ok(())
     }
 
@@ -486,6 +506,7 @@ impl Model {
         ensure!(attempt <= most, "start {attempt} of {most}");
         let paused = self.settings(&told.job.queue).paused;
         ensure!(!paused, "its queue is paused");
+        self.check_lane(id)?;
         self.set(id, Stand::Running { worker: worker.clone() });
         self.jobs.entry(id).and_modify(|told| {
             told.attempts = attempt;
@@ -496,6 +517,29 @@ impl Model {
         let within = rules.concurrency.is_none_or(|limit| running <= limit);
         ensure!(within, "{running} of kind {kind} run where {:?} may", rules.concurrency);
         self.note_start(&kind, at)
+    }
+
+    /// Jobs of one key run one at a time, and those that never had to wait start in their order.
+    fn check_lane(&self, id: JobId) -> Checked {
+        let told = self.told(id)?;
+        let Some(lane) = &told.job.lane else { return Ok(()) };
+        let plain = |told: &Told| {
+            let now = told.job.start == Start::Now && told.job.depends_on.is_empty();
+            now && told.starts == 0 && told.generation == 0 && told.due == told.created_at
+        };
+        let others = self.jobs.iter().filter(|(other, others)| {
+            let same = others.job.queue == told.job.queue && others.job.lane.as_ref() == Some(lane);
+            same && **other != id
+        });
+        for (other, others) in others {
+            let runs = matches!(others.stand, Stand::Running { .. });
+            ensure!(!runs, "job {other} of its key runs");
+            let ready = others.stand == Stand::Ready && plain(others);
+            let first = ready && plain(told) && others.place < told.place;
+            let overtaken = first && others.job.priority == told.job.priority;
+            ensure!(!overtaken, "job {other} of its key was there before it");
+        }
+        Ok(())
     }
 
     /// In no window did more jobs of the kind start than its rate allows.
@@ -615,6 +659,7 @@ impl Model {
         let could = match reason {
             CancelReason::Requested if waiting => {
                 matches!(asked, Some(Request::Cancel(jobs)) if jobs.contains(&id))
+                    || told.job.object.is_some() && asked.is_some_and(may_call_off)
             }
             CancelReason::Requested => running && told.cancel_requested,
             CancelReason::Handler => running && matches!(asked, Some(Request::Settle(_))),
@@ -696,12 +741,23 @@ impl Model {
         around: &mut Around<'_>,
     ) -> Checked {
         let told = self.told(id)?;
+        let asked = around.cause.map(|cause| &cause.request);
+        // What an object calls off before it has started leaves no trace.
+        if told.stand.is_waiting() && told.job.object.is_some() && asked.is_some_and(may_call_off) {
+            let (line, stand) = ((told.job.queue.clone(), told.job.kind.clone()), &told.stand);
+            let stand = stand.clone();
+            self.count(&line.0, &line.1, &stand, -1);
+            self.blocked.remove(&id);
+            self.jobs.remove(&id);
+            self.called_off = true;
+            around.cover.hit(Point::CalledOff);
+            return Ok(());
+        }
         ensure!(told.stand.is_terminal(), "it is {}", told.stand.name());
         let queue = told.job.queue.clone();
         let limits = &self.rules.limits;
         match reason {
             RemoveReason::Requested => {
-                let asked = around.cause.map(|cause| &cause.request);
                 let asked = matches!(asked, Some(Request::Remove(jobs)) if jobs.contains(&id));
                 ensure!(asked, "nobody asked for it");
             }
@@ -776,13 +832,21 @@ impl Model {
     }
 }
 
+/// Whether the call may take jobs of an object out of the book.
+fn may_call_off(request: &Request) -> bool {
+    !request.turns().is_empty() || matches!(request, Request::Promote)
+}
+
 /// Whether the call would have this job accepted.
 fn asks_for(cause: &Decided, id: JobId) -> bool {
     match &cause.request {
         Request::Enqueue(jobs) => jobs.iter().any(|job| job.id == id),
         Request::Settle(settlements) => {
-            settlements.iter().any(|each| each.next.iter().any(|job| job.id == id))
+            let next = settlements.iter().flat_map(|each| &each.next);
+            let turns = settlements.iter().flat_map(|each| &each.turn);
+            next.chain(turns.flat_map(|turn| jobs_of(turn))).any(|job| job.id == id)
         }
+        Request::Turn(turn) => jobs_of(turn).any(|job| job.id == id),
         Request::ReplayEdited(_, edited) => edited.id == id,
         _ => false,
     }

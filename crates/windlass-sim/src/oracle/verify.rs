@@ -58,12 +58,18 @@ impl Oracle {
             (Request::Settle(settlements), Reply::Settled(answers)) => {
                 for (settlement, answer) in settlements.iter().zip(answers) {
                     match answer {
-                        Ok(settled) => self.verify_settled(settlement, settled.state, cover)?,
+                        Ok(settled) => {
+                            self.verify_settled(settlement, settled.state, cover)?;
+                            if let Some(turn) = &settlement.turn {
+                                self.turned(turn, cover)?;
+                            }
+                        }
                         Err(refusal) => self.verify_refusal(refusal, alone, cover)?,
                     }
                 }
                 Ok(())
             }
+            (Request::Turn(turn), Reply::Turned(_)) => self.turned(turn, cover),
             (Request::Rescue(_), Reply::Rescued(rescued)) => {
                 let mut jobs = rescued.jobs.iter();
                 jobs.try_for_each(|job| self.verify_state(job.id, job.state))
@@ -294,7 +300,7 @@ impl Oracle {
             Refusal::LeaseLost { .. } => true,
             Refusal::StoreFull { .. } | Refusal::StoreBroken { .. } => true,
             Refusal::Unavailable { .. } => true,
-            _ => false,
+            _ => self.refuses_turn(refusal, cover),
         };
         ensure!(holds, "that is not so");
         Ok(())

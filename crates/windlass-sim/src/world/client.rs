@@ -1,10 +1,11 @@
 //! Clients: they make jobs, repeat what was not answered, and meddle with jobs and queues.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use windlass_core::job::{
-    Dependency, JobId, NewJob, OnFailure, Priority, Start, Unique, UniqueScope,
+    Dependency, JobId, Lane, NewJob, OnFailure, Priority, Start, Unique, UniqueScope,
 };
 use windlass_core::ledger::QueueChange;
 use windlass_core::name::Name;
@@ -31,6 +32,7 @@ impl World {
         let done = self.made >= self.settings.jobs;
         let request = match self.clients[client].again.take() {
             Some(request) => request,
+            None if !done && self.random.chance(self.settings.mix.turning) => self.client_spin(),
             None if done || self.random.chance(self.settings.mix.control) => self.meddle(),
             None => self.enqueue(),
         };
@@ -63,6 +65,9 @@ impl World {
     ) -> Checked {
         let waiting = self.clients[client].waiting.take_if(|(waiting, _)| *waiting == ticket);
         let request = waiting.map(|(_, request)| request);
+        if let Some(Request::Turn(turn)) = &request {
+            self.note_version(&turn.object, &answer);
+        }
         if let (Some(request), Err(Failure::Unknown)) = (request, answer)
             && self.random.chance(850)
         {
@@ -112,6 +117,9 @@ impl World {
         }
         if self.random.chance(self.settings.mix.unique) {
             job.unique = Some(self.unique());
+        }
+        if self.random.chance(self.settings.mix.laned) {
+            job.lane = Some(Lane::Key(format!("customer{}", self.random.below(4))));
         }
         if self.random.chance(self.settings.mix.expiring) {
             job.expires_after = Some(self.millis(1, 5_000));
@@ -168,7 +176,11 @@ impl World {
     fn meddle(&mut self) -> Request {
         let jobs = self.some_jobs();
         let queue = self.random.pick(&self.settings.queues).clone();
-        match self.random.below(13) {
+        match self.random.below(14) {
+            13 => {
+                let lanes = NonZeroU32::new(self.random.below(4) as u32);
+                Request::Configure(queue, QueueChange::Lanes(lanes))
+            }
             0..=1 => Request::Cancel(jobs),
             2 => {
                 let delay = self.millis(1, 5_000);

@@ -9,8 +9,10 @@ use windlass::store::HandedJob;
 use windlass_core::job::{CancelReason, LeaseToken, NewJob};
 use windlass_core::ledger::{Claim, KindClaim, Renewal, Settlement};
 use windlass_core::name::Name;
+use windlass_core::object::Ran;
 use windlass_core::outcome::{self, ErrorText, Outcome, Retryable, Verdict};
 use windlass_core::record::{LogLine, Progress, Report, Step};
+use windlass_core::refusal::Refusal;
 use windlass_core::retry::{Retry, jitter_seed};
 
 use super::{Caller, Turn, World, handed};
@@ -248,6 +250,10 @@ impl World {
             }
             Verdict::Snooze(_) | Verdict::Release | Verdict::Cancel(_) => {}
         }
+        if let Some(object) = run.job.object.as_ref().filter(|_| !self.healing) {
+            let ran = if verdict == Verdict::Complete { Ran::Well } else { Ran::Badly };
+            settlement.turn = Some(Box::new(self.worker_spin(object, ran)));
+        }
         if self.random.chance(self.settings.mix.chatty) {
             let at = self.machine.clock.now().wall;
             let line = LogLine { at, attempt: run.attempt, text: "the end".to_string() };
@@ -284,12 +290,28 @@ impl World {
         let again = match answer {
             Err(Failure::Unknown) => true,
             Ok(Reply::Settled(answers)) => match answers.first() {
-                Some(Ok(_)) => self.random.chance(30),
-                Some(Err(windlass_core::refusal::Refusal::LeaseLost { .. })) | None => false,
+                Some(Ok(_)) => {
+                    if let Some(turn) = run.settlement.as_ref().and_then(|s| s.turn.as_ref()) {
+                        self.versions.insert(turn.object.clone(), turn.version + 1);
+                    }
+                    self.random.chance(30)
+                }
+                Some(Err(Refusal::ObjectChanged { object, version })) => {
+                    self.versions.insert(object.clone(), *version);
+                    if let Some(settlement) = &mut run.settlement {
+                        let turn = settlement.turn.take().filter(|_| *version > 0);
+                        settlement.turn = turn.map(|turn| {
+                            Box::new(windlass_core::object::Turn { version: *version, ..*turn })
+                        });
+                    }
+                    true
+                }
+                Some(Err(Refusal::LeaseLost { .. })) | None => false,
                 Some(Err(_)) => {
                     // What it continues with is refused; it ends without.
                     if let Some(settlement) = &mut run.settlement {
                         settlement.next.clear();
+                        settlement.turn = None;
                     }
                     true
                 }

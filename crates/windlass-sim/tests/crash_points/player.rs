@@ -13,9 +13,11 @@ use windlass_core::ledger::{
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
+use windlass_core::object::{Address, News, Turn};
 use windlass_core::outcome::Verdict;
+use windlass_core::refusal::Refusal;
 use windlass_sim::{
-    Checked, KindRules, Machine, Random, Reply, Request, Rules, Trace, Violation, Worked,
+    Checked, Failure, KindRules, Machine, Random, Reply, Request, Rules, Trace, Violation, Worked,
 };
 
 /// A fixed run.
@@ -30,6 +32,8 @@ pub(crate) struct Player {
     pub(crate) machine: Machine,
     pub(crate) scale: u64,
     kinds: Vec<Name>,
+    /// The version of each object, as last answered.
+    versions: BTreeMap<Address, u64>,
 }
 
 pub(crate) fn name(text: &str) -> Name {
@@ -66,7 +70,7 @@ impl Player {
             kinds: kinds.iter().map(|kind| (kind.clone(), terms)).collect(),
         };
         let machine = Machine::off(options, rules, Random::new(seed), Trace::none());
-        Self { machine, scale, kinds }
+        Self { machine, scale, kinds, versions: BTreeMap::new() }
     }
 
     /// Makes a call. Its answer comes when it has landed.
@@ -134,6 +138,59 @@ impl Player {
 
     pub(crate) fn settle_all(&mut self, all: impl IntoIterator<Item = Settlement>) -> Checked {
         self.ask(Request::Settle(all.into_iter().collect()))
+    }
+
+    /// A turn of this object, for the version that was last answered.
+    pub(crate) fn turn(&self, object: &Address) -> Turn {
+        let version = self.versions.get(object).copied().unwrap_or(0);
+        let mut turn = Turn::new(object.clone(), version);
+        // So that every turn is told of, and a crash leaves no doubt whether it counts.
+        turn.news.push(News { topic: name("loop.turned"), detail: "{}".to_string() });
+        turn
+    }
+
+    /// Makes a turn and waits for its answer.
+    pub(crate) fn make(&mut self, turn: Turn) -> Checked {
+        let object = turn.object.clone();
+        let ticket = self.machine.submit(Request::Turn(Box::new(turn)))?;
+        self.land()?;
+        while let Some((answered, answer)) = self.machine.next_answer() {
+            let version = match answer {
+                Ok(Reply::Turned(turned)) => turned.version,
+                Err(Failure::Refused(Refusal::ObjectChanged { version, .. })) => version,
+                Ok(_) | Err(_) => continue,
+            };
+            if answered == ticket {
+                self.versions.insert(object.clone(), version);
+            }
+        }
+        Ok(())
+    }
+
+    /// Settles a job with a turn; refused, it is done again for the version there is.
+    pub(crate) fn settle_with(&mut self, settlement: Settlement, turn: Turn) -> Checked {
+        let object = turn.object.clone();
+        let mut settlement = Settlement { turn: Some(Box::new(turn)), ..settlement };
+        for _ in 0..2 {
+            let ticket = self.machine.submit(Request::Settle(vec![settlement.clone()]))?;
+            self.land()?;
+            let Some(turn) = settlement.turn.as_mut() else { return Ok(()) };
+            while let Some((answered, answer)) = self.machine.next_answer() {
+                let Ok(Reply::Settled(answers)) = answer else { continue };
+                if answered != ticket {
+                    continue;
+                }
+                match answers.first() {
+                    Some(Ok(_)) => {
+                        self.versions.insert(object.clone(), turn.version + 1);
+                        return Ok(());
+                    }
+                    Some(Err(Refusal::ObjectChanged { version, .. })) => turn.version = *version,
+                    Some(Err(_)) | None => return Ok(()),
+                }
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn rescue(&mut self) -> Checked {

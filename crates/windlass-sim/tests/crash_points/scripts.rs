@@ -1,13 +1,18 @@
-//! What is played: the life of jobs, dependencies and keys, compaction and retention.
+//! What is played: the life of jobs, dependencies and keys, lanes, the life of objects, compaction
+//! and retention.
 
+use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use windlass::store::HandedJob;
 use windlass_core::job::{
-    CancelReason, DeadReason, Dependency, LeaseToken, NewJob, OnFailure, Start, Unique, UniqueScope,
+    CancelReason, DeadReason, Dependency, Lane, LeaseToken, NewJob, OnFailure, Start, Unique,
+    UniqueScope,
 };
 use windlass_core::ledger::{QueueChange, Renewal, Settlement};
 use windlass_core::limits::Limits;
+use windlass_core::object::{Address, Alarm, Purge, Ran, Turn};
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::record::{LogLine, Progress, Report, Step};
 use windlass_sim::{Checked, Request};
@@ -134,6 +139,111 @@ fn graph_round(player: &mut Player, base: u64) -> Checked {
     player.advance(1_500);
     player.ask(Request::Promote)?;
     player.ask(Request::Clear(name("graph")))?;
+    player.land()
+}
+
+/// Jobs of few keys in lanes, whose number changes while they wait, run and are tried again.
+pub(crate) const LANES: Script =
+    Script { options: || options(Limits::default(), 8 << 10), play: lanes };
+
+fn lanes(player: &mut Player) -> Checked {
+    for round in 0..3 * player.scale {
+        let base = round * 100;
+        let keyed = |number: u64| NewJob {
+            lane: Some(Lane::Key(format!("customer{}", number % 3))),
+            ..job(base + number, "mail", "pool")
+        };
+        player.configure("pool", QueueChange::Lanes(NonZeroU32::new(2)))?;
+        player.enqueue((1..5).map(keyed))?;
+        player.work(2)?;
+        player.enqueue((5..8).map(keyed))?;
+        let first = player.claim("one", 4)?;
+        player.land()?;
+        for (number, job) in first.iter().enumerate() {
+            let verdict = if number == 0 { RETRY } else { Verdict::Complete };
+            player.settle_all([settlement(job, verdict)])?;
+            player.work(1)?;
+        }
+        player.configure("pool", QueueChange::Lanes(NonZeroU32::new(3 + round as u32)))?;
+        let second = player.claim("two", 4)?;
+        player.land()?;
+        player.reopen()?;
+        for job in &second {
+            player.settle(job, Verdict::Complete)?;
+        }
+        player.advance(400);
+        for job in player.claim("three", 4)? {
+            player.settle_all([settlement(&job, Verdict::Complete)])?;
+        }
+        player.configure("pool", QueueChange::Lanes(None))?;
+        player.land()?;
+    }
+    Ok(())
+}
+
+/// Objects start, tick, fail, are changed while they run, lose a worker and are purged.
+pub(crate) const OBJECTS: Script =
+    Script { options: || options(Limits::default(), 8 << 10), play: objects };
+
+fn objects(player: &mut Player) -> Checked {
+    for round in 0..2 * player.scale {
+        objects_round(player, round * 100, "first")?;
+        objects_round(player, round * 100 + 50, "second")?;
+    }
+    Ok(())
+}
+
+fn objects_round(player: &mut Player, base: u64, key: &str) -> Checked {
+    let object = Address::new(name("loop"), name("tokens"), key).expect("a valid key");
+    let alarm = |number: u64, start: Start| {
+        let plain = NewJob { payload: Vec::new().into(), ..job(base + number, "mail", "loops") };
+        let lane = Some(Lane::Key(key.to_string()));
+        Alarm::Set(Arc::new(NewJob { start, lane, object: Some(object.clone()), ..plain }))
+    };
+    let state = |turn: Turn, byte: u8| Turn { state: Some(vec![byte; 60].into()), ..turn };
+    // It starts, and its alarm is moved to now.
+    let start = state(player.turn(&object), 1);
+    player.make(Turn { alarm: alarm(1, Start::After(SECOND)), ..start })?;
+    player.make(Turn { alarm: alarm(2, Start::Now), ..player.turn(&object) })?;
+    // It ticks: outcome, state, count and next alarm are one commit.
+    for ticking in player.claim("one", 1)? {
+        let tick = Turn { ran: Some(Ran::Well), ..state(player.turn(&object), 2) };
+        let tick = Turn { alarm: alarm(3, Start::Now), ..tick };
+        player.settle_with(settlement(&ticking, Verdict::Complete), tick)?;
+    }
+    // A turn that fails leaves the state as it was.
+    for failing in player.claim("two", 1)? {
+        let failed = Turn { ran: Some(Ran::Badly), ..player.turn(&object) };
+        player.settle_with(settlement(&failing, RETRY), failed)?;
+    }
+    player.reopen()?;
+    player.advance(300);
+    // Someone changes it while it runs, so its own turn has to be made again.
+    for running in player.claim("three", 1)? {
+        let tick = Turn { ran: Some(Ran::Well), ..state(player.turn(&object), 4) };
+        let tick = Turn { alarm: alarm(5, Start::Now), ..tick };
+        player.ask(Request::Turn(Box::new(state(player.turn(&object), 3))))?;
+        player.work(2)?;
+        player.settle_with(settlement(&running, Verdict::Complete), tick)?;
+    }
+    // Its worker is lost.
+    player.claim("four", 1)?;
+    player.land()?;
+    player.advance(2_500);
+    player.rescue()?;
+    player.land()?;
+    player.make(state(player.turn(&object), 5))?;
+    let jobs = vec![Arc::new(NewJob {
+        start: Start::After(SECOND),
+        object: Some(object.clone()),
+        ..job(base + 6, "report", "loops")
+    })];
+    player.make(Turn { jobs, ..player.turn(&object) })?;
+    // It goes with all that waits of it, at once or by itself.
+    let purge = if base.is_multiple_of(100) { Purge::Now } else { Purge::After(SECOND) };
+    player.make(Turn { purge, ..player.turn(&object) })?;
+    player.advance(1_500);
+    player.ask(Request::Promote)?;
     player.land()
 }
 
