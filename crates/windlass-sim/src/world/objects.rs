@@ -1,4 +1,4 @@
-//! Objects: clients that send turns to a few of them, and workers that settle their jobs with turns.
+//! Clients that make turns of objects, and what workers make of their jobs.
 
 use std::sync::Arc;
 
