@@ -314,7 +314,7 @@ impl<J> From<&Handle<J>> for JobId {
 }
 
 impl<J: Job> Handle<J> {
-    fn new(engine: &Engine, enqueued: Enqueued, before: u64) -> Self {
+    pub(crate) fn new(engine: &Engine, enqueued: Enqueued, before: u64) -> Self {
         let (engine, id) = (engine.clone(), enqueued.id);
         let accepted_after = match enqueued.acceptance {
             Acceptance::Accepted => Some(before),

@@ -63,9 +63,7 @@ async fn with_lanes(plan: &Plan) -> anyhow::Result<Measurement> {
         let pool = pool.clone();
         async move {
             let event = Event::new(event).key((number % POOL_KEYS).to_string());
-            let queued = engine.pool(&pool).enqueue(event).await?;
-            // It looks at the job once more than one who enqueues a job and has its handle.
-            engine.handle::<Nothing>(queued.id).outcome().await
+            engine.pool(&pool).enqueue_and_wait(event).await
         }
     };
     let measured = by_callers(Mode::Pool, plan, &subject, call).await?;

@@ -27,11 +27,12 @@ use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 
 use crate::attempt::Attempt;
+use crate::client::Handle;
 use crate::clock::BoxFuture;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::failure::Failure;
-use crate::handler::{KindOptions, Registered, Returned};
+use crate::handler::{Job, KindOptions, Registered, Returned};
 use crate::options::new_id;
 use crate::store::{Alteration, Deed, Selection};
 
@@ -469,6 +470,17 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         answers.first().copied().ok_or_else(|| unanswered("enqueue"))
     }
 
+    /// Stores an event and waits until it has ended: it was handled, or [`Error::Died`], or
+    /// [`Error::Cancelled`].
+    pub async fn enqueue_and_wait(&self, event: impl Into<Event<E>>) -> Result<(), Error> {
+        let queue = self.ready().await?;
+        let job = self.job(event.into(), &queue)?;
+        let before = self.engine.waiters().position();
+        let mut answers = self.engine.enqueue_raw(vec![job]).await?;
+        let enqueued = answers.pop().ok_or_else(|| unanswered("enqueue"))?;
+        Handle::<Handled>::new(self.engine, enqueued, before).outcome().await
+    }
+
     /// Stores events, all or none, in one commit.
     pub async fn enqueue_many(
         &self,
@@ -651,6 +663,15 @@ async fn set_up(engine: &Engine, queue: &Name, settings: Vec<QueueChange>) -> Re
 
 fn unanswered(doing: &'static str) -> Error {
     Error::Unknown { doing, source: "the store answered with nothing".into() }
+}
+
+/// What the job of an event returns: nothing.
+#[derive(Serialize, Deserialize)]
+struct Handled;
+
+impl Job for Handled {
+    const KIND: &'static str = "pool";
+    type Output = ();
 }
 
 /// What a dead event's hook is given.

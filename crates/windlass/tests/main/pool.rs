@@ -10,7 +10,8 @@ use windlass::primitives::worker_pool::{
     Cancelled, DeadEvent, EmptyLane, Event, LaneState, PoolContext, Queued, WorkerPool,
 };
 use windlass::store::Store;
-use windlass::{Engine, Error, Failure, Priority, Retry};
+use windlass::testing::{Setup, crash_everywhere};
+use windlass::{BoxError, Engine, Error, Failure, Priority, Retry};
 
 use crate::common::{Rig, SECOND, pass, rig};
 
@@ -395,4 +396,62 @@ async fn a_pool_without_lanes_or_with_too_many_is_refused_in_words() {
     let refused = rig.engine.pool(&many).enqueue(order(1)).await;
     assert!(matches!(refused, Err(Error::Refused(Refusal::OutOfBounds { .. }))), "{refused:?}");
     assert!(rig.store.count().await.expect("counted").lines.is_empty(), "nothing was stored");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_an_event_learns_how_it_ended() {
+    let (rig, seen, pool) = with_lanes(2).await;
+    let pool = pool.retry(Retry::default().up_to(1));
+    let _worker = start(&rig.engine, &pool).await;
+    let client = rig.engine.pool(&pool);
+    client.enqueue_and_wait(order(1)).await.expect("it is handled");
+    assert_eq!(seen.ends(), [1]);
+    let died = client.enqueue_and_wait(Order { fails: 1, ..order(2) }).await;
+    assert!(matches!(died, Err(Error::Died { .. })), "{died:?}");
+}
+
+/// What is left outside of a process that is killed: the numbers that ran, by key, and those that
+/// were acknowledged.
+#[derive(Default)]
+struct Outside {
+    ran: Mutex<BTreeMap<String, Vec<u32>>>,
+    acknowledged: Mutex<Vec<(String, u32)>>,
+}
+
+async fn note(order: Order, context: PoolContext) -> Result<(), Failure> {
+    let outside = context.attempt().state::<Outside>().expect("the kit gives it");
+    outside.ran.lock().expect("whole").entry(order.key).or_default().push(order.number);
+    Ok(())
+}
+
+#[test]
+fn no_crash_loses_an_event_or_breaks_the_order_of_a_key() {
+    fn noting() -> WorkerPool<Order> {
+        WorkerPool::new("orders", 2, note)
+    }
+    async fn scenario(engine: Engine, outside: Arc<Outside>) -> Result<(), BoxError> {
+        let pool = noting();
+        for number in 0..6 {
+            let key = format!("k{}", number % 2);
+            let body = Order { key: key.clone(), ..order(number) };
+            engine.pool(&pool).enqueue(Event::new(body).key(key.clone())).await?;
+            outside.acknowledged.lock().expect("whole").push((key, number));
+        }
+        Ok(())
+    }
+    async fn check(_: Engine, outside: Arc<Outside>) -> Result<(), BoxError> {
+        let ran = outside.ran.lock().expect("whole").clone();
+        for (key, number) in outside.acknowledged.lock().expect("whole").iter() {
+            if !ran.get(key).is_some_and(|ran| ran.contains(number)) {
+                return Err(format!("{key} {number} was lost: {ran:?}").into());
+            }
+        }
+        // One that runs again does so before the next of its key begins.
+        match ran.values().find(|numbers| !numbers.is_sorted()) {
+            Some(numbers) => Err(format!("out of order: {numbers:?}").into()),
+            None => Ok(()),
+        }
+    }
+    let setup = || Setup::new(Outside::default(), |worker| worker.pool(&noting()));
+    assert!(crash_everywhere(setup, scenario, check) > 30);
 }
