@@ -1,16 +1,18 @@
 //! What a job is: its identity, what its producer asked for, and the state it is in.
 
 use alloc::collections::BTreeMap;
-use alloc::string::String;
+use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::str::FromStr;
 use core::time::Duration;
 
+use crate::limits::{self, Limits, at_most, no_longer_than, well_formed};
 use crate::name::Name;
 use crate::object::Address;
-use crate::retry::Retry;
+use crate::refusal::Refusal;
+use crate::retry::{Backoff, Retry};
 use crate::time::Timestamp;
 
 /// The identity of a job: a UUID, version 7 when the engine chooses it.
@@ -117,6 +119,26 @@ pub enum Start {
     After(Duration),
     /// At this time. A time that has passed means now, so that it cannot jump the queue.
     At(Timestamp),
+}
+
+impl Start {
+    /// When a job that is accepted at `now` may start.
+    pub fn due(self, now: Timestamp) -> Timestamp {
+        match self {
+            Start::Now => now,
+            Start::After(delay) => now + delay,
+            Start::At(at) => at,
+        }
+    }
+
+    /// Refuses a start further away than [`limits::DELAY_MAX`].
+    pub fn check(self, now: Timestamp) -> Result<(), Refusal> {
+        match self {
+            Start::Now => Ok(()),
+            Start::After(delay) => no_longer_than("delay", delay),
+            Start::At(at) => no_longer_than("delay", at.since(now)),
+        }
+    }
 }
 
 /// What "the same job" means for [`Unique`].
@@ -265,6 +287,42 @@ impl NewJob {
             lane: None,
             object: None,
         }
+    }
+
+    /// Refuses a job that is beyond a bound of what a job may be, whatever the store holds.
+    ///
+    /// What remains to be checked is how it stands to other jobs: its id, its unique key, its
+    /// dependencies, its object, and whether its queue has room.
+    pub fn check(&self, limits: &Limits, now: Timestamp) -> Result<(), Refusal> {
+        let payload_knob = "raise `payload_bytes`, or store the data elsewhere";
+        at_most("payload bytes", self.payload.len(), limits.payload_bytes, payload_knob)?;
+        at_most("tags", self.tags.len(), limits::TAGS, "use fewer")?;
+        at_most("dependencies", self.depends_on.len(), limits::DEPENDENCIES, "chain the jobs")?;
+        let entries = self.metadata.len();
+        at_most("metadata entries", entries, limits::METADATA_ENTRIES, "use the payload")?;
+        let bytes = self.metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+        at_most("metadata bytes", bytes, limits::METADATA_BYTES, "use the payload")?;
+        if let Some(unique) = &self.unique {
+            well_formed("unique key", &unique.key)?;
+            no_longer_than("unique window", unique.window.unwrap_or_default())?;
+        }
+        if let Some(Lane::Key(key)) = &self.lane {
+            well_formed("lane key", key)?;
+        }
+        let trace_bytes = self.trace.as_ref().map_or(0, |trace| trace.len());
+        at_most("trace context bytes", trace_bytes, limits::TRACE_BYTES, "send a traceparent")?;
+        if let Some(Backoff::Custom(delays)) = self.retry.as_ref().map(|retry| &retry.backoff) {
+            at_most("retry delays", delays.len(), limits::CUSTOM_DELAYS, "the last one repeats")?;
+        }
+        if self.timeout == Some(Timeout::After(Duration::ZERO)) {
+            return Err(Refusal::OutOfBounds {
+                what: "timeout",
+                got: "0 s".to_string(),
+                allowed: "turn it off instead".to_string(),
+            });
+        }
+        no_longer_than("expiry", self.expires_after.unwrap_or_default())?;
+        self.start.check(now)
     }
 
     /// Total runs the producer asked for, if it did; at least one.

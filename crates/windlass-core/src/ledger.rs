@@ -54,13 +54,14 @@ pub use control::{
 };
 pub use enqueue::{Acceptance, Enqueue, Enqueued, InLane};
 pub use glimpse::Glimpse;
+pub use hooks::{Hook, hook_id};
 pub use objects::Turned;
 pub use renew::{Renew, Renewal, Renewed};
 pub use rescue::{Promote, Promoted, Recovery, RecoveryMode, Rescue, Rescued, RescuedJob};
 pub use restore::Restore;
-pub use settle::{Settle, Settled, Settlement};
+pub use settle::{Settle, Settled, Settlement, check_output};
 pub use sketch::Sketch;
-pub use steps::StepMark;
+pub use steps::{StepMark, admit_steps};
 pub use view::{Counts, LaneCount, LineCount, QueueCount, WorkerView};
 
 pub use crate::record::Totals;

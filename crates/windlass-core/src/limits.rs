@@ -3,7 +3,12 @@
 //! A refusal names the limit and the knob. What can be configured is a field of [`Limits`]; what
 //! cannot is a constant.
 
+use alloc::format;
+use alloc::string::{String, ToString};
 use core::time::Duration;
+
+use crate::name::excerpt;
+use crate::refusal::Refusal;
 
 /// Longest name in bytes: fits a file name, a SQL identifier with prefix and a metric label.
 pub const NAME_BYTES: usize = 128;
@@ -125,4 +130,40 @@ impl Default for Limits {
             history_jobs: 100_000,
         }
     }
+}
+
+/// Refuses more than `limit` of something, with what to do about it.
+pub fn at_most(what: &'static str, got: usize, limit: usize, remedy: &str) -> Result<(), Refusal> {
+    if got <= limit {
+        return Ok(());
+    }
+    let allowed = format!("at most {limit} are allowed; {remedy}");
+    Err(Refusal::OutOfBounds { what, got: got.to_string(), allowed })
+}
+
+/// Refuses a duration beyond [`DELAY_MAX`].
+pub fn no_longer_than(what: &'static str, got: Duration) -> Result<(), Refusal> {
+    if got <= DELAY_MAX {
+        return Ok(());
+    }
+    let allowed = "it may be at most 100 years; check the unit".to_string();
+    Err(Refusal::OutOfBounds { what, got: shown(got), allowed })
+}
+
+/// Refuses a key that is empty, too long or cannot be printed.
+pub(crate) fn well_formed(what: &'static str, key: &str) -> Result<(), Refusal> {
+    at_most(what, key.len(), KEY_BYTES, "hash it")?;
+    if key.is_empty() || key.chars().any(char::is_control) {
+        return Err(Refusal::OutOfBounds {
+            what,
+            got: excerpt(key),
+            allowed: "it must not be empty or hold control characters".to_string(),
+        });
+    }
+    Ok(())
+}
+
+/// A value that was refused, as text of bounded length.
+pub(crate) fn shown(value: impl core::fmt::Debug) -> String {
+    format!("{value:?}")
 }

@@ -10,10 +10,11 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
+use crate::event::What;
 use crate::job::{Bytes, JobId, NewJob, Start};
-use crate::limits;
+use crate::limits::{self, at_most, no_longer_than};
 use crate::name::{Name, excerpt};
-use crate::outcome::ErrorText;
+use crate::outcome::{ErrorText, cut};
 use crate::refusal::Refusal;
 use crate::time::Timestamp;
 
@@ -230,6 +231,51 @@ impl Turn {
             purge: Purge::Keep,
         }
     }
+
+    /// Refuses a turn beyond the bounds of its state, its news or its delays, and one with a job
+    /// that is bound to another object.
+    ///
+    /// Its jobs are checked with the batch they are accepted in ([`crate::batch::check`]); what
+    /// remains is whether the version is still that of the object.
+    pub fn check(&self, now: Timestamp) -> Result<(), Refusal> {
+        let bytes = self.state.as_ref().map_or(0, |state| state.len());
+        let remedy = "keep large data elsewhere, with its address in the state";
+        at_most("bytes of an object's state", bytes, limits::OBJECT_STATE_BYTES, remedy)?;
+        at_most("news of one turn", self.news.len(), limits::OBJECT_NEWS, "tell less")?;
+        if let Purge::After(delay) = self.purge {
+            no_longer_than("purge delay", delay)?;
+        }
+        let alarm = match &self.alarm {
+            Alarm::Keep | Alarm::Cancel => None,
+            Alarm::Move(start) => {
+                start.check(now)?;
+                None
+            }
+            Alarm::Set(job) => {
+                job.start.check(now)?;
+                Some(job)
+            }
+        };
+        let bound = alarm.into_iter().chain(&self.jobs).filter_map(|job| job.object.as_ref());
+        match bound.into_iter().find(|object| **object != self.object) {
+            Some(other) => Err(Refusal::UnknownObject { object: other.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The job of the alarm it sets, bound to the object.
+    pub fn alarm_job(&self) -> Option<Arc<NewJob>> {
+        match &self.alarm {
+            Alarm::Keep | Alarm::Cancel | Alarm::Move(_) => None,
+            Alarm::Set(job) => {
+                let mut job = job.clone();
+                if job.object.is_none() {
+                    Arc::make_mut(&mut job).object = Some(self.object.clone());
+                }
+                Some(job)
+            }
+        }
+    }
 }
 
 /// What an object's code has achieved.
@@ -264,6 +310,14 @@ pub struct News {
     pub topic: Name,
     /// What there is to say, as JSON.
     pub detail: String,
+}
+
+impl News {
+    /// The event that tells it, with its detail cut to what an event holds.
+    pub fn told(self) -> What {
+        let detail = cut(&self.detail, limits::ERROR_BYTES).into();
+        What::Object { topic: self.topic, detail }
+    }
 }
 
 /// What becomes of an object.

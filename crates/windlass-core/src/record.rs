@@ -15,7 +15,7 @@ use crate::job::{Bytes, Condition, JobId, NewJob, State, StateName};
 use crate::limits;
 use crate::name::Name;
 use crate::object::{Address, ObjectChange};
-use crate::outcome::ErrorText;
+use crate::outcome::{ErrorText, cut};
 use crate::time::Timestamp;
 
 /// One change to persist.
@@ -166,6 +166,20 @@ impl Report {
     /// Whether there is nothing to report.
     pub fn is_empty(&self) -> bool {
         self.progress.is_none() && self.lines.is_empty() && self.steps.is_empty()
+    }
+
+    /// The report, cut to what a record keeps: the last lines, and no text that is too long.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        let fit = |text: &mut String| text.truncate(cut(text, limits::LOG_LINE_BYTES).len());
+        if let Some(progress) = &mut self.progress {
+            progress.percent = progress.percent.min(100);
+            fit(&mut progress.note);
+        }
+        let surplus = self.lines.len().saturating_sub(limits::LOG_LINES_KEPT);
+        self.lines.drain(..surplus);
+        self.lines.iter_mut().for_each(|line| fit(&mut line.text));
+        self
     }
 }
 

@@ -28,7 +28,7 @@ async fn ship(order: Order, context: PoolContext) -> Result<(), Failure> {
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let shipping = WorkerPool::new("shipping", 4, ship)
-        .retry(Retry::constant(Duration::from_millis(50)))
+        .options(|options| options.retry(Retry::constant(Duration::from_millis(50))))
         .lane_depth(1_000)
         .on_dead_letter(|letter| async move {
             println!("{} {} is lost: {}", letter.event.customer, letter.event.number, letter.error);

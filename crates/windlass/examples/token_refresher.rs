@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::open("memory:").await?;
     let every = Schedule::every(Duration::from_millis(200))?;
     let refresher = Continuous::new("token-refresher", every, refresh)
-        .retry(Retry::constant(Duration::from_millis(10)));
+        .options(|options| options.retry(Retry::constant(Duration::from_millis(10))));
     let worker = engine.worker().primitive(refresher.clone()).start().await?;
     let mut stopped = engine.subscribe(Topics::all().topic("continuous.stopped"));
 

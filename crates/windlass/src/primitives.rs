@@ -14,6 +14,7 @@
 
 mod continuous;
 mod debounce;
+mod definition;
 mod objects;
 mod runtime;
 mod schedules;

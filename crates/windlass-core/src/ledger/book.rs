@@ -5,14 +5,13 @@
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::steps::StepMark;
 use crate::job::{
     CancelReason, Condition, DeadReason, Dependency, JobId, Lane, Lease, LeaseToken, NewJob,
-    OnFailure, Priority, Start, State, StateName, UniqueScope,
+    OnFailure, Priority, State, StateName, UniqueScope,
 };
 use crate::name::Name;
 use crate::record::{Kept, QueueSettings, Totals};
@@ -455,18 +454,4 @@ pub(super) struct Hold {
     pub(super) job: JobId,
     pub(super) until: Option<Timestamp>,
     pub(super) fingerprint: u64,
-}
-
-/// When a job accepted at `now` may start.
-pub(super) fn start_time(start: Start, now: Timestamp) -> Timestamp {
-    match start {
-        Start::Now => now,
-        Start::After(delay) => now + delay,
-        Start::At(at) => at,
-    }
-}
-
-/// A value that was refused, as text of bounded length.
-pub(super) fn shown(value: impl core::fmt::Debug) -> String {
-    alloc::format!("{value:?}")
 }

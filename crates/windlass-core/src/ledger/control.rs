@@ -8,14 +8,13 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 use core::time::Duration;
 
-use super::book::{Key, Phase, shown, start_time};
-use super::enqueue::{at_most, no_longer_than};
+use super::book::{Key, Phase};
 use super::graph::is_met;
 use super::lanes::Spot;
 use super::{Acceptance, Command, Effects, Enqueued, Ledger, Ring};
 use crate::event::{RemoveReason, Subject, What};
 use crate::job::{CancelReason, JobId, NewJob, OnFailure, Start, State, StateName};
-use crate::limits;
+use crate::limits::{self, at_most, shown};
 use crate::name::Name;
 use crate::outcome::ErrorText;
 use crate::rate::Rate;
@@ -63,8 +62,8 @@ impl Command for Reschedule {
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
         let now = effects.now.wall;
-        let at = start_time(self.start, now);
-        no_longer_than("delay", at.since(now))?;
+        self.start.check(now)?;
+        let at = self.start.due(now);
         Ok(self.jobs.into_iter().map(|job| ledger.reschedule(job, at, effects)).collect())
     }
 }
@@ -229,14 +228,13 @@ pub enum QueueChange {
     OnEmpty(Option<Name>),
 }
 
-impl Command for Configure {
-    type Reply = QueueSettings;
-
-    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<QueueSettings, Refusal> {
-        let known = ledger.queue_ids.get(&self.queue).map(|queue| &ledger.queues[*queue as usize]);
-        let old = known.map(|queue| queue.settings.clone()).unwrap_or_default();
-        let mut settings = old.clone();
-        let what = match self.change {
+impl QueueChange {
+    /// The settings with this change, and what is told of it; nothing is if they stay as they are.
+    ///
+    /// Refuses a value out of its bounds, and a lane that the queue does not have.
+    pub fn apply(self, settings: &QueueSettings) -> Result<(QueueSettings, What), Refusal> {
+        let mut settings = settings.clone();
+        let what = match self {
             QueueChange::Pause => {
                 settings.paused = true;
                 What::QueuePaused
@@ -295,6 +293,17 @@ impl Command for Configure {
                 What::QueueConfigured
             }
         };
+        Ok((settings, what))
+    }
+}
+
+impl Command for Configure {
+    type Reply = QueueSettings;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<QueueSettings, Refusal> {
+        let known = ledger.queue_ids.get(&self.queue).map(|queue| &ledger.queues[*queue as usize]);
+        let old = known.map(|queue| queue.settings.clone()).unwrap_or_default();
+        let (settings, what) = self.change.apply(&old)?;
         if settings == old {
             return Ok(settings);
         }

@@ -4,24 +4,20 @@
 //! so a batch with one bad item of a thousand leaves nothing behind.
 
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::format;
-use alloc::string::{String, ToString};
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::time::Duration;
 
-use super::book::{Key, shown, start_time};
+use super::book::Key;
 use super::{Command, Effects, Ledger};
+use crate::batch;
 use crate::event::{Subject, What};
-use crate::job::{
-    Condition, Dependency, JobId, Lane, NewJob, OnFailure, Start, State, StateName, Timeout,
-};
-use crate::limits;
+use crate::job::{Condition, Dependency, JobId, Lane, NewJob, OnFailure, State, StateName};
+use crate::limits::{self, at_most};
 use crate::name::Name;
 use crate::object::Address;
 use crate::record::{Accepted, Change};
 use crate::refusal::Refusal;
-use crate::retry::Backoff;
 use crate::time::Timestamp;
 use crate::transition::waiting_until;
 
@@ -89,6 +85,15 @@ enum Planned {
     Known { id: JobId, queue: Name, acceptance: Acceptance },
 }
 
+impl Planned {
+    fn accepted(&self) -> Option<&NewJob> {
+        match self {
+            Planned::Accept { job } => Some(job),
+            Planned::Known { .. } => None,
+        }
+    }
+}
+
 impl Plan {
     /// Refuses a batch in which this item is not a new job.
     pub(super) fn must_add(&self, item: usize, job: JobId) -> Result<(), Refusal> {
@@ -123,9 +128,8 @@ impl Ledger {
         object: Option<&Address>,
         now: Timestamp,
     ) -> Result<Plan, Refusal> {
-        at_most("jobs in one batch", jobs.len(), limits::BATCH_JOBS, "split the batch")?;
+        batch::check(&jobs, &self.limits, now)?;
         for job in &jobs {
-            self.validate(job, now)?;
             let bound = job.object.as_ref().filter(|bound| Some(*bound) != object);
             if let Some(unknown) = bound.filter(|bound| !self.objects.contains(bound)) {
                 return Err(Refusal::UnknownObject { object: unknown.clone() });
@@ -142,49 +146,11 @@ impl Ledger {
                 self.plan_dependencies(job, &batch)?;
             }
         }
-        refuse_cycles(&items)?;
+        batch::refuse_cycles(items.iter().filter_map(Planned::accepted))?;
         self.take_turns(&mut items);
         self.refuse_overflow(&items)?;
         self.refuse_lane_overflow(&items)?;
         Ok(Plan { items })
-    }
-
-    fn validate(&self, job: &NewJob, now: Timestamp) -> Result<(), Refusal> {
-        let payload_knob = "raise `payload_bytes`, or store the data elsewhere";
-        at_most("payload bytes", job.payload.len(), self.limits.payload_bytes, payload_knob)?;
-        at_most("tags", job.tags.len(), limits::TAGS, "use fewer")?;
-        at_most("dependencies", job.depends_on.len(), limits::DEPENDENCIES, "chain the jobs")?;
-        let entries = job.metadata.len();
-        at_most("metadata entries", entries, limits::METADATA_ENTRIES, "use the payload")?;
-        let bytes = job.metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
-        at_most("metadata bytes", bytes, limits::METADATA_BYTES, "use the payload")?;
-        if let Some(unique) = &job.unique {
-            well_formed("unique key", &unique.key)?;
-            no_longer_than("unique window", unique.window.unwrap_or_default())?;
-        }
-        if let Some(Lane::Key(key)) = &job.lane {
-            well_formed("lane key", key)?;
-        }
-        let trace_bytes = job.trace.as_ref().map_or(0, |trace| trace.len());
-        at_most("trace context bytes", trace_bytes, limits::TRACE_BYTES, "send a traceparent")?;
-        if let Some(Backoff::Custom(delays)) = job.retry.as_ref().map(|retry| &retry.backoff) {
-            at_most("retry delays", delays.len(), limits::CUSTOM_DELAYS, "the last one repeats")?;
-        }
-        if job.timeout == Some(Timeout::After(Duration::ZERO)) {
-            return Err(Refusal::OutOfBounds {
-                what: "timeout",
-                got: "0 s".to_string(),
-                allowed: "turn it off instead".to_string(),
-            });
-        }
-        if let Some(expires_after) = job.expires_after {
-            no_longer_than("expiry", expires_after)?;
-        }
-        match job.start {
-            Start::Now => Ok(()),
-            Start::After(delay) => no_longer_than("delay", delay),
-            Start::At(at) => no_longer_than("delay", at.since(now)),
-        }
     }
 
     /// Gives the jobs that are spread over the lanes of their queue their turns.
@@ -256,9 +222,6 @@ impl Ledger {
         now: Timestamp,
         batch: &mut Batch,
     ) -> Result<Planned, Refusal> {
-        if !batch.ids.insert(job.id) {
-            return Err(Refusal::IdTwiceInBatch { job: job.id });
-        }
         let stand = |id, acceptance| Planned::Known { id, queue: job.queue.clone(), acceptance };
         let fingerprint = job.fingerprint();
         if let Some(slot) = self.find(job.id) {
@@ -408,7 +371,7 @@ impl Ledger {
 
     pub(super) fn accept(&mut self, job: Arc<NewJob>, effects: &mut Effects) {
         let now = effects.now.wall;
-        let not_before = start_time(job.start, now);
+        let not_before = job.start.due(now);
         // Not as it was planned: what it depends on may have ended since, in the same commit.
         let met = self.met_by_now(&job.depends_on);
         let unmet = u32::try_from(job.depends_on.len() - met.len()).unwrap_or(u32::MAX);
@@ -454,92 +417,13 @@ impl Ledger {
     }
 }
 
-/// A key that is not empty, not too long and can be printed.
-fn well_formed(what: &'static str, key: &str) -> Result<(), Refusal> {
-    at_most(what, key.len(), limits::KEY_BYTES, "hash it")?;
-    if key.is_empty() || key.chars().any(char::is_control) {
-        return Err(Refusal::OutOfBounds {
-            what,
-            got: crate::name::excerpt(key),
-            allowed: "it must not be empty or hold control characters".to_string(),
-        });
-    }
-    Ok(())
-}
-
 /// What a batch says about itself, while it is checked.
 #[derive(Default)]
 struct Batch {
-    ids: BTreeSet<JobId>,
     accepted: BTreeSet<JobId>,
     keys: BTreeMap<(Name, Name, String), (JobId, u64)>,
     /// An item that met the holder of its key is depended on through that holder.
     aliases: BTreeMap<JobId, JobId>,
-}
-
-/// Only jobs of one batch can form a cycle, because ids outside it exist already.
-fn refuse_cycles(items: &[Planned]) -> Result<(), Refusal> {
-    let waits = |item: &Planned| match item {
-        Planned::Accept { job } => !job.depends_on.is_empty(),
-        Planned::Known { .. } => false,
-    };
-    if !items.iter().any(waits) {
-        return Ok(());
-    }
-    let mut waits_for: BTreeMap<JobId, usize> = BTreeMap::new();
-    let mut dependents: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
-    let mut dependencies: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
-    let jobs = items.iter().filter_map(|item| match item {
-        Planned::Accept { job } => Some(job),
-        Planned::Known { .. } => None,
-    });
-    for job in jobs.clone() {
-        waits_for.insert(job.id, 0);
-    }
-    for job in jobs {
-        for dependency in &job.depends_on {
-            if waits_for.contains_key(&dependency.on) {
-                *waits_for.entry(job.id).or_default() += 1;
-                dependents.entry(dependency.on).or_default().push(job.id);
-                dependencies.entry(job.id).or_default().push(dependency.on);
-            }
-        }
-    }
-    let mut free: Vec<JobId> =
-        waits_for.iter().filter(|(_, count)| **count == 0).map(|(job, _)| *job).collect();
-    while let Some(job) = free.pop() {
-        waits_for.remove(&job);
-        for dependent in dependents.remove(&job).unwrap_or_default() {
-            if let Some(count) = waits_for.get_mut(&dependent) {
-                *count -= 1;
-                if *count == 0 {
-                    free.push(dependent);
-                }
-            }
-        }
-    }
-    let Some((&start, _)) = waits_for.first_key_value() else { return Ok(()) };
-    // What is left is in a cycle or waits for one: following it backwards must end in a cycle.
-    let mut job = start;
-    let mut walked = BTreeSet::new();
-    while walked.insert(job) {
-        let stuck = dependencies.get(&job).into_iter().flatten();
-        job = stuck.copied().find(|on| waits_for.contains_key(on)).unwrap_or(start);
-    }
-    Err(Refusal::DependencyCycle { job })
-}
-
-pub(super) fn at_most(
-    what: &'static str,
-    got: usize,
-    limit: usize,
-    remedy: &str,
-) -> Result<(), Refusal> {
-    if got <= limit {
-        return Ok(());
-    }
-    let allowed = format!("at most {limit} are allowed; {remedy}");
-    Err(Refusal::OutOfBounds { what, got: got.to_string(), allowed })
 }
 
 fn distinct<'a>(names: impl Iterator<Item = &'a Name>) -> usize {
@@ -548,12 +432,4 @@ fn distinct<'a>(names: impl Iterator<Item = &'a Name>) -> usize {
 
 fn room_for_names(what: &'static str, names: usize) -> Result<(), Refusal> {
     at_most(what, names, limits::NAMES, "reuse the ones there are")
-}
-
-pub(super) fn no_longer_than(what: &'static str, got: Duration) -> Result<(), Refusal> {
-    if got <= limits::DELAY_MAX {
-        return Ok(());
-    }
-    let allowed = "it may be at most 100 years; check the unit".to_string();
-    Err(Refusal::OutOfBounds { what, got: shown(got), allowed })
 }

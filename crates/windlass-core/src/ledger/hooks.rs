@@ -12,15 +12,41 @@ use crate::event::{Subject, What};
 use crate::job::{JobId, NewJob};
 use crate::name::Name;
 
-/// A job to add.
-#[derive(Debug)]
-pub(super) struct Hook {
+/// A job that a queue asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hook {
     /// Its kind, and its queue.
     kind: Name,
     /// JSON.
     payload: Vec<u8>,
     /// The job it is about.
     parent: Option<JobId>,
+}
+
+impl Hook {
+    /// What a queue asks for with `on_dead`, after this job of it has died; `lane` is its lane, if
+    /// the queue has lanes and the job is in one.
+    pub fn of_death(kind: Name, job: JobId, lane: Option<u32>) -> Self {
+        let payload = match lane {
+            Some(lane) => format!("{{\"job\":\"{job}\",\"lane\":{lane}}}"),
+            None => format!("{{\"job\":\"{job}\"}}"),
+        };
+        Self { kind, payload: payload.into_bytes(), parent: Some(job) }
+    }
+
+    /// What a queue asks for with `on_empty`, after the last open job of this lane has ended;
+    /// `completed` counts the jobs of that lane that completed so far.
+    pub fn of_empty_lane(kind: Name, lane: u32, completed: u64) -> Self {
+        let payload = format!("{{\"lane\":{lane},\"completed\":{completed}}}");
+        Self { kind, payload: payload.into_bytes(), parent: None }
+    }
+
+    /// The job itself, which takes this place in the order of acceptance.
+    pub fn into_job(self, sequence: u64) -> NewJob {
+        let Self { kind, payload, parent } = self;
+        let id = hook_id(&kind, sequence);
+        NewJob { parent, ..NewJob::new(id, kind.clone(), kind, payload) }
+    }
 }
 
 impl Ledger {
@@ -30,12 +56,9 @@ impl Ledger {
         let queue = &self.queues[self.lines[entry.line as usize].queue as usize];
         let Some(kind) = queue.settings.on_dead.clone() else { return };
         let lane = self.spot(slot).filter(|_| queue.settings.lanes.is_some());
-        let payload = match lane {
-            Some(spot) => format!("{{\"job\":\"{}\",\"lane\":{}}}", entry.id, spot.lane),
-            None => format!("{{\"job\":\"{}\"}}", entry.id),
-        };
-        let parent = Some(entry.id);
-        self.hooks.push(Hook { kind, payload: payload.into_bytes(), parent });
+        let lane = lane.map(|spot| u32::try_from(spot.lane).unwrap_or(u32::MAX));
+        let hook = Hook::of_death(kind, entry.id, lane);
+        self.hooks.push(hook);
     }
 
     /// Tells of lanes that this command has left empty.
@@ -54,8 +77,7 @@ impl Ledger {
             let lane = u32::try_from(lane).unwrap_or(u32::MAX);
             let completed = book.lane_totals.get(&lane).map_or(0, |totals| totals.completed);
             if let Some(kind) = book.settings.on_empty.clone() {
-                let payload = format!("{{\"lane\":{lane},\"completed\":{completed}}}");
-                self.hooks.push(Hook { kind, payload: payload.into_bytes(), parent: None });
+                self.hooks.push(Hook::of_empty_lane(kind, lane, completed));
             }
             let subject = Subject::Queue(self.queues[queue as usize].name.clone());
             self.tell_of(subject, What::LaneEmpty { lane, completed }, effects);
@@ -65,17 +87,16 @@ impl Ledger {
     /// Adds the jobs that were asked for. None of them can be refused: their names are known since
     /// the queue was configured.
     pub(super) fn add_hook_jobs(&mut self, effects: &mut Effects) {
-        for Hook { kind, payload, parent } in core::mem::take(&mut self.hooks) {
-            let id = hook_id(&kind, self.next_sequence);
-            let job = NewJob { parent, ..NewJob::new(id, kind.clone(), kind, payload) };
+        for hook in core::mem::take(&mut self.hooks) {
+            let job = hook.into_job(self.next_sequence);
             self.accept(Arc::new(job), effects);
         }
     }
 }
 
-/// An id no other job has: a UUID of version 8 from a name and a place in the order of acceptance,
-/// which is never used twice.
-fn hook_id(kind: &Name, sequence: u64) -> JobId {
+/// The id of a job that a queue asks for, which no other job has: a UUID of version 8 from a name
+/// and a place in the order of acceptance, which is never used twice.
+pub fn hook_id(kind: &Name, sequence: u64) -> JobId {
     let hash = xxhash_rust::xxh3::xxh3_64(kind.as_str().as_bytes());
     let number = u128::from(hash) << 64 | u128::from(sequence);
     let version = number & !(0xf << 76) | 8 << 76;

@@ -12,16 +12,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt::Write as _;
 
-use super::book::{Phase, start_time};
-use super::enqueue::{Plan, at_most, no_longer_than};
+use super::book::Phase;
+use super::enqueue::Plan;
 use super::{Command, Effects, Enqueued, Ledger};
 use crate::event::{RemoveReason, Subject, What};
 use crate::job::{CancelReason, JobId, NewJob, State, StateName};
-use crate::limits;
+use crate::limits::{self, at_most};
 use crate::name::Name;
-use crate::object::{
-    Address, Alarm, News, ObjectChange, ObjectMeta, ObjectStatus, Purge, Ran, Turn,
-};
+use crate::object::{Address, Alarm, ObjectChange, ObjectMeta, ObjectStatus, Purge, Ran, Turn};
 use crate::outcome::ErrorText;
 use crate::record::{Change, Kept};
 use crate::refusal::Refusal;
@@ -271,42 +269,23 @@ impl Ledger {
         if version != turn.version {
             return Err(Refusal::ObjectChanged { object: turn.object, version });
         }
-        let bytes = turn.state.as_ref().map_or(0, |state| state.len());
-        let remedy = "keep large data elsewhere, with its address in the state";
-        at_most("bytes of an object's state", bytes, limits::OBJECT_STATE_BYTES, remedy)?;
-        at_most("news of one turn", turn.news.len(), limits::OBJECT_NEWS, "tell less")?;
-        if let Purge::After(delay) = turn.purge {
-            no_longer_than("purge delay", delay)?;
-        }
+        turn.check(now)?;
         let names = [turn.object.kind(), turn.object.name()];
         let fresh = names.into_iter().filter(|name| !self.objects.names.contains_key(*name));
         let names = self.objects.names.len() + fresh.count();
         at_most("distinct names of objects", names, limits::NAMES, "use keys, not names")?;
         let (mut alarm, mut moved) = (None, None);
         let (mut batch, others) = (others.clone(), others.len());
-        if let Alarm::Set(job) = &turn.alarm {
+        if let Some(job) = turn.alarm_job() {
             let current = known.and_then(|object| object.meta.alarm);
-            if current.is_some_and(|current| self.is_moved_by(current, job)) {
-                let at = start_time(job.start, now);
-                no_longer_than("delay", at.since(now))?;
-                moved = Some(at);
+            if current.is_some_and(|current| self.is_moved_by(current, &job)) {
+                moved = Some(job.start.due(now));
             } else {
-                let mut job = job.clone();
-                if job.object.is_none() {
-                    Arc::make_mut(&mut job).object = Some(turn.object.clone());
-                }
                 alarm = Some(job.id);
                 batch.push(job);
             }
         }
-        if let Alarm::Move(start) = turn.alarm {
-            no_longer_than("delay", start_time(start, now).since(now))?;
-        }
         batch.extend(turn.jobs.iter().cloned());
-        let bound = batch[others..].iter().filter_map(|job| job.object.as_ref());
-        if let Some(other) = bound.into_iter().find(|object| **object != turn.object) {
-            return Err(Refusal::UnknownObject { object: other.clone() });
-        }
         let batch = self.plan_for(batch, Some(&turn.object), now)?;
         if let Some(job) = alarm {
             batch.must_add(others, job)?;
@@ -362,13 +341,8 @@ impl Ledger {
         // After the jobs, which may depend on the alarm that goes.
         meta.alarm = self.set_alarm(meta.alarm, &turn.alarm, alarm, moved, effects);
         self.objects.write(number, meta.clone());
-        for News { topic, detail } in turn.news {
-            let detail = crate::outcome::cut(&detail, limits::ERROR_BYTES).into();
-            self.tell_of(
-                Subject::Object(turn.object.clone()),
-                What::Object { topic, detail },
-                effects,
-            );
+        for news in turn.news {
+            self.tell_of(Subject::Object(turn.object.clone()), news.told(), effects);
         }
         if turn.purge == Purge::Now {
             self.purge_object(number, effects);
@@ -406,7 +380,7 @@ impl Ledger {
             Alarm::Move(start) => {
                 if let Some(job) = current {
                     // One that runs cannot be moved, and need not be.
-                    let _ = self.reschedule(job, start_time(*start, effects.now.wall), effects);
+                    let _ = self.reschedule(job, start.due(effects.now.wall), effects);
                 }
                 current
             }

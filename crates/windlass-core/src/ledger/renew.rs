@@ -1,7 +1,6 @@
 //! A worker says that it is alive, and what there is to say about each job it runs.
 
 use alloc::boxed::Box;
-use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -9,7 +8,6 @@ use super::{Command, Effects, Ledger};
 use crate::event::What;
 use crate::job::{JobId, LeaseToken, State};
 use crate::limits;
-use crate::outcome::cut;
 use crate::record::{Change, Note, Report, Update};
 use crate::refusal::Refusal;
 use crate::time::Timestamp;
@@ -81,7 +79,7 @@ impl Ledger {
         if report.is_empty() {
             return;
         }
-        let report = bounded(report);
+        let report = report.bounded();
         let percent = report.progress.as_ref().map(|progress| progress.percent);
         let steps = report.steps.clone();
         effects.changes.push(Change::Update(Update {
@@ -95,17 +93,4 @@ impl Ledger {
         }
         self.finish_steps(slot, steps, effects);
     }
-}
-
-/// A report cut to what a record keeps.
-fn bounded(mut report: Report) -> Report {
-    let fit = |text: &mut String| text.truncate(cut(text, limits::LOG_LINE_BYTES).len());
-    if let Some(progress) = &mut report.progress {
-        progress.percent = progress.percent.min(100);
-        fit(&mut progress.note);
-    }
-    let surplus = report.lines.len().saturating_sub(limits::LOG_LINES_KEPT);
-    report.lines.drain(..surplus);
-    report.lines.iter_mut().for_each(|line| fit(&mut line.text));
-    report
 }

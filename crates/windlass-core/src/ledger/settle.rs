@@ -5,10 +5,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use super::enqueue::at_most;
 use super::{Command, Effects, Ledger, died_of_attempts};
 use crate::event::What;
 use crate::job::{Bytes, Condition, JobId, LeaseToken, NewJob, State, StateName, UniqueScope};
+use crate::limits::{Limits, at_most};
 use crate::object::Turn;
 use crate::outcome::{ErrorText, Verdict};
 use crate::record::{AttemptEnd, Note, Report};
@@ -59,6 +59,13 @@ impl Settlement {
     }
 }
 
+/// Refuses an output that is too large.
+pub fn check_output(output: Option<&Bytes>, limits: &Limits) -> Result<(), Refusal> {
+    let bytes = output.map_or(0, |output| output.len());
+    let remedy = "raise `payload_bytes`, or store the data elsewhere";
+    at_most("output bytes", bytes, limits.payload_bytes, remedy)
+}
+
 /// The verdict counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settled {
@@ -88,9 +95,7 @@ impl Ledger {
             .filter(|slot| self.entry(*slot).id == job)
             .ok_or(Refusal::LeaseLost { job })?;
         let lease = self.leases[&token].lease.clone();
-        let bytes = output.as_ref().map_or(0, |output| output.len());
-        let remedy = "raise `payload_bytes`, or store the data elsewhere";
-        at_most("output bytes", bytes, self.limits.payload_bytes, remedy)?;
+        check_output(output.as_ref(), &self.limits)?;
         self.admit_steps(slot, &report.steps)?;
         let next = if verdict == Verdict::Complete { next } else { Vec::new() };
         // A job may continue with one of the same key, which it gives up by completing.

@@ -5,10 +5,9 @@
 
 use alloc::vec::Vec;
 
-use super::enqueue::at_most;
 use super::{Effects, Ledger};
 use crate::event::What;
-use crate::limits;
+use crate::limits::{self, at_most};
 use crate::record::Step;
 use crate::refusal::Refusal;
 
@@ -30,24 +29,30 @@ impl StepMark {
     }
 }
 
+/// Refuses steps that a job with these finished ones may not have as well: too many, or results
+/// that are too large, one or all together. A step that is reported again counts once.
+pub fn admit_steps(known: &[StepMark], steps: &[Step]) -> Result<(), Refusal> {
+    if steps.is_empty() {
+        return Ok(());
+    }
+    let elsewhere = "store the data elsewhere, and return its address";
+    let mut marks: Vec<StepMark> = known.to_vec();
+    for step in steps {
+        at_most("a step's result in bytes", step.result.len(), limits::STEP_BYTES, elsewhere)?;
+        let mark = StepMark::of(step);
+        if marks.iter().all(|known| known.print != mark.print) {
+            marks.push(mark);
+        }
+    }
+    at_most("steps of one job", marks.len(), limits::STEPS, "continue with another job")?;
+    let bytes = marks.iter().map(|mark| mark.bytes as usize).sum();
+    at_most("results of all steps in bytes", bytes, limits::STEPS_BYTES, elsewhere)
+}
+
 impl Ledger {
     /// Whether the job may have these steps as well as those it has.
     pub(super) fn admit_steps(&self, slot: u32, steps: &[Step]) -> Result<(), Refusal> {
-        if steps.is_empty() {
-            return Ok(());
-        }
-        let elsewhere = "store the data elsewhere, and return its address";
-        let mut marks: Vec<StepMark> = self.entry(slot).steps().to_vec();
-        for step in steps {
-            at_most("a step's result in bytes", step.result.len(), limits::STEP_BYTES, elsewhere)?;
-            let mark = StepMark::of(step);
-            if marks.iter().all(|known| known.print != mark.print) {
-                marks.push(mark);
-            }
-        }
-        at_most("steps of one job", marks.len(), limits::STEPS, "continue with another job")?;
-        let bytes = marks.iter().map(|mark| mark.bytes as usize).sum();
-        at_most("results of all steps in bytes", bytes, limits::STEPS_BYTES, elsewhere)
+        admit_steps(self.entry(slot).steps(), steps)
     }
 
     /// Takes note of steps that were admitted, and tells of those that are new.

@@ -33,20 +33,20 @@ impl Naive {
         giving: Option<JobId>,
         object: Option<&Address>,
     ) -> Result<Vec<Planned>, Refusal> {
+        jobs.iter().try_for_each(|job| self.check_bounds(job))?;
+        let mut seen = BTreeSet::new();
+        if let Some(twin) = jobs.iter().find(|job| !seen.insert(job.id)) {
+            return Err(Refusal::IdTwiceInBatch { job: twin.id });
+        }
         for job in &jobs {
-            self.check_bounds(job)?;
             let bound = job.object.as_ref().filter(|bound| Some(*bound) != object);
             if let Some(unknown) = bound.filter(|bound| !self.objects.contains_key(bound)) {
                 return Err(Refusal::UnknownObject { object: unknown.clone() });
             }
         }
         let mut plan: Vec<Planned> = Vec::new();
-        let mut seen = BTreeSet::new();
         let mut stands_for: BTreeMap<JobId, JobId> = BTreeMap::new();
         for job in jobs {
-            if !seen.insert(job.id) {
-                return Err(Refusal::IdTwiceInBatch { job: job.id });
-            }
             let item = self.identify(job, &plan, giving, &mut stands_for)?;
             plan.push(item);
         }

@@ -51,28 +51,37 @@ impl Naive {
         if version != turn.version {
             return Err(Refusal::ObjectChanged { object, version });
         }
+        let start = match &turn.alarm {
+            Alarm::Set(job) => job.start,
+            Alarm::Move(start) => *start,
+            Alarm::Keep | Alarm::Cancel => Start::Now,
+        };
+        let start = self.checked_start(start)?;
+        let set = match &turn.alarm {
+            Alarm::Set(job) => Some(job),
+            Alarm::Keep | Alarm::Cancel | Alarm::Move(_) => None,
+        };
+        let mut bound = set.into_iter().chain(&turn.jobs).filter_map(|job| job.object.as_ref());
+        if let Some(other) = bound.find(|other| **other != object) {
+            return Err(Refusal::UnknownObject { object: other.clone() });
+        }
         let current = known.and_then(|known| known.meta.alarm).and_then(|id| self.jobs.get(&id));
         let (mut alarm, mut moved, mut own) = (None, None, Vec::new());
         if let Alarm::Set(job) = &turn.alarm {
             if current
                 .is_some_and(|current| is_intention(current) && same_content(&current.new, job))
             {
-                moved = Some(self.checked_start(job.start)?);
+                moved = Some(start);
             } else {
                 alarm = Some(job.id);
                 let object = job.object.clone().or(Some(object.clone()));
                 own.push(NewJob { object, ..NewJob::clone(job) });
             }
         }
-        if let Alarm::Move(start) = turn.alarm {
-            moved = Some(self.checked_start(start)?);
+        if let Alarm::Move(_) = turn.alarm {
+            moved = Some(start);
         }
         own.extend(turn.jobs.iter().map(|job| NewJob::clone(job)));
-        if let Some(other) =
-            own.iter().filter_map(|job| job.object.as_ref()).find(|o| **o != object)
-        {
-            return Err(Refusal::UnknownObject { object: other.clone() });
-        }
         let (place, before) = (others.len(), others.len() + usize::from(alarm.is_some()));
         let batch = others.into_iter().chain(own).collect();
         let batch = self.plan(batch, giving, Some(&object))?;

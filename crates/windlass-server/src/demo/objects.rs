@@ -37,7 +37,8 @@ impl Objects {
         let soon = Retry::constant(Duration::from_millis(300)).jitter(Jitter::None).up_to(4);
         let scan = move |scan, context| scanned(scan, context, world.clone());
         Ok(Self {
-            parcels: WorkerPool::new("parcels", LANES, scan).retry(soon),
+            parcels: WorkerPool::new("parcels", LANES, scan)
+                .options(move |options| options.retry(soon.clone())),
             index: Debounce::new("index", WINDOW, index),
             renewal: Continuous::new("api", Schedule::every(RENEW)?, renew),
             digest: Schedule::every(DIGEST)?,

@@ -12,14 +12,14 @@ use std::time::{Duration, SystemTime};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use windlass_core::job::{Start, Timeout};
+use windlass_core::job::Start;
 use windlass_core::object::{ObjectStatus, ObjectView};
-use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 
+use super::definition::{self, Code, Named, definition_setters};
 use super::{Objects, Primitive, RunContext, RunOutcome, Turn};
 use crate::attempt::Attempt;
-use crate::clock::{BoxFuture, timestamp};
+use crate::clock::timestamp;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::failure::Failure;
@@ -32,8 +32,6 @@ use crate::schedule::{GRACE, MissedRuns, Schedule};
 pub trait Remembered: Serialize + DeserializeOwned + Send + Sync + 'static {}
 
 impl<S: Serialize + DeserializeOwned + Send + Sync + 'static> Remembered for S {}
-
-type Code<S> = dyn Fn(Tick<S>) -> BoxFuture<'static, Result<Tick<S>, Failure>> + Send + Sync;
 
 /// A loop: which code runs, how often, and on what terms. One definition has any number of
 /// objects, told apart by a key. Cloning is cheap.
@@ -53,26 +51,22 @@ type Code<S> = dyn Fn(Tick<S>) -> BoxFuture<'static, Result<Tick<S>, Failure>> +
 /// # Ok(()) }
 /// ```
 pub struct Continuous<S> {
-    name: Arc<str>,
+    named: Named,
     schedule: Schedule,
-    code: Arc<Code<S>>,
+    code: Code<Tick<S>, Tick<S>>,
     start_immediately: bool,
     missed: MissedRuns,
-    retry: Retry,
-    timeout: Timeout,
     purge_after: Option<Duration>,
 }
 
 impl<S> Clone for Continuous<S> {
     fn clone(&self) -> Self {
         Self {
-            name: self.name.clone(),
+            named: self.named.clone(),
             schedule: self.schedule.clone(),
             code: self.code.clone(),
             start_immediately: self.start_immediately,
             missed: self.missed,
-            retry: self.retry.clone(),
-            timeout: self.timeout,
             purge_after: self.purge_after,
         }
     }
@@ -80,7 +74,7 @@ impl<S> Clone for Continuous<S> {
 
 impl<S> fmt::Debug for Continuous<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Continuous({}, {})", self.name, self.schedule)
+        write!(f, "Continuous({}, {})", self.named.name(), self.schedule)
     }
 }
 
@@ -89,21 +83,22 @@ impl<S: Remembered> Continuous<S> {
     /// unless the schedule has a start of its own.
     ///
     /// The code is given the tick and returns it: what the tick then carries is kept. On an error
-    /// nothing is. Renaming a definition strands its objects; their names are checked when a worker
-    /// is started or an object is addressed.
+    /// nothing is: the run is tried again, and when that is over, its job is among the dead letters
+    /// and the loop goes on at its next time with the state as it was.
+    ///
+    /// Renaming a definition strands its objects; their names are checked when a worker is started
+    /// or an object is addressed.
     pub fn new<F, Fut>(name: impl Into<Arc<str>>, schedule: Schedule, code: F) -> Self
     where
         F: Fn(Tick<S>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Tick<S>, Failure>> + Send + 'static,
     {
         Self {
-            name: name.into(),
+            named: Named::new(name),
             schedule,
-            code: Arc::new(move |tick| Box::pin(code(tick))),
+            code: definition::code(code),
             start_immediately: true,
             missed: MissedRuns::default(),
-            retry: Retry::default(),
-            timeout: Timeout::After(Duration::from_secs(30)),
             purge_after: None,
         }
     }
@@ -122,24 +117,7 @@ impl<S: Remembered> Continuous<S> {
         self
     }
 
-    /// When a failed run is tried again; three times in all by default. When that is over, its job
-    /// is among the dead letters, and the loop goes on at its next time with the state as it was.
-    pub fn retry(mut self, retry: Retry) -> Self {
-        self.retry = retry;
-        self
-    }
-
-    /// How long one attempt may run; 30 s by default.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Timeout::After(timeout);
-        self
-    }
-
-    /// Lets an attempt run for as long as it takes.
-    pub fn no_timeout(mut self) -> Self {
-        self.timeout = Timeout::Off;
-        self
-    }
+    definition_setters!(options);
 
     /// Keeps a terminated object for so long, stopped, before it is purged. Without it, it is
     /// purged at once.
@@ -439,15 +417,11 @@ impl<S: Remembered> Primitive for Continuous<S> {
     type Output = Ticked<S>;
 
     fn name(&self) -> &str {
-        &self.name
+        self.named.name()
     }
 
     fn options(&self) -> KindOptions {
-        let options = KindOptions::default().retry(self.retry.clone());
-        match self.timeout {
-            Timeout::After(timeout) => options.timeout(timeout),
-            Timeout::Off => options.no_timeout(),
-        }
+        self.named.options()
     }
 
     fn on_command(

@@ -19,37 +19,25 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use windlass_core::job::Start;
 use windlass_core::object::{Address, ObjectStatus, ObjectView};
-use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
+use super::definition::{
+    Code, Events, MAX_BYTES, Named, check_duration, code, definition_setters, json_bytes, too_large,
+};
 use super::objects::{Commanded, Objects, open_envelope};
 use super::{Primitive, RunContext, RunOutcome, Turn};
 use crate::attempt::Attempt;
-use crate::clock::BoxFuture;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::failure::Failure;
 use crate::handler::KindOptions;
 use crate::store::ObjectPage;
 
-/// How long ids of events are remembered unless a definition says otherwise.
-pub(super) const REMEMBER_IDS: Duration = Duration::from_secs(86_400);
-
-/// What is kept of a batch, in bytes of JSON, unless a definition says otherwise: half of what a
-/// payload may have by default, so that a sealed batch always fits.
-pub(super) const MAX_BYTES: usize = 64 * 1024;
-
 /// The most a definition may ask for: the state of an object has 1 MiB, and ids of events are in
 /// it too.
 const MAX_BYTES_MAX: usize = 900 * 1024;
 
-/// Longest window and longest memory of ids: a century catches a unit mistake.
-const DURATION_MAX: Duration = windlass_core::limits::DELAY_MAX;
-
 type Reduce<E, A> = Arc<dyn Fn(Option<A>, E) -> A + Send + Sync>;
-type Run<A> = Arc<dyn Fn(Flush<A>) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync>;
-pub(super) type Validate<E> = Arc<dyn Fn(&E) -> Result<(), String> + Send + Sync>;
-pub(super) type Terms = Arc<dyn Fn(KindOptions) -> KindOptions + Send + Sync>;
 
 /// Gathers events by key and runs once for many: see `docs/objects.md`.
 ///
@@ -76,31 +64,27 @@ pub(super) type Terms = Arc<dyn Fn(KindOptions) -> KindOptions + Send + Sync>;
 /// # Ok(()) }
 /// ```
 pub struct Debounce<E, A = E> {
-    name: Arc<str>,
+    named: Named,
+    events: Events<E>,
     flush_after: Duration,
     /// Every event moves the end of the window, to at most this long after the first.
     max_wait: Option<Duration>,
     max_events: u64,
     max_bytes: usize,
-    remember_ids: Duration,
     reduce: Reduce<E, A>,
-    validate: Option<Validate<E>>,
-    terms: Option<Terms>,
-    run: Run<A>,
+    run: Code<Flush<A>>,
 }
 
 impl<E, A> Clone for Debounce<E, A> {
     fn clone(&self) -> Self {
         Self {
-            name: self.name.clone(),
+            named: self.named.clone(),
+            events: self.events.clone(),
             flush_after: self.flush_after,
             max_wait: self.max_wait,
             max_events: self.max_events,
             max_bytes: self.max_bytes,
-            remember_ids: self.remember_ids,
             reduce: self.reduce.clone(),
-            validate: self.validate.clone(),
-            terms: self.terms.clone(),
             run: self.run.clone(),
         }
     }
@@ -108,7 +92,7 @@ impl<E, A> Clone for Debounce<E, A> {
 
 impl<E, A> fmt::Debug for Debounce<E, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Debounce({}, after {:?})", self.name, self.flush_after)
+        write!(f, "Debounce({}, after {:?})", self.named.name(), self.flush_after)
     }
 }
 
@@ -185,21 +169,15 @@ impl<E: 'static, A: 'static> Debounce<E, A> {
         Fut: Future<Output = Result<(), Fail>> + Send + 'static,
         Fail: Into<Failure>,
     {
-        let run = move |batch: Flush<A>| -> BoxFuture<'static, Result<(), Failure>> {
-            let running = flush(batch);
-            Box::pin(async move { running.await.map_err(Into::into) })
-        };
         Self {
-            name: name.into(),
+            named: Named::new(name),
+            events: Events::default(),
             flush_after,
             max_wait: None,
             max_events: u64::MAX,
             max_bytes: MAX_BYTES,
-            remember_ids: REMEMBER_IDS,
             reduce: Arc::new(reduce),
-            validate: None,
-            terms: None,
-            run: Arc::new(run),
+            run: code(flush),
         }
     }
 
@@ -225,30 +203,9 @@ impl<E: 'static, A: 'static> Debounce<E, A> {
         self
     }
 
-    /// How long the ids given to [`DebounceClient::add_once`] are remembered; a day by default.
-    pub fn remember_ids(mut self, window: Duration) -> Self {
-        self.remember_ids = window;
-        self
-    }
-
-    /// Refuses events for which this returns an error, with [`Error::Validation`] and that text.
-    /// Nothing is stored of them.
-    pub fn validate(
-        mut self,
-        validate: impl Fn(&E) -> Result<(), String> + Send + Sync + 'static,
-    ) -> Self {
-        self.validate = Some(Arc::new(validate));
-        self
-    }
-
-    /// How flushes are run: retries, time-out, concurrency, rate.
-    pub fn options(
-        mut self,
-        options: impl Fn(KindOptions) -> KindOptions + Send + Sync + 'static,
-    ) -> Self {
-        self.terms = Some(Arc::new(options));
-        self
-    }
+    definition_setters!(remember_ids);
+    definition_setters!(validate E);
+    definition_setters!(options);
 }
 
 /// What a flush is given: what was kept of a window's events, and how it came about.
@@ -361,19 +318,18 @@ where
     type Output = ();
 
     fn name(&self) -> &str {
-        &self.name
+        self.named.name()
     }
 
     fn options(&self) -> KindOptions {
-        let options = KindOptions::default();
-        self.terms.as_ref().map_or_else(KindOptions::default, |terms| terms(options))
+        self.named.options()
     }
 
     fn check(&self) -> Result<(), Error> {
         let invalid =
             |setting, got: String, allowed| Err(Error::InvalidSetting { setting, got, allowed });
         check_duration("flush_after", self.flush_after)?;
-        check_duration("remember_ids", self.remember_ids)?;
+        self.events.check()?;
         if let Some(max_wait) = self.max_wait {
             check_duration("max_wait", max_wait)?;
             if max_wait < self.flush_after {
@@ -464,10 +420,10 @@ where
         has_id: bool,
         turn: &mut Turn<Self>,
     ) -> Result<Added, Error> {
-        check_event(self.validate.as_ref(), Self::KIND, &self.name, event)?;
+        self.events.check_event(Self::KIND, self.named.name(), event)?;
         turn.keep();
         if has_id {
-            note_id(&mut state.ids_until_us, turn.now() + self.remember_ids);
+            note_id(&mut state.ids_until_us, turn.now() + self.events.remember_ids);
         }
         let mut flushed = self.keep(state, event, turn)?;
         self.set_window(state, turn);
@@ -487,7 +443,7 @@ where
         event: &E,
         turn: &mut Turn<Self>,
     ) -> Result<bool, Error> {
-        let encode = |source| Error::Encode { kind: self.name.to_string(), source };
+        let encode = |source| Error::Encode { kind: self.name().to_string(), source };
         let before = state.kept.as_ref().map(serde_json::to_vec).transpose().map_err(encode)?;
         let mut kept = (self.reduce)(state.kept.take(), event.clone());
         let mut bytes = json_bytes(&kept).map_err(encode)?;
@@ -504,8 +460,7 @@ where
         if bytes > self.max_bytes {
             let allowed =
                 format!("at most {} fit into a batch; raise its `max_bytes`", self.max_bytes);
-            let got = format!("{bytes} bytes");
-            return Err(Refusal::OutOfBounds { what: "event", got, allowed }.into());
+            return Err(too_large(bytes, allowed));
         }
         state.kept = Some(kept);
         Ok(flushed)
@@ -579,42 +534,6 @@ pub(super) fn rest<P: Primitive>(turn: &mut Turn<P>, ids_until_us: i64, ending: 
 /// Notes until when the ids of events count.
 pub(super) fn note_id(ids_until_us: &mut i64, until: Timestamp) {
     *ids_until_us = (*ids_until_us).max(until.as_micros());
-}
-
-pub(super) fn check_duration(setting: &'static str, given: Duration) -> Result<(), Error> {
-    if given.is_zero() || given > DURATION_MAX {
-        let allowed = "it must be more than nothing and at most a century";
-        return Err(Error::InvalidSetting { setting, got: format!("{given:?}"), allowed });
-    }
-    Ok(())
-}
-
-pub(super) fn check_event<E>(
-    validate: Option<&Validate<E>>,
-    kind: &str,
-    name: &str,
-    event: &E,
-) -> Result<(), Error> {
-    let what = || format!("an event of {kind} `{name}`");
-    let checked = validate.map_or(Ok(()), |validate| validate(event));
-    checked.map_err(|issues| Error::Validation { what: what(), issues })
-}
-
-/// How long a value is as JSON.
-pub(super) fn json_bytes(value: &impl Serialize) -> Result<usize, serde_json::Error> {
-    struct Counted(usize);
-    impl std::io::Write for Counted {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut counted = Counted(0);
-    serde_json::to_writer(&mut counted, value)?;
-    Ok(counted.0)
 }
 
 /// What became of an event.
@@ -697,7 +616,7 @@ where
     /// one key, the last 1,024 ids are remembered.
     pub async fn add_once(&self, key: &str, event_id: &str, event: E) -> Result<Added, Error> {
         let command = DebounceCommand::Add { event, has_id: true };
-        let window = self.objects.primitive().remember_ids;
+        let window = self.objects.primitive().events.remember_ids;
         match self.objects.command_once(key, event_id, window, &command).await? {
             Commanded::Done(added) => Ok(added),
             Commanded::Duplicate => {
@@ -765,6 +684,6 @@ where
     A: Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DebounceClient({})", self.objects.primitive().name)
+        write!(f, "DebounceClient({})", self.objects.primitive().named.name())
     }
 }

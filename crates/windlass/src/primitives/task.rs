@@ -21,7 +21,7 @@ use windlass_core::object::{Address, ObjectMeta, ObjectStatus};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
-use super::debounce::{REMEMBER_IDS, Terms, check_duration};
+use super::definition::{Events, Named, definition_setters};
 use super::objects::{Commanded, Objects};
 use super::{Primitive, RunContext, RunOutcome, Turn};
 use crate::attempt::Attempt;
@@ -129,27 +129,25 @@ pub struct FailedRun<E> {
 /// engine.task(&visits).send("ada", "home".to_string()).await?;
 /// # Ok(()) }
 /// ```
-pub struct Task<M> {
-    name: Arc<str>,
+pub struct Task<M: StateMachine> {
+    named: Named,
+    events: Events<M::Event>,
     machine: Arc<M>,
-    remember_ids: Duration,
-    terms: Option<Terms>,
 }
 
-impl<M> Clone for Task<M> {
+impl<M: StateMachine> Clone for Task<M> {
     fn clone(&self) -> Self {
         Self {
-            name: self.name.clone(),
+            named: self.named.clone(),
+            events: self.events.clone(),
             machine: self.machine.clone(),
-            remember_ids: self.remember_ids,
-            terms: self.terms.clone(),
         }
     }
 }
 
-impl<M> fmt::Debug for Task<M> {
+impl<M: StateMachine> fmt::Debug for Task<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Task({})", self.name)
+        write!(f, "Task({})", self.named.name())
     }
 }
 
@@ -157,23 +155,14 @@ impl<M: StateMachine> Task<M> {
     /// Tasks of this name, which do what `machine` says.
     pub fn new(name: impl Into<Arc<str>>, machine: M) -> Self {
         let machine = Arc::new(machine);
-        Self { name: name.into(), machine, remember_ids: REMEMBER_IDS, terms: None }
+        let mut events = Events::default();
+        let checker = machine.clone();
+        events.set_validate(move |event| checker.validate(event));
+        Self { named: Named::new(name), events, machine }
     }
 
-    /// How long the ids given to [`TaskClient::send_once`] are remembered; a day by default.
-    pub fn remember_ids(mut self, window: Duration) -> Self {
-        self.remember_ids = window;
-        self
-    }
-
-    /// How events and alarms are run: retries, time-out, concurrency, rate.
-    pub fn options(
-        mut self,
-        options: impl Fn(KindOptions) -> KindOptions + Send + Sync + 'static,
-    ) -> Self {
-        self.terms = Some(Arc::new(options));
-        self
-    }
+    definition_setters!(remember_ids);
+    definition_setters!(options);
 }
 
 /// What a run asks for besides its state. Stored until it is taken over.
@@ -345,16 +334,15 @@ impl<M: StateMachine> Primitive for Task<M> {
     type Output = TaskEnd<M::State>;
 
     fn name(&self) -> &str {
-        &self.name
+        self.named.name()
     }
 
     fn options(&self) -> KindOptions {
-        let options = KindOptions::default();
-        self.terms.as_ref().map_or_else(KindOptions::default, |terms| terms(options))
+        self.named.options()
     }
 
     fn check(&self) -> Result<(), Error> {
-        check_duration("remember_ids", self.remember_ids)
+        self.events.check()
     }
 
     fn on_command(
@@ -365,9 +353,7 @@ impl<M: StateMachine> Primitive for Task<M> {
     ) -> Result<u64, Error> {
         match command {
             TaskCommand::Send(event) => {
-                let issues = self.machine.validate(event);
-                let what = || format!("an event of task `{}`", self.name);
-                issues.map_err(|issues| Error::Validation { what: what(), issues })?;
+                self.events.check_event(Self::KIND, self.named.name(), event)?;
                 if turn.status() != ObjectStatus::Active {
                     turn.activate();
                 }
@@ -526,7 +512,7 @@ impl<M: StateMachine> TaskClient<'_, M> {
         event_id: &str,
         event: M::Event,
     ) -> Result<Sent, Error> {
-        let window = self.objects.primitive().remember_ids;
+        let window = self.objects.primitive().events.remember_ids;
         let command = TaskCommand::Send(event);
         match self.objects.command_once(key, event_id, window, &command).await? {
             Commanded::Done(ahead) => Ok(Sent { ahead, duplicate: false }),
@@ -568,6 +554,6 @@ impl<M: StateMachine> TaskClient<'_, M> {
 
 impl<M: StateMachine> fmt::Debug for TaskClient<'_, M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TaskClient({})", self.objects.primitive().name)
+        write!(f, "TaskClient({})", self.objects.primitive().named.name())
     }
 }

@@ -13,24 +13,20 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use windlass_core::object::{Address, ObjectStatus};
-use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
-use super::debounce::{
-    MAX_BYTES, REMEMBER_IDS, Terms, Validate, alarms, check_duration, check_event, json_bytes,
-    note_id, rest,
+use super::debounce::{alarms, note_id, rest};
+use super::definition::{
+    Code, Events, MAX_BYTES, Named, check_duration, code, definition_setters, json_bytes, too_large,
 };
 use super::objects::{Commanded, Objects, open_envelope};
 use super::{Primitive, RunContext, RunOutcome, Turn};
 use crate::attempt::Attempt;
-use crate::clock::BoxFuture;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::failure::Failure;
 use crate::handler::KindOptions;
 use crate::store::ObjectPage;
-
-type Run<E> = Arc<dyn Fn(Throttled<E>) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync>;
 
 /// Runs at most once per period and key: see `docs/objects.md`. Cloning is cheap.
 ///
@@ -56,24 +52,20 @@ type Run<E> = Arc<dyn Fn(Throttled<E>) -> BoxFuture<'static, Result<(), Failure>
 /// # Ok(()) }
 /// ```
 pub struct Throttle<E> {
-    name: Arc<str>,
+    named: Named,
+    events: Events<E>,
     period: Duration,
     keeps_latest: bool,
-    remember_ids: Duration,
-    validate: Option<Validate<E>>,
-    terms: Option<Terms>,
-    run: Run<E>,
+    run: Code<Throttled<E>>,
 }
 
 impl<E> Clone for Throttle<E> {
     fn clone(&self) -> Self {
         Self {
-            name: self.name.clone(),
+            named: self.named.clone(),
+            events: self.events.clone(),
             period: self.period,
             keeps_latest: self.keeps_latest,
-            remember_ids: self.remember_ids,
-            validate: self.validate.clone(),
-            terms: self.terms.clone(),
             run: self.run.clone(),
         }
     }
@@ -81,7 +73,7 @@ impl<E> Clone for Throttle<E> {
 
 impl<E> fmt::Debug for Throttle<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Throttle({}, once in {:?})", self.name, self.period)
+        write!(f, "Throttle({}, once in {:?})", self.named.name(), self.period)
     }
 }
 
@@ -93,18 +85,12 @@ impl<E: 'static> Throttle<E> {
         Fut: Future<Output = Result<(), Fail>> + Send + 'static,
         Fail: Into<Failure>,
     {
-        let run = move |throttled: Throttled<E>| -> BoxFuture<'static, Result<(), Failure>> {
-            let running = run(throttled);
-            Box::pin(async move { running.await.map_err(Into::into) })
-        };
         Self {
-            name: name.into(),
+            named: Named::new(name),
+            events: Events::default(),
             period,
             keeps_latest: false,
-            remember_ids: REMEMBER_IDS,
-            validate: None,
-            terms: None,
-            run: Arc::new(run),
+            run: code(run),
         }
     }
 
@@ -114,29 +100,9 @@ impl<E: 'static> Throttle<E> {
         self
     }
 
-    /// How long the ids given to [`ThrottleClient::offer_once`] are remembered; a day by default.
-    pub fn remember_ids(mut self, window: Duration) -> Self {
-        self.remember_ids = window;
-        self
-    }
-
-    /// Refuses events for which this returns an error, with [`Error::Validation`] and that text.
-    pub fn validate(
-        mut self,
-        validate: impl Fn(&E) -> Result<(), String> + Send + Sync + 'static,
-    ) -> Self {
-        self.validate = Some(Arc::new(validate));
-        self
-    }
-
-    /// How runs are run: retries, time-out, concurrency, rate.
-    pub fn options(
-        mut self,
-        options: impl Fn(KindOptions) -> KindOptions + Send + Sync + 'static,
-    ) -> Self {
-        self.terms = Some(Arc::new(options));
-        self
-    }
+    definition_setters!(remember_ids);
+    definition_setters!(validate E);
+    definition_setters!(options);
 }
 
 /// What a run is given.
@@ -232,17 +198,16 @@ where
     type Output = ();
 
     fn name(&self) -> &str {
-        &self.name
+        self.named.name()
     }
 
     fn options(&self) -> KindOptions {
-        let options = KindOptions::default();
-        self.terms.as_ref().map_or_else(KindOptions::default, |terms| terms(options))
+        self.named.options()
     }
 
     fn check(&self) -> Result<(), Error> {
         check_duration("period", self.period)?;
-        check_duration("remember_ids", self.remember_ids)
+        self.events.check()
     }
 
     fn on_command(
@@ -301,14 +266,14 @@ where
         has_id: bool,
         turn: &mut Turn<Self>,
     ) -> Result<Offered, Error> {
-        check_event(self.validate.as_ref(), Self::KIND, &self.name, event)?;
+        self.events.check_event(Self::KIND, self.named.name(), event)?;
         self.check_size(event)?;
         turn.keep();
         if turn.status() != ObjectStatus::Active {
             turn.activate();
         }
         if has_id {
-            note_id(&mut state.ids_until_us, turn.now() + self.remember_ids);
+            note_id(&mut state.ids_until_us, turn.now() + self.events.remember_ids);
         }
         let until = Timestamp::from_micros(state.until_us);
         // The end of a period waits for the run that opened it; an event that waits for it too
@@ -331,12 +296,11 @@ where
 
     /// It must fit into the state now, and into a payload later.
     fn check_size(&self, event: &E) -> Result<(), Error> {
-        let encode = |source| Error::Encode { kind: self.name.to_string(), source };
+        let encode = |source| Error::Encode { kind: self.name().to_string(), source };
         let bytes = json_bytes(event).map_err(encode)?;
         if bytes > MAX_BYTES {
             let allowed = format!("at most {MAX_BYTES} are taken; send its address instead");
-            let got = format!("{bytes} bytes");
-            return Err(Refusal::OutOfBounds { what: "event", got, allowed }.into());
+            return Err(too_large(bytes, allowed));
         }
         Ok(())
     }
@@ -383,7 +347,7 @@ where
     /// memory of the definition changes nothing. One that was dropped was accepted.
     pub async fn offer_once(&self, key: &str, event_id: &str, event: E) -> Result<Offered, Error> {
         let command = ThrottleCommand::Offer { event, has_id: true };
-        let window = self.objects.primitive().remember_ids;
+        let window = self.objects.primitive().events.remember_ids;
         match self.objects.command_once(key, event_id, window, &command).await? {
             Commanded::Done(offered) => Ok(offered),
             Commanded::Duplicate => Ok(Offered::Duplicate),
@@ -418,6 +382,6 @@ where
     E: Clone + Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ThrottleClient({})", self.objects.primitive().name)
+        write!(f, "ThrottleClient({})", self.objects.primitive().named.name())
     }
 }

@@ -9,11 +9,10 @@
 //! definition is first used by an engine; if two programs define the pool differently, the last one
 //! counts.
 
+use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -23,9 +22,9 @@ use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Enqueued, LaneCou
 use windlass_core::name::Name;
 use windlass_core::record::JobRecord;
 use windlass_core::refusal::Refusal;
-use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 
+use super::definition::{Code, Events, Named, code, definition_setters};
 use crate::attempt::Attempt;
 use crate::client::Handle;
 use crate::clock::BoxFuture;
@@ -37,162 +36,99 @@ use crate::options::new_id;
 use crate::store::{Alteration, Deed, Selection};
 
 /// Waiting events a lane takes unless the pool says otherwise.
-pub const DEFAULT_LANE_DEPTH: u64 = 10_000;
+const LANE_DEPTH: u64 = 10_000;
 
-/// How long the id of an event is remembered unless the pool says otherwise.
-pub const DEFAULT_ID_WINDOW: Duration = Duration::from_secs(86_400);
-
-type Run<E> = dyn Fn(E, PoolContext) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync;
-type OnDead<E> = dyn Fn(DeadEvent<E>) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync;
-type OnEmpty = dyn Fn(EmptyLane) -> BoxFuture<'static, Result<(), Failure>> + Send + Sync;
-type Validate<E> = dyn Fn(&E) -> Result<(), String> + Send + Sync;
-
-/// The definition of a pool. Cloning is cheap.
+/// The definition of a pool: see `docs/objects.md`. Cloning is cheap.
 pub struct WorkerPool<E> {
-    inner: Arc<Definition<E>>,
+    named: Named,
+    events: Events<E>,
+    lanes: u32,
+    lane_depth: u64,
+    run: Code<(E, PoolContext)>,
+    on_dead: Option<Code<DeadEvent<E>>>,
+    on_empty: Option<Code<EmptyLane>>,
 }
 
 impl<E> Clone for WorkerPool<E> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone() }
+        Self {
+            named: self.named.clone(),
+            events: self.events.clone(),
+            lanes: self.lanes,
+            lane_depth: self.lane_depth,
+            run: self.run.clone(),
+            on_dead: self.on_dead.clone(),
+            on_empty: self.on_empty.clone(),
+        }
     }
 }
 
-struct Definition<E> {
-    name: String,
-    lanes: u32,
-    lane_depth: u64,
-    id_window: Duration,
-    retry: Retry,
-    timeout: Option<Duration>,
-    run: Arc<Run<E>>,
-    validate: Option<Arc<Validate<E>>>,
-    on_dead: Option<Arc<OnDead<E>>>,
-    on_empty: Option<Arc<OnEmpty>>,
-    event: PhantomData<fn(E)>,
-}
-
-impl<E> Clone for Definition<E> {
-    fn clone(&self) -> Self {
-        Self {
-            name: self.name.clone(),
-            lanes: self.lanes,
-            lane_depth: self.lane_depth,
-            id_window: self.id_window,
-            retry: self.retry.clone(),
-            timeout: self.timeout,
-            run: self.run.clone(),
-            validate: self.validate.clone(),
-            on_dead: self.on_dead.clone(),
-            on_empty: self.on_empty.clone(),
-            event: PhantomData,
-        }
+impl<E> fmt::Debug for WorkerPool<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WorkerPool({}, {} lanes)", self.named.name(), self.lanes)
     }
 }
 
 impl<E: Serialize + DeserializeOwned + Send + 'static> WorkerPool<E> {
     /// A pool of so many lanes whose events are handled by this async function: at most three
-    /// runs, the second a second after the first, 30 s each, at most 10,000 waiting per lane.
+    /// runs, the second a second after the first, 30 s each, at most 10,000 waiting per lane. Until
+    /// an event has ended, retries included, later ones of its key wait.
     ///
     /// Renaming it strands its events.
-    pub fn new<F, Fut, X>(name: impl Into<String>, lanes: u32, handler: F) -> Self
+    pub fn new<F, Fut, X>(name: impl Into<Arc<str>>, lanes: u32, handler: F) -> Self
     where
         F: Fn(E, PoolContext) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), X>> + Send + 'static,
         X: Into<Failure>,
     {
-        let run = move |event: E, context| -> BoxFuture<'static, Result<(), Failure>> {
-            let run = handler(event, context);
-            Box::pin(async move { run.await.map_err(Into::into) })
-        };
-        let definition = Definition {
-            name: name.into(),
+        Self {
+            named: Named::new(name),
+            events: Events::default(),
             lanes,
-            lane_depth: DEFAULT_LANE_DEPTH,
-            id_window: DEFAULT_ID_WINDOW,
-            retry: Retry::default(),
-            timeout: Some(Duration::from_secs(30)),
-            run: Arc::new(run),
-            validate: None,
+            lane_depth: LANE_DEPTH,
+            run: code(move |(event, context)| handler(event, context)),
             on_dead: None,
             on_empty: None,
-            event: PhantomData,
-        };
-        Self { inner: Arc::new(definition) }
+        }
     }
 
-    fn with(self, change: impl FnOnce(&mut Definition<E>)) -> Self {
-        let mut definition = Arc::unwrap_or_clone(self.inner);
-        change(&mut definition);
-        Self { inner: Arc::new(definition) }
-    }
-
-    /// When a failed event is tried again. Until it has ended, later events of its key wait.
-    pub fn retry(self, retry: Retry) -> Self {
-        self.with(|definition| definition.retry = retry)
-    }
-
-    /// How long one attempt may run; 30 s by default.
-    pub fn timeout(self, timeout: Duration) -> Self {
-        self.with(|definition| definition.timeout = Some(timeout))
-    }
-
-    /// Let an attempt run for as long as it takes.
-    pub fn no_timeout(self) -> Self {
-        self.with(|definition| definition.timeout = None)
-    }
+    definition_setters!(remember_ids);
+    definition_setters!(validate E);
+    definition_setters!(options);
 
     /// Refuses events beyond so many that wait in their lane; 10,000 by default.
-    pub fn lane_depth(self, limit: u64) -> Self {
-        self.with(|definition| definition.lane_depth = limit)
-    }
-
-    /// How long the id of an event is remembered, so that it counts once; 24 hours by default.
-    pub fn id_window(self, window: Duration) -> Self {
-        self.with(|definition| definition.id_window = window)
-    }
-
-    /// Checks every event before it is stored; what is refused is not.
-    pub fn validate(
-        self,
-        check: impl Fn(&E) -> Result<(), String> + Send + Sync + 'static,
-    ) -> Self {
-        self.with(|definition| definition.validate = Some(Arc::new(check)))
+    pub fn lane_depth(mut self, limit: u64) -> Self {
+        self.lane_depth = limit;
+        self
     }
 
     /// Called for every event that will not be tried again. Its call is durable from the commit in
     /// which the event dies, and repeated until it succeeds or fails three times; the pool goes on
     /// meanwhile. The event is among the dead letters, and can be replayed.
-    pub fn on_dead_letter<F, Fut, X>(self, hook: F) -> Self
+    pub fn on_dead_letter<F, Fut, X>(mut self, hook: F) -> Self
     where
         F: Fn(DeadEvent<E>) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), X>> + Send + 'static,
         X: Into<Failure>,
     {
-        let hook = move |letter| -> BoxFuture<'static, Result<(), Failure>> {
-            let run = hook(letter);
-            Box::pin(async move { run.await.map_err(Into::into) })
-        };
-        self.with(|definition| definition.on_dead = Some(Arc::new(hook)))
+        self.on_dead = Some(code(hook));
+        self
     }
 
     /// Called when the last event of a lane has ended: once per time it becomes empty, durable from
     /// the commit in which it does.
-    pub fn on_empty<F, Fut, X>(self, hook: F) -> Self
+    pub fn on_empty<F, Fut, X>(mut self, hook: F) -> Self
     where
         F: Fn(EmptyLane) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), X>> + Send + 'static,
         X: Into<Failure>,
     {
-        let hook = move |lane| -> BoxFuture<'static, Result<(), Failure>> {
-            let run = hook(lane);
-            Box::pin(async move { run.await.map_err(Into::into) })
-        };
-        self.with(|definition| definition.on_empty = Some(Arc::new(hook)))
+        self.on_empty = Some(code(hook));
+        self
     }
 
     fn lanes(&self) -> Result<NonZeroU32, Error> {
-        NonZeroU32::new(self.inner.lanes).ok_or(Error::InvalidSetting {
+        NonZeroU32::new(self.lanes).ok_or(Error::InvalidSetting {
             setting: "lanes",
             got: "0".to_string(),
             allowed: "a pool needs at least one lane",
@@ -201,24 +137,25 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> WorkerPool<E> {
 
     /// The kind of its events, and the queue they wait in.
     fn queue(&self) -> Result<Name, Error> {
-        Ok(Name::new(&format!("pool.{}", self.inner.name))?)
+        Ok(Name::new(&format!("pool.{}", self.named.name()))?)
     }
 
     fn dead_kind(&self) -> Result<Name, Error> {
-        Ok(Name::new(&format!("pool.{}.dead", self.inner.name))?)
+        Ok(Name::new(&format!("pool.{}.dead", self.named.name()))?)
     }
 
     fn empty_kind(&self) -> Result<Name, Error> {
-        Ok(Name::new(&format!("pool.{}.empty", self.inner.name))?)
+        Ok(Name::new(&format!("pool.{}.empty", self.named.name()))?)
     }
 
     /// The settings of its queue.
     fn settings(&self) -> Result<Vec<QueueChange>, Error> {
-        let on_dead = self.inner.on_dead.as_ref().map(|_| self.dead_kind()).transpose()?;
-        let on_empty = self.inner.on_empty.as_ref().map(|_| self.empty_kind()).transpose()?;
+        self.events.check()?;
+        let on_dead = self.on_dead.as_ref().map(|_| self.dead_kind()).transpose()?;
+        let on_empty = self.on_empty.as_ref().map(|_| self.empty_kind()).transpose()?;
         Ok(vec![
             QueueChange::Lanes(Some(self.lanes()?)),
-            QueueChange::LaneDepth(Some(self.inner.lane_depth)),
+            QueueChange::LaneDepth(Some(self.lane_depth)),
             QueueChange::OnDead(on_dead),
             QueueChange::OnEmpty(on_empty),
         ])
@@ -495,11 +432,8 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
 
     fn job(&self, event: Event<E>, queue: &Name) -> Result<NewJob, Error> {
         let Event { event, key, id, priority } = event;
-        let definition = &self.definition.inner;
-        if let Some(Err(issues)) = definition.validate.as_ref().map(|check| check(&event)) {
-            let what = format!("an event of pool `{}`", definition.name);
-            return Err(Error::Validation { what, issues });
-        }
+        let definition = self.definition;
+        definition.events.check_event("pool", definition.named.name(), &event)?;
         let encode = |source| Error::Encode { kind: queue.to_string(), source };
         let payload = serde_json::to_vec(&event).map_err(encode)?;
         let mut job = NewJob::new(new_id(), queue.clone(), queue.clone(), payload);
@@ -508,7 +442,7 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         job.unique = id.map(|key| Unique {
             key,
             scope: UniqueScope::Any,
-            window: Some(definition.id_window),
+            window: Some(definition.events.remember_ids),
         });
         job.trace = Some(crate::trace::of_new_job(job.id));
         Ok(job)
@@ -594,7 +528,7 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         pool_paused: bool,
         running: &[JobRecord],
     ) -> LaneStatus {
-        let lanes = self.definition.inner.lanes;
+        let lanes = self.definition.lanes;
         let ours = |record: &&JobRecord| lane_of(record.job.lane.as_ref(), lanes) == number;
         let state = match (pool_paused || count.paused, count.running > 0) {
             (true, _) => LaneState::Paused,
@@ -613,7 +547,7 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
     }
 
     async fn events_in(&self, states: &[StateName], lane: u32) -> Result<Vec<JobRecord>, Error> {
-        let lanes = self.definition.inner.lanes;
+        let lanes = self.definition.lanes;
         let mut events = self.events(states).await?;
         events.retain(|record| lane_of(record.job.lane.as_ref(), lanes) == lane);
         Ok(events)
@@ -706,22 +640,17 @@ where
     E: Serialize + DeserializeOwned + Send + 'static,
 {
     let (queue, settings) = (definition.queue()?, definition.settings()?);
-    let inner = &definition.inner;
-    let pool: Arc<str> = inner.name.as_str().into();
-    let options = KindOptions::default().retry(inner.retry.clone());
-    let options = match inner.timeout {
-        Some(timeout) => options.timeout(timeout),
-        None => options.no_timeout(),
-    };
-    let (run, lanes, name) = (inner.run.clone(), inner.lanes, pool.clone());
+    let pool = definition.named.name().clone();
+    let options = definition.named.options();
+    let (run, lanes, name) = (definition.run.clone(), definition.lanes, pool.clone());
     let mut handlers = vec![registered(&queue, options, move |attempt: Attempt| {
         let (run, pool) = (run.clone(), name.clone());
         async move {
             let event: E = decode(attempt.payload())?;
-            run(event, PoolContext { attempt, lanes, pool }).await
+            run((event, PoolContext { attempt, lanes, pool })).await
         }
     })];
-    if let Some(hook) = inner.on_dead.clone() {
+    if let Some(hook) = definition.on_dead.clone() {
         let name = pool.clone();
         handlers.push(registered(
             &definition.dead_kind()?,
@@ -738,7 +667,7 @@ where
             },
         ));
     }
-    if let Some(hook) = inner.on_empty.clone() {
+    if let Some(hook) = definition.on_empty.clone() {
         let kind = definition.empty_kind()?;
         handlers.push(registered(&kind, KindOptions::default(), move |attempt: Attempt| {
             let (hook, pool) = (hook.clone(), pool.clone());

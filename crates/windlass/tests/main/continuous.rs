@@ -129,7 +129,8 @@ async fn a_failing_run_leaves_the_state_and_the_loop_goes_on() {
         }
     };
     let retry = Retry::constant(SECOND).up_to(2);
-    let definition = Continuous::new("counting", every(MINUTE), code).retry(retry);
+    let definition = Continuous::new("counting", every(MINUTE), code)
+        .options(move |options| options.retry(retry.clone()));
     let lab = lab(&definition).await;
     let mut failed = lab.engine().subscribe(Topics::all().topic("continuous.failed"));
     let loops = lab.engine().continuous(&definition);
@@ -189,7 +190,9 @@ async fn runs_after_a_long_one(missed: MissedRuns, takes: Duration) -> Vec<Strin
                 Ok(tick)
             }
         };
-        Continuous::new("counting", every(MINUTE), code).no_timeout().missed_runs(missed)
+        Continuous::new("counting", every(MINUTE), code)
+            .options(|options| options.no_timeout())
+            .missed_runs(missed)
     };
     let lab = lab(&definition).await;
     lab.engine().continuous(&definition).start("a", 0).await.expect("started");
@@ -345,7 +348,7 @@ async fn a_trigger_runs_now_and_never_piles_up() {
                 Ok(tick)
             }
         })
-        .retry(Retry::constant(SECOND * 20).jitter(Jitter::None))
+        .options(|options| options.retry(Retry::constant(SECOND * 20).jitter(Jitter::None)))
     };
     let lab = lab(&definition).await;
     let loops = lab.engine().continuous(&definition);
@@ -438,7 +441,7 @@ async fn stopping_and_terminating_reach_the_run_that_is_under_way() {
                 Ok(tick) // the work was done nevertheless
             }
         })
-        .no_timeout()
+        .options(|options| options.no_timeout())
     };
     let lab = lab(&definition).await;
     let loops = lab.engine().continuous(&definition);
@@ -637,7 +640,7 @@ fn crashing(crashes: u32, began: &Arc<Notify>, notes: &Notes) -> Continuous<u64>
             Ok(tick)
         }
     })
-    .no_timeout()
+    .options(|options| options.no_timeout())
 }
 
 #[test]

@@ -100,6 +100,25 @@ async fn with_lanes(lanes: u32) -> (Rig, Seen, WorkerPool<Order>) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pool_that_cannot_work_is_refused() {
+    let (rig, seen, _) = with_lanes(1).await;
+    let one = || pool(1, &seen);
+    let wrong = [
+        (pool(0, &seen), "lanes"),
+        (one().remember_ids(Duration::ZERO), "remember_ids"),
+        (one().remember_ids(Duration::MAX), "remember_ids"),
+    ];
+    for (definition, what) in wrong {
+        let refused = rig.engine.pool(&definition).enqueue(order(1)).await;
+        let refused = refused.expect_err("refused");
+        let Error::InvalidSetting { setting, .. } = refused else { panic!("{refused:?}") };
+        assert_eq!(setting, what);
+        let refused = rig.engine.worker().pool(&definition).start().await;
+        assert!(matches!(refused, Err(Error::InvalidSetting { .. })), "{refused:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn each_lane_runs_one_at_a_time_and_all_lanes_run_at_once() {
     let (rig, seen, pool) = with_lanes(3).await;
     let orders = (0..30).map(|number| Order { takes_ms: 10, ..order(number) });
@@ -232,7 +251,7 @@ async fn a_failed_event_holds_its_own_key_and_no_other() {
 #[tokio::test(start_paused = true)]
 async fn retries_grow_and_a_dead_letter_is_told_and_the_lane_goes_on() {
     let (rig, seen, pool) = with_lanes(1).await;
-    let pool = pool.retry(Retry::default().up_to(3));
+    let pool = pool.options(|options| options.retry(Retry::default().up_to(3)));
     let client = rig.engine.pool(&pool);
     client.enqueue(Event::new(Order { fails: 9, ..order(1) }).key("k")).await.expect("accepted");
     client.enqueue(Event::new(order(2)).key("k")).await.expect("accepted");
@@ -401,7 +420,7 @@ async fn a_pool_without_lanes_or_with_too_many_is_refused_in_words() {
 #[tokio::test(start_paused = true)]
 async fn whoever_waits_for_an_event_learns_how_it_ended() {
     let (rig, seen, pool) = with_lanes(2).await;
-    let pool = pool.retry(Retry::default().up_to(1));
+    let pool = pool.options(|options| options.retry(Retry::default().up_to(1)));
     let _worker = start(&rig.engine, &pool).await;
     let client = rig.engine.pool(&pool);
     client.enqueue_and_wait(order(1)).await.expect("it is handled");
