@@ -50,7 +50,7 @@ pub use book::Partition;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
 pub use control::{
     Announce, Cancel, CancelAnswer, Clear, Cleared, Configure, QueueChange, Remove, Replay,
-    ReplayEdited, Reschedule, WorkerCard, WorkerKind, WorkerNews,
+    ReplayEdited, Reschedule, WorkerCard, WorkerKind, WorkerNews, nearest,
 };
 pub use enqueue::{Acceptance, Enqueue, Enqueued, InLane};
 pub use glimpse::Glimpse;

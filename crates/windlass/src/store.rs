@@ -15,6 +15,8 @@
 mod address;
 pub mod file;
 mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 
 use std::fmt;
 use std::sync::Arc;

@@ -619,7 +619,7 @@ impl Ledger {
 }
 
 /// The most similar of some names, if any is similar at all.
-pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a Name>) -> Option<Name> {
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a Name>) -> Option<Name> {
     let tolerance = 2 + name.len() / 4;
     known
         .map(|candidate| (distance(name.as_bytes(), candidate.as_str().as_bytes()), candidate))

@@ -1,0 +1,1192 @@
+//! The PostgreSQL store: many machines, one database, the rules in SQL.
+//!
+//! Every verb is one call of one function of the schema, in one round trip and one commit; the
+//! functions are in `postgres/sql`, a file for each part of the ledger they stand for. Time is the
+//! database's. Nothing is prepared by name, so all of it works behind a transaction pooler.
+//!
+//! A job's words never change after it was accepted; where it stands is a narrow row of its own, so
+//! that the hot path neither rewrites wide rows nor walks through history.
+
+mod connect;
+mod event;
+mod explain;
+mod fault;
+mod migrate;
+mod record;
+mod wire;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+pub use connect::{PostgresAddress, Schema};
+use deadpool_postgres::Pool;
+pub use fault::OpenFault;
+pub use migrate::{MIGRATIONS, Migration, VERSION};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_postgres::Row;
+use tokio_postgres::types::{ToSql, Type};
+use windlass_core::batch;
+use windlass_core::event::Event;
+use windlass_core::explain::Explanation;
+use windlass_core::filter::Filter;
+use windlass_core::job::{JobId, Lease, LeaseToken, NewJob, Start};
+use windlass_core::ledger::{
+    CancelAnswer, Claim, Cleared, Counts, Enqueued, KindClaim, LaneCount, LineCount, Promoted,
+    QueueChange, QueueCount, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob, Ring,
+    Settled, Settlement, Totals, Turned, WorkerCard, WorkerKind, WorkerNews, WorkerView,
+};
+use windlass_core::limits::{self, Limits};
+use windlass_core::name::Name;
+use windlass_core::object::{Address, ObjectMeta, ObjectRecord, ObjectView, Turn};
+use windlass_core::outcome::ErrorText;
+use windlass_core::rate::Rate;
+use windlass_core::record::{JobRecord, QueueSettings};
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Timestamp;
+
+use self::event::{Lines, Told};
+use self::fault::Verdict;
+use self::wire::{JobColumns, Placed, Read};
+use super::{
+    Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, HandedJob, ObjectFilter,
+    ObjectPage, Page, Selection, Store, StoreError,
+};
+use crate::clock::timestamp;
+use crate::wake::Wake;
+
+/// How long the database may take to answer before the answer is unknown.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often a call is made again when the database rolled it back for the sake of others.
+const TRIES: u32 = 10;
+
+/// A value for the database, and its type.
+type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+
+/// Keeps jobs in a PostgreSQL database, which many processes may share.
+pub struct PostgresStore {
+    pool: Pool,
+    schema: Schema,
+    limits: Limits,
+    wake: Arc<dyn Wake>,
+    committed: watch::Sender<u64>,
+    names: Mutex<Names>,
+}
+
+/// Numbers of lines, which never change.
+#[derive(Default)]
+struct Names {
+    lines: HashMap<(Name, Name), i32>,
+    of_line: Lines,
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgresStore({})", self.schema)
+    }
+}
+
+impl PostgresStore {
+    /// Opens the database at `address`, brings its schema up to date unless the address says not
+    /// to, and makes these limits those of the schema.
+    ///
+    /// Refuses a schema that is newer than this build, or older if it may not migrate.
+    pub async fn open(
+        address: &PostgresAddress,
+        limits: Limits,
+        wake: Arc<dyn Wake>,
+    ) -> Result<Self, OpenFault> {
+        prepare(address).await?;
+        let store = Self {
+            pool: connect::pool(address)?,
+            schema: address.schema.clone(),
+            limits,
+            wake,
+            committed: watch::Sender::new(0),
+            names: Mutex::default(),
+        };
+        store.settle_in().await.map_err(|error| OpenFault::new(error.to_string()))?;
+        Ok(store)
+    }
+
+    /// Writes down the limits and learns the names and the last event.
+    async fn settle_in(&self) -> Answer<()> {
+        let number = |limit: usize| i64::try_from(limit).unwrap_or(i64::MAX);
+        let (age, jobs) = (wire::micros(self.limits.history_age), number(self.limits.history_jobs));
+        let (bytes, dead) = (number(self.limits.payload_bytes), number(self.limits.dead_letters));
+        let sql = "update windlass.house set payload_bytes = $1, dead_letters = $2, \
+             history_age = $3, history_jobs = $4 \
+             where (payload_bytes, dead_letters, history_age, history_jobs) \
+               is distinct from ($1, $2, $3, $4)";
+        let parameters: [Parameter<'_>; 4] =
+            [(&bytes, Type::INT8), (&dead, Type::INT8), (&age, Type::INT8), (&jobs, Type::INT8)];
+        self.call("write down the limits", sql, &parameters).await?;
+        let row = self.one("read the last event", "select windlass._number()", &[]).await?;
+        self.committed.send_replace(row.get::<_, i64>(0).cast_unsigned());
+        self.learn_lines().await
+    }
+
+    async fn call(
+        &self,
+        doing: &'static str,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Answer<Vec<Row>> {
+        let sql = self.schema.in_sql(sql);
+        for attempt in 1..=TRIES {
+            let client = self.pool.get().await.map_err(fault::no_connection)?;
+            let asked = client.query_typed(&sql, parameters);
+            let Ok(answer) = tokio::time::timeout(PATIENCE, asked).await else {
+                // Whatever it still has to say belongs to nobody.
+                drop(deadpool_postgres::Object::take(client));
+                let why = format!("no answer within {PATIENCE:?}");
+                return Err(StoreError::Unknown { doing, source: why.into() });
+            };
+            match answer.map_err(|error| fault::verdict(doing, error)) {
+                Ok(rows) => return Ok(rows),
+                Err(Verdict::Tell(error)) => return Err(error),
+                Err(Verdict::Again) => {
+                    let pause = Duration::from_millis(1 << attempt.min(7));
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+        let why = format!("others were in the way {TRIES} times; try again");
+        Err(Refusal::Unavailable { why }.into())
+    }
+
+    /// A call that is answered with at least one row.
+    async fn one(
+        &self,
+        doing: &'static str,
+        sql: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Answer<Row> {
+        let rows = self.call(doing, sql, parameters).await?;
+        rows.into_iter().next().ok_or_else(|| odd(doing, "no row came back"))
+    }
+
+    /// After a commit: wakes whom it concerns, and lets those who wait for events look.
+    async fn committed_and_rings(&self, rings: Option<Vec<String>>) {
+        self.committed.send_modify(|_| {});
+        let rings: Vec<Ring> =
+            rings.into_iter().flatten().filter_map(|ring| read_ring(&ring)).collect();
+        if !rings.is_empty() {
+            self.wake.ring(&rings).await;
+        }
+    }
+
+    fn names(&self) -> std::sync::MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn learn_lines(&self) -> Answer<()> {
+        let sql = "select l.id, q.name, k.name from windlass.line l \
+             join windlass.queue q on q.id = l.queue join windlass.kind k on k.id = l.kind";
+        let rows = self.call("read names", sql, &[]).await?;
+        let mut names = self.names();
+        for row in rows {
+            let line = (understood(wire::name(row.get(1)))?, understood(wire::name(row.get(2)))?);
+            names.of_line.insert(row.get(0), line.clone());
+            names.lines.insert(line, row.get(0));
+        }
+        Ok(())
+    }
+
+    /// The number of the line of each job. One that is new is noted in a commit of its own, so that
+    /// nobody waits for a name until somebody's transaction ends.
+    async fn lines(&self, jobs: &[Arc<NewJob>]) -> Answer<Vec<i32>> {
+        let mut lines = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let line = (job.queue.clone(), job.kind.clone());
+            let known = self.names().lines.get(&line).copied();
+            lines.push(match known {
+                Some(number) => number,
+                None => self.register(line).await?,
+            });
+        }
+        Ok(lines)
+    }
+
+    async fn register(&self, line: (Name, Name)) -> Answer<i32> {
+        let (queue, kind) = (line.0.as_str(), line.1.as_str());
+        let parameters: [Parameter<'_>; 2] = [(&queue, Type::TEXT), (&kind, Type::TEXT)];
+        let sql = "select windlass.register($1, $2)";
+        let number: i32 = self.one("note a name", sql, &parameters).await?.get(0);
+        let mut names = self.names();
+        names.of_line.insert(number, line.clone());
+        names.lines.insert(line, number);
+        Ok(number)
+    }
+
+    async fn accept(&self, jobs: &[Arc<NewJob>]) -> Answer<Vec<Enqueued>> {
+        let columns = Columns::of(jobs, self.lines(jobs).await?);
+        let rows = self.call("enqueue", ACCEPT, &columns.parameters()).await?;
+        let (enqueued, rings) = read_enqueued(&rows)?;
+        self.committed_and_rings(rings).await;
+        Ok(enqueued)
+    }
+
+    /// Whether the job runs under this lease.
+    async fn is_held(&self, job: JobId, token: LeaseToken) -> Answer<bool> {
+        let (job, token) = (wire::uuid(job), token.0.cast_signed());
+        let sql = "select exists (select from windlass.job j join windlass.place p using (seq) \
+             where j.id = $1 and p.state = 3 and p.token = $2)";
+        let parameters: [Parameter<'_>; 2] = [(&job, Type::UUID), (&token, Type::INT8)];
+        Ok(self.one("look at a lease", sql, &parameters).await?.get(0))
+    }
+
+    async fn objects_where(
+        &self,
+        condition: &str,
+        parameters: &[Parameter<'_>],
+    ) -> Answer<Vec<ObjectView>> {
+        let sql = format!("{OBJECTS} where {condition}");
+        let rows = self.call("read objects", &sql, parameters).await?;
+        rows.iter().map(|row| understood(read_object(row))).collect()
+    }
+
+    /// The filter in JSON. `None` if nothing can match it, because no job of its queues or kinds
+    /// was ever accepted.
+    async fn filter(&self, filter: &Filter) -> Answer<Option<Value>> {
+        let mut said = json!({});
+        if !filter.states.is_empty() {
+            said["states"] = filter.states.iter().map(|state| *state as i64).collect();
+        }
+        if !filter.kinds.is_empty() || !filter.queues.is_empty() {
+            self.learn_lines().await?;
+            let any = |list: &[Name], name: &Name| list.is_empty() || list.contains(name);
+            let names = self.names();
+            let meant = names.of_line.iter().filter(|(_, (queue, kind))| {
+                any(&filter.queues, queue) && any(&filter.kinds, kind)
+            });
+            let lines: Vec<i32> = meant.map(|(line, _)| *line).collect();
+            if lines.is_empty() {
+                return Ok(None);
+            }
+            said["lines"] = lines.into_iter().collect();
+        }
+        if !filter.tags.is_empty() {
+            said["tags"] = filter.tags.iter().map(Name::as_str).collect();
+        }
+        if let Some(from) = filter.created_from {
+            said["from"] = from.as_micros().into();
+        }
+        if let Some(before) = filter.created_before {
+            said["before"] = before.as_micros().into();
+        }
+        Ok(Some(said))
+    }
+}
+
+/// Makes sure that the schema is the one this build works with.
+async fn prepare(address: &PostgresAddress) -> Result<(), OpenFault> {
+    let mut client = connect::connect(address).await?;
+    let found = migrate::version(&client, &address.schema).await?;
+    if found > VERSION {
+        return Err(OpenFault::new(format!(
+            "schema `{}` has version {found}, and this build knows {VERSION}; update the program",
+            address.schema
+        )));
+    }
+    if found < VERSION && !address.migrate {
+        return Err(OpenFault::new(format!(
+            "schema `{}` has version {found} and needs {VERSION}; run `windlass migrate up`",
+            address.schema
+        )));
+    }
+    if found < VERSION {
+        migrate::up(&mut client, &address.schema).await?;
+    }
+    Ok(())
+}
+
+/// Brings the schema at `address` up to date and answers which versions that took.
+pub async fn migrate_up(address: &PostgresAddress) -> Result<Vec<i32>, OpenFault> {
+    let mut client = connect::connect(address).await?;
+    migrate::up(&mut client, &address.schema).await
+}
+
+/// The version of the schema at `address`; 0 if there is none.
+pub async fn schema_version(address: &PostgresAddress) -> Result<i32, OpenFault> {
+    let client = connect::connect(address).await?;
+    migrate::version(&client, &address.schema).await
+}
+
+/// The SQL that brings a schema from one version to the current one, to be run by other means.
+pub fn migration_sql(schema: &Schema, from: i32) -> String {
+    let due = MIGRATIONS.iter().filter(|migration| migration.version > from);
+    let scripts = due.map(|migration| migrate::script(migration, schema));
+    format!("begin;\n{}commit;\n", scripts.collect::<String>())
+}
+
+fn odd(doing: &'static str, why: &str) -> StoreError {
+    StoreError::Unknown { doing, source: why.into() }
+}
+
+/// What was read, or that it makes no sense.
+fn understood<T>(read: Read<T>) -> Answer<T> {
+    read.map_err(|strange| Refusal::Unavailable { why: strange.to_string() }.into())
+}
+
+fn read_ring(ring: &str) -> Option<Ring> {
+    match ring.strip_prefix("q:") {
+        Some(queue) => Name::new(queue).ok().map(Ring::Queue),
+        None => (ring == "c").then_some(Ring::Cancel),
+    }
+}
+
+/// The time by this machine's clock: only for bounds of a hundred years.
+fn about_now() -> Timestamp {
+    timestamp(std::time::SystemTime::now())
+}
+
+const ACCEPT: &str = "select * from windlass.accept($1, $2, $3, $4, $5, $6, $7, $8)";
+
+/// A batch of jobs, column by column.
+struct Columns<'a> {
+    ids: Vec<uuid::Uuid>,
+    lines: Vec<i32>,
+    payloads: Vec<&'a [u8]>,
+    priorities: Vec<i32>,
+    start_kinds: Vec<i16>,
+    starts: Vec<Option<i64>>,
+    max_attempts: Vec<Option<i64>>,
+    specs: Vec<Option<Value>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(jobs: &'a [Arc<NewJob>], lines: Vec<i32>) -> Self {
+        Self {
+            ids: jobs.iter().map(|job| wire::uuid(job.id)).collect(),
+            lines,
+            payloads: jobs.iter().map(|job| &*job.payload).collect(),
+            priorities: jobs.iter().map(|job| job.priority.0).collect(),
+            start_kinds: jobs.iter().map(|job| wire::start(job.start).0).collect(),
+            starts: jobs.iter().map(|job| wire::start(job.start).1).collect(),
+            max_attempts: jobs.iter().map(|job| job.max_attempts().map(i64::from)).collect(),
+            specs: jobs.iter().map(|job| wire::spec(job)).collect(),
+        }
+    }
+
+    fn parameters(&self) -> [Parameter<'_>; 8] {
+        [
+            (&self.ids, Type::UUID_ARRAY),
+            (&self.lines, Type::INT4_ARRAY),
+            (&self.payloads, Type::BYTEA_ARRAY),
+            (&self.priorities, Type::INT4_ARRAY),
+            (&self.start_kinds, Type::INT2_ARRAY),
+            (&self.starts, Type::INT8_ARRAY),
+            (&self.max_attempts, Type::INT8_ARRAY),
+            (&self.specs, Type::JSONB_ARRAY),
+        ]
+    }
+}
+
+/// What became of a batch, and whom to ring.
+fn read_enqueued(rows: &[Row]) -> Answer<(Vec<Enqueued>, Option<Vec<String>>)> {
+    let mut enqueued = Vec::with_capacity(rows.len());
+    let mut rings = None;
+    for row in rows {
+        let Some(id) = row.get::<_, Option<uuid::Uuid>>("id") else {
+            rings = row.get("rings");
+            continue;
+        };
+        let placed = Placed {
+            id,
+            acceptance: row.get("acceptance"),
+            depth: row.get("depth"),
+            sequence: row.get("sequence"),
+            lane: row.get("lane"),
+            ahead: row.get("ahead"),
+        };
+        enqueued.push(understood(placed.into_enqueued())?);
+    }
+    Ok((enqueued, rings))
+}
+
+/// An object's columns, given what its jobs say.
+const OBJECTS: &str = "select o.*, \
+    (select min(p.since) from windlass.place p where p.object = o.address and p.state = 3) as running, \
+    (select case when p.state < 3 then p.at end from windlass.job j join windlass.place p using (seq) \
+      where j.id = o.alarm) as alarm_at, \
+    (select count(*) from windlass.place p where p.object = o.address) as open_jobs \
+    from windlass.object o";
+
+fn read_object(row: &Row) -> Read<ObjectView> {
+    let name = |what: &str| wire::name(row.get(what));
+    let address = Address::new(name("kind")?, name("name")?, row.get("key"));
+    let address = address.map_err(|refusal| wire::Strange(refusal.to_string()))?;
+    let at = |what: &str| row.get::<_, Option<i64>>(what).map(wire::time);
+    let meta = ObjectMeta {
+        version: row.get::<_, i64>("version").cast_unsigned(),
+        status: wire::read_status(row.get("status"))?,
+        reason: row.get::<_, Option<&str>>("reason").map(ErrorText::new),
+        created_at: wire::time(row.get("created_at")),
+        updated_at: wire::time(row.get("updated_at")),
+        last_success_at: at("last_success_at"),
+        runs: row.get::<_, i64>("runs").cast_unsigned(),
+        failures: row.get::<_, i64>("failures").cast_unsigned(),
+        recoveries: row.get::<_, i32>("recoveries").cast_unsigned(),
+        last_recovery_at: at("last_recovery_at"),
+        alarm: row.get::<_, Option<uuid::Uuid>>("alarm").map(wire::job_id),
+        purge_at: at("purge_at"),
+    };
+    let state = wire::bytes(row.get("state"));
+    Ok(ObjectView {
+        record: ObjectRecord { address, meta, state },
+        executing_since: at("running"),
+        alarm_at: at("alarm_at"),
+        open_jobs: row.get::<_, i64>("open_jobs").cast_unsigned(),
+    })
+}
+
+/// The terms of a claim, column by column.
+struct Terms<'a> {
+    worker: &'a str,
+    queues: Option<Vec<&'a str>>,
+    kinds: Vec<&'a str>,
+    leases: Vec<i64>,
+    max_attempts: Vec<i64>,
+    concurrency: Vec<Option<i32>>,
+    rate_jobs: Vec<Option<i32>>,
+    rate_periods: Vec<Option<i64>>,
+    rate_bursts: Vec<Option<i32>>,
+    limit: i32,
+}
+
+impl<'a> Terms<'a> {
+    fn of(claim: &'a Claim) -> Self {
+        let each = || claim.kinds.iter();
+        let count = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
+        let lease =
+            |kind: &KindClaim| wire::micros(kind.lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX));
+        Self {
+            worker: &claim.worker,
+            queues: claim.queues.as_ref().map(|queues| queues.iter().map(Name::as_str).collect()),
+            kinds: each().map(|kind| kind.kind.as_str()).collect(),
+            leases: each().map(lease).collect(),
+            max_attempts: each().map(|kind| i64::from(kind.max_attempts.max(1))).collect(),
+            concurrency: each().map(|kind| kind.concurrency.map(count)).collect(),
+            rate_jobs: each().map(|kind| kind.rate.map(|rate| count(rate.jobs))).collect(),
+            rate_periods: each()
+                .map(|kind| kind.rate.map(|rate| wire::micros(rate.period)))
+                .collect(),
+            rate_bursts: each().map(|kind| kind.rate.map(|rate| count(rate.burst))).collect(),
+            limit: i32::try_from(claim.limit).unwrap_or(i32::MAX),
+        }
+    }
+
+    fn parameters(&self) -> [Parameter<'_>; 10] {
+        [
+            (&self.worker, Type::TEXT),
+            (&self.queues, Type::TEXT_ARRAY),
+            (&self.kinds, Type::TEXT_ARRAY),
+            (&self.leases, Type::INT8_ARRAY),
+            (&self.max_attempts, Type::INT8_ARRAY),
+            (&self.concurrency, Type::INT4_ARRAY),
+            (&self.rate_jobs, Type::INT4_ARRAY),
+            (&self.rate_periods, Type::INT8_ARRAY),
+            (&self.rate_bursts, Type::INT4_ARRAY),
+            (&self.limit, Type::INT4),
+        ]
+    }
+}
+
+fn read_handed(row: &Row, worker: &Arc<str>) -> Read<HandedJob> {
+    let steps = record::steps(row.get("step_names"), row.get("step_results"))?;
+    let lease = Lease {
+        token: LeaseToken(row.get::<_, i64>("token").cast_unsigned()),
+        worker: worker.clone(),
+        since: wire::time(row.get("since")),
+        until: wire::time(row.get("until")),
+        max_attempts: u32::try_from(row.get::<_, i64>("max_attempts")).unwrap_or(u32::MAX),
+        cancel_requested: false,
+    };
+    Ok(HandedJob {
+        job: Arc::new(JobColumns::of(row)?.into_job()?),
+        lease,
+        attempt: row.get::<_, i32>("attempt").cast_unsigned(),
+        recoveries: row.get::<_, i32>("recoveries").cast_unsigned(),
+        sequence: row.get::<_, i64>("seq").cast_unsigned(),
+        created_at: wire::time(row.get("created_at")),
+        first_started_at: wire::time(row.get("first_started")),
+        steps,
+    })
+}
+
+/// Settlements, column by column.
+#[derive(Default)]
+struct Ends {
+    jobs: Vec<uuid::Uuid>,
+    tokens: Vec<i64>,
+    verdicts: Vec<i16>,
+    arguments: Vec<Option<i64>>,
+    outputs: Vec<Option<Vec<u8>>>,
+    errors: Vec<Option<String>>,
+    extras: Vec<Option<Value>>,
+    object_states: Vec<Option<Vec<u8>>>,
+}
+
+impl Ends {
+    fn push(&mut self, settlement: Settlement) {
+        let (verdict, argument) = wire::verdict(settlement.verdict);
+        self.jobs.push(wire::uuid(settlement.job));
+        self.tokens.push(settlement.token.0.cast_signed());
+        self.verdicts.push(verdict);
+        self.arguments.push(argument);
+        self.outputs.push(settlement.output.map(|output| output.to_vec()));
+        self.errors.push(settlement.error.map(|error| wire::text(error.as_str())));
+        let mut extra = json!({});
+        if let Some(report) = wire::report(settlement.report) {
+            extra["report"] = report;
+        }
+        if !settlement.next.is_empty() {
+            extra["next"] = settlement.next.iter().map(|job| wire::whole_job(job)).collect();
+        }
+        let mut state = None;
+        if let Some(turn) = settlement.turn {
+            extra["turn"] = wire::turn(&turn);
+            state = turn.state.map(|state| state.to_vec());
+        }
+        self.extras.push((extra != json!({})).then_some(extra));
+        self.object_states.push(state);
+    }
+
+    fn parameters(&self) -> [Parameter<'_>; 8] {
+        [
+            (&self.jobs, Type::UUID_ARRAY),
+            (&self.tokens, Type::INT8_ARRAY),
+            (&self.verdicts, Type::INT2_ARRAY),
+            (&self.arguments, Type::INT8_ARRAY),
+            (&self.outputs, Type::BYTEA_ARRAY),
+            (&self.errors, Type::TEXT_ARRAY),
+            (&self.extras, Type::JSONB_ARRAY),
+            (&self.object_states, Type::BYTEA_ARRAY),
+        ]
+    }
+}
+
+/// What of a batch can be refused without asking the database.
+fn check_batch(jobs: &[Arc<NewJob>], limits: &Limits) -> Result<(), Refusal> {
+    batch::check(jobs, limits, about_now())?;
+    batch::refuse_cycles(jobs.iter().map(|job| &**job))
+}
+
+/// What of a settlement can be refused without asking the database.
+fn check_settlement(settlement: &Settlement, limits: &Limits) -> Result<(), Refusal> {
+    let now = about_now();
+    let mut jobs = settlement.next.clone();
+    if let Some(turn) = &settlement.turn {
+        turn.check(now)?;
+        jobs.extend(turn.alarm_job());
+        jobs.extend(turn.jobs.iter().cloned());
+    }
+    check_batch(&jobs, limits)
+}
+
+/// A setting of a queue as SQL takes it.
+fn write_change(change: &QueueChange) -> (&'static str, Value) {
+    match change {
+        QueueChange::Pause => ("pause", Value::Null),
+        QueueChange::Resume => ("resume", Value::Null),
+        QueueChange::MaxDepth(limit) => ("max_depth", json!(limit)),
+        QueueChange::Ageing(step) => ("ageing", json!(step.map(wire::micros))),
+        QueueChange::Lanes(lanes) => ("lanes", json!(lanes.map(std::num::NonZeroU32::get))),
+        QueueChange::PauseLane(lane) => ("pause_lane", json!(lane)),
+        QueueChange::ResumeLane(lane) => ("resume_lane", json!(lane)),
+        QueueChange::LaneDepth(limit) => ("lane_depth", json!(limit)),
+        QueueChange::OnDead(kind) => ("on_dead", json!(kind.as_ref().map(Name::as_str))),
+        QueueChange::OnEmpty(kind) => ("on_empty", json!(kind.as_ref().map(Name::as_str))),
+    }
+}
+
+fn write_card(card: &WorkerCard) -> Value {
+    let kind = |kind: &WorkerKind| {
+        let rate = kind.rate.map(|rate| json!([rate.jobs, wire::micros(rate.period), rate.burst]));
+        json!({ "kind": kind.kind.as_str(), "concurrency": kind.concurrency, "rate": rate })
+    };
+    let queues = card.queues.as_ref();
+    let queues = queues.map(|queues| queues.iter().map(Name::as_str).collect::<Vec<_>>());
+    let kinds: Vec<Value> = card.kinds.iter().map(kind).collect();
+    json!({ "queues": queues, "kinds": kinds, "slots": card.slots })
+}
+
+fn read_card(value: &Value) -> Option<WorkerCard> {
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let name = |value: &Value| Name::new(value.as_str()?).ok();
+    let kind = |value: &Value| {
+        let rate = match value["rate"].as_array() {
+            Some(rate) => Some(Rate {
+                jobs: number(rate.first()?)?,
+                period: wire::duration(rate.get(1)?.as_i64()?),
+                burst: number(rate.get(2)?)?,
+            }),
+            None => None,
+        };
+        let concurrency = number(&value["concurrency"]);
+        Some(WorkerKind { kind: name(&value["kind"])?, concurrency, rate })
+    };
+    let queues = match value["queues"].as_array() {
+        Some(queues) => Some(queues.iter().map(name).collect::<Option<Vec<_>>>()?),
+        None => None,
+    };
+    Some(WorkerCard {
+        queues,
+        kinds: value["kinds"].as_array()?.iter().map(kind).collect::<Option<_>>()?,
+        slots: number(&value["slots"])?,
+    })
+}
+
+fn read_totals(value: &Value) -> Option<Totals> {
+    let number = |index: usize| Some(value[index].as_i64()?.max(0).cast_unsigned());
+    Some(Totals {
+        enqueued: number(0)?,
+        completed: number(1)?,
+        failed: number(2)?,
+        retried: number(3)?,
+        rescued: number(4)?,
+        dead: number(5)?,
+        cancelled: number(6)?,
+    })
+}
+
+fn read_counts(value: &Value) -> Option<Counts> {
+    let count = |value: &Value| Some(value.as_i64()?.max(0).cast_unsigned());
+    let name = |value: &Value| Name::new(value.as_str()?).ok();
+    let line = |line: &Value| {
+        let mut states = [0; 7];
+        for (index, state) in states.iter_mut().enumerate() {
+            *state = count(&line["states"][index])?;
+        }
+        let totals = read_totals(&line["totals"])?;
+        Some(LineCount { queue: name(&line["queue"])?, kind: name(&line["kind"])?, states, totals })
+    };
+    let queue = |queue: &Value| {
+        let settings = wire::settings(&queue["settings"]).ok()?;
+        let mut lanes =
+            vec![LaneCount::default(); settings.lanes.map_or(0, |lanes| lanes.get() as usize)];
+        for said in queue["lanes"].as_array()? {
+            let number = said["lane"].as_i64().and_then(|lane| usize::try_from(lane).ok());
+            let Some(lane) = number.and_then(|number| lanes.get_mut(number)) else { continue };
+            lane.waiting = count(&said["waiting"])?;
+            lane.running = count(&said["running"])?;
+            lane.totals = read_totals(&said["totals"])?;
+        }
+        for paused in &settings.paused_lanes {
+            if let Some(lane) = lanes.get_mut(*paused as usize) {
+                lane.paused = true;
+            }
+        }
+        Some(QueueCount {
+            queue: name(&queue["queue"])?,
+            waiting: count(&queue["waiting"])?,
+            dead_letters_dropped: count(&queue["dropped"])?,
+            settings,
+            lanes,
+        })
+    };
+    let worker = |worker: &Value| {
+        Some(WorkerView {
+            worker: worker["worker"].as_str()?.into(),
+            card: read_card(&worker["card"])?,
+            running: count(&worker["running"])?,
+            stopping: worker["stopping"].as_bool()?,
+        })
+    };
+    Some(Counts {
+        lines: value["lines"].as_array()?.iter().map(line).collect::<Option<_>>()?,
+        queues: value["queues"].as_array()?.iter().map(queue).collect::<Option<_>>()?,
+        workers: value["workers"].as_array()?.iter().map(worker).collect::<Option<_>>()?,
+    })
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>> {
+        if jobs.is_empty() {
+            return Ok(Vec::new());
+        }
+        check_batch(&jobs, &self.limits)?;
+        self.accept(&jobs).await
+    }
+
+    async fn claim(&self, claim: Claim) -> Answer<Handed> {
+        const CLAIM: &str = "select * from windlass.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+        let terms = Terms::of(&claim);
+        let rows = self.call("claim", CLAIM, &terms.parameters()).await?;
+        let mut handed = Handed::default();
+        for row in &rows {
+            if record::id(row).is_some() {
+                handed.jobs.push(understood(read_handed(row, &claim.worker))?);
+            } else {
+                handed.ready = row.get::<_, i64>("ready").cast_unsigned();
+                handed.wake_in = row.get::<_, Option<i64>>("wake_in").map(wire::duration);
+            }
+        }
+        if !handed.jobs.is_empty() {
+            self.committed_and_rings(None).await;
+        }
+        Ok(handed)
+    }
+
+    async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {
+        if renewals.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<JobId> = renewals.iter().map(|renewal| renewal.job).collect();
+        let jobs: Vec<uuid::Uuid> = ids.iter().copied().map(wire::uuid).collect();
+        let tokens: Vec<i64> = renewals.iter().map(|each| each.token.0.cast_signed()).collect();
+        let length =
+            |lease: Duration| wire::micros(lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX));
+        let leases: Vec<i64> = renewals.iter().map(|each| length(each.lease)).collect();
+        let mut answers: Vec<Result<Renewed, Refusal>> =
+            ids.iter().map(|job| Err(Refusal::LeaseLost { job: *job })).collect();
+        let reports: Vec<Option<Value>> =
+            renewals.into_iter().map(|renewal| wire::report(renewal.report)).collect();
+        let parameters: [Parameter<'_>; 4] = [
+            (&jobs, Type::UUID_ARRAY),
+            (&tokens, Type::INT8_ARRAY),
+            (&leases, Type::INT8_ARRAY),
+            (&reports, Type::JSONB_ARRAY),
+        ];
+        let sql = "select * from windlass.renew($1, $2, $3, $4)";
+        for row in self.call("renew leases", sql, &parameters).await? {
+            let index = usize::try_from(row.get::<_, i32>("n") - 1).unwrap_or(usize::MAX);
+            let Some(answer) = answers.get_mut(index) else { continue };
+            let refused: Option<Value> = row.get("refusal");
+            *answer = match refused {
+                Some(detail) => Err(fault::refusal(&detail, Some(ids[index]))
+                    .unwrap_or(Refusal::LeaseLost { job: ids[index] })),
+                None => Ok(Renewed {
+                    until: wire::time(row.get("until")),
+                    cancel_requested: row.get("cancel_requested"),
+                }),
+            };
+        }
+        self.committed.send_modify(|_| {});
+        Ok(answers)
+    }
+
+    async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>> {
+        let mut answers: Vec<Result<Settled, Refusal>> = Vec::with_capacity(settlements.len());
+        let (mut ends, mut places) = (Ends::default(), Vec::new());
+        for (index, settlement) in settlements.into_iter().enumerate() {
+            let job = settlement.job;
+            answers.push(Err(Refusal::LeaseLost { job }));
+            match check_settlement(&settlement, &self.limits) {
+                Ok(()) => {
+                    ends.push(settlement);
+                    places.push((index, job));
+                }
+                // A stale worker hears that it is stale, whatever else is wrong.
+                Err(refusal) if self.is_held(job, settlement.token).await? => {
+                    answers[index] = Err(refusal);
+                }
+                Err(_) => {}
+            }
+        }
+        if places.is_empty() {
+            return Ok(answers);
+        }
+        let sql = "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8)";
+        let rows = self.call("settle", sql, &ends.parameters()).await?;
+        let mut rings = None;
+        for row in rows {
+            let Some(number) = row.get::<_, Option<i32>>("n") else {
+                rings = row.get("rings");
+                continue;
+            };
+            let Some((index, job)) = usize::try_from(number - 1).ok().and_then(|at| places.get(at))
+            else {
+                continue;
+            };
+            let refused: Option<Value> = row.get("refusal");
+            answers[*index] =
+                match refused {
+                    Some(detail) => Err(fault::refusal(&detail, Some(*job))
+                        .unwrap_or(Refusal::LeaseLost { job: *job })),
+                    None => {
+                        let state = row.get::<_, Option<i32>>("state").unwrap_or(4);
+                        Ok(Settled { state: understood(wire::state_name(state.into()))? })
+                    }
+                };
+        }
+        self.committed_and_rings(rings).await;
+        Ok(answers)
+    }
+
+    async fn rescue(&self, rescue: Rescue) -> Answer<Rescued> {
+        let observe = rescue.recovery.mode == RecoveryMode::Observe;
+        let most = i32::try_from(rescue.recovery.max_recoveries).unwrap_or(i32::MAX);
+        let delay = wire::micros(rescue.recovery.delay);
+        let reason = event::recovery_number(rescue.reason);
+        let all = rescue.reason == windlass_core::event::RecoveryReason::Restart;
+        let parameters: [Parameter<'_>; 5] = [
+            (&observe, Type::BOOL),
+            (&most, Type::INT4),
+            (&delay, Type::INT8),
+            (&reason, Type::INT4),
+            (&all, Type::BOOL),
+        ];
+        let sql = "select * from windlass.rescue($1, $2, $3, $4, $5)";
+        let rows = self.call("rescue", sql, &parameters).await?;
+        let (mut rescued, mut rings) = (Rescued::default(), None);
+        for row in rows {
+            if let Some(id) = record::id(&row) {
+                let state = understood(wire::state_name(row.get::<_, i32>("state").into()))?;
+                rescued.jobs.push(RescuedJob { id, state });
+            } else {
+                rescued.more = row.get("more");
+                rescued.next_in = row.get::<_, Option<i64>>("next_in").map(wire::duration);
+                rings = row.get("rings");
+            }
+        }
+        if !rescued.jobs.is_empty() || observe {
+            self.committed_and_rings(rings).await;
+        }
+        Ok(rescued)
+    }
+
+    async fn promote(&self) -> Answer<Promoted> {
+        let row = self.one("promote", "select * from windlass.promote()", &[]).await?;
+        let last = row.get::<_, i64>("last_event").cast_unsigned();
+        self.committed.send_if_modified(|known| {
+            let new = *known < last;
+            *known = last.max(*known);
+            new
+        });
+        let rings: Vec<String> = row.get("rings");
+        let rings: Vec<Ring> = rings.iter().filter_map(|ring| read_ring(ring)).collect();
+        if !rings.is_empty() {
+            self.wake.ring(&rings).await;
+        }
+        Ok(Promoted {
+            purged: row.get::<_, i64>("purged").cast_unsigned(),
+            next_in: row.get::<_, Option<i64>>("next_in").map(wire::duration),
+        })
+    }
+
+    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
+        let (ids, filter) = match selection {
+            Selection::Jobs(jobs) => (Some(jobs), None),
+            Selection::Matching(filter) => match self.filter(&filter).await? {
+                Some(filter) => (None, Some(filter)),
+                None => return Ok(Vec::new()),
+            },
+        };
+        let ids: Option<Vec<uuid::Uuid>> = ids.map(|ids| ids.into_iter().map(wire::uuid).collect());
+        let (what, start) = match alteration {
+            Alteration::Cancel => (0_i32, Start::Now),
+            Alteration::Reschedule(start) => {
+                start.check(about_now())?;
+                (1, start)
+            }
+            Alteration::Replay => (2, Start::Now),
+            Alteration::Remove => (3, Start::Now),
+        };
+        let (kind, us) = wire::start(start);
+        let kind = i32::from(kind);
+        let parameters: [Parameter<'_>; 5] = [
+            (&ids, Type::UUID_ARRAY),
+            (&filter, Type::JSONB),
+            (&what, Type::INT4),
+            (&kind, Type::INT4),
+            (&us, Type::INT8),
+        ];
+        let sql = "select * from windlass.alter($1, $2, $3, $4, $5)";
+        let rows = self.call("alter jobs", sql, &parameters).await?;
+        let (mut altered, mut rings) = (Vec::with_capacity(rows.len()), None);
+        for row in rows {
+            let Some(job) = row.get::<_, Option<uuid::Uuid>>("job").map(wire::job_id) else {
+                rings = row.get("rings");
+                continue;
+            };
+            let refused: Option<Value> = row.get("refusal");
+            let result = match refused {
+                Some(detail) => {
+                    Err(fault::refusal(&detail, Some(job)).unwrap_or(Refusal::UnknownJob { job }))
+                }
+                None => Ok(match (alteration, row.get::<_, i32>("deed")) {
+                    (Alteration::Cancel, 0) => Deed::Cancel(CancelAnswer::Cancelled),
+                    (Alteration::Cancel, _) => Deed::Cancel(CancelAnswer::Requested),
+                    (Alteration::Reschedule(_), state) => {
+                        Deed::Rescheduled(understood(wire::state_name(state.into()))?)
+                    }
+                    (Alteration::Replay, _) => Deed::Replayed,
+                    (Alteration::Remove, _) => Deed::Removed,
+                }),
+            };
+            altered.push(Altered { job, result });
+        }
+        self.committed_and_rings(rings).await;
+        Ok(altered)
+    }
+
+    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
+        let edited = [Arc::new(edited)];
+        check_batch(&edited, &self.limits)?;
+        let (id, edited) = (wire::uuid(job), wire::whole_job(&edited[0]));
+        let parameters: [Parameter<'_>; 2] = [(&id, Type::UUID), (&edited, Type::JSONB)];
+        let sql = "select * from windlass.replay_edited($1, $2)";
+        let row = match self.one("replay an edited job", sql, &parameters).await {
+            Err(StoreError::Refused(Refusal::KeyTaken { holder, .. })) => {
+                return Err(Refusal::KeyTaken { job, holder }.into());
+            }
+            other => other?,
+        };
+        let placed = understood(Placed::of_json(&row.get("placed")))?;
+        self.committed_and_rings(row.get("rings")).await;
+        understood(placed.into_enqueued())
+    }
+
+    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
+        // What is wrong with it whatever the settings are.
+        match &change {
+            QueueChange::PauseLane(_) => {}
+            other => drop(other.clone().apply(&QueueSettings::default())?),
+        }
+        let (what, value) = write_change(&change);
+        let queue = queue.as_str();
+        let parameters: [Parameter<'_>; 3] =
+            [(&queue, Type::TEXT), (&what, Type::TEXT), (&value, Type::JSONB)];
+        let sql = "select * from windlass.configure($1, $2, $3)";
+        let row = self.one("configure a queue", sql, &parameters).await?;
+        self.committed_and_rings(row.get("rings")).await;
+        understood(wire::settings(&row.get("settings")))
+    }
+
+    async fn clear(&self, queue: Name) -> Answer<Cleared> {
+        let queue = queue.as_str();
+        let sql = "select * from windlass.clear($1)";
+        let row = self.one("clear a queue", sql, &[(&queue, Type::TEXT)]).await?;
+        self.committed_and_rings(row.get("rings")).await;
+        Ok(Cleared {
+            cleared: row.get::<_, i64>("cleared").cast_unsigned(),
+            followed: row.get::<_, i64>("followed").cast_unsigned(),
+        })
+    }
+
+    async fn turn(&self, turn: Turn) -> Answer<Turned> {
+        turn.check(about_now())?;
+        let jobs: Vec<Arc<NewJob>> =
+            turn.alarm_job().into_iter().chain(turn.jobs.iter().cloned()).collect();
+        check_batch(&jobs, &self.limits)?;
+        let said = wire::turn(&turn);
+        let state: Option<&[u8]> = turn.state.as_deref();
+        let sql = "select * from windlass.turn($1, $2)";
+        let parameters: [Parameter<'_>; 2] = [(&said, Type::JSONB), (&state, Type::BYTEA)];
+        let row = self.one("turn an object", sql, &parameters).await?;
+        self.committed_and_rings(row.get("rings")).await;
+        let turned: Value = row.get("turned");
+        let jobs = turned["jobs"].as_array().into_iter().flatten();
+        let jobs = jobs.map(|job| understood(Placed::of_json(job).and_then(Placed::into_enqueued)));
+        let version = turned["version"].as_u64().unwrap_or(0);
+        Ok(Turned { version, jobs: jobs.collect::<Answer<_>>()? })
+    }
+
+    async fn object(&self, address: &Address) -> Answer<Option<ObjectView>> {
+        let address = address.to_string();
+        let found = self.objects_where("o.address = $1", &[(&address, Type::TEXT)]).await?;
+        Ok(found.into_iter().next())
+    }
+
+    async fn objects(
+        &self,
+        filter: &ObjectFilter,
+        after: Option<&Address>,
+        limit: usize,
+    ) -> Answer<ObjectPage> {
+        let limit = limit.clamp(1, limits::PAGE_JOBS);
+        let kind = filter.kind.as_ref().map(Name::as_str);
+        let name = filter.name.as_ref().map(Name::as_str);
+        let status = filter.status.map(wire::status_number);
+        let (after_kind, after_name, after_key) = match after {
+            Some(after) => (after.kind().as_str(), after.name().as_str(), after.key()),
+            None => ("", "", ""),
+        };
+        let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
+        let parameters: [Parameter<'_>; 7] = [
+            (&after_kind, Type::TEXT),
+            (&after_name, Type::TEXT),
+            (&after_key, Type::TEXT),
+            (&kind, Type::TEXT),
+            (&name, Type::TEXT),
+            (&status, Type::INT2),
+            (&most, Type::INT8),
+        ];
+        let condition = "(o.kind, o.name, o.key) > ($1 collate \"C\", $2 collate \"C\", $3 collate \"C\") \
+             and ($4 is null or o.kind = $4) \
+             and ($5 is null or o.name = $5) and ($6 is null or o.status = $6) \
+             order by o.kind, o.name, o.key limit $7";
+        let mut objects = self.objects_where(condition, &parameters).await?;
+        let more = objects.len() > limit;
+        objects.truncate(limit);
+        let last = objects.last().map(|object| object.record.address.clone());
+        Ok(ObjectPage { next: last.filter(|_| more), objects })
+    }
+
+    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
+        let (number, card, error) = match &news {
+            WorkerNews::Started(card) => (0_i32, Some(write_card(card)), None),
+            WorkerNews::Stopping => (1, None, None),
+            WorkerNews::Stopped => (2, None, None),
+            WorkerNews::Error(error) => (3, None, Some(wire::text(error.as_str()))),
+        };
+        let worker = &*worker;
+        let (host, pid) = (host(), i64::from(std::process::id()));
+        let version = env!("CARGO_PKG_VERSION");
+        let parameters: [Parameter<'_>; 7] = [
+            (&worker, Type::TEXT),
+            (&number, Type::INT4),
+            (&card, Type::JSONB),
+            (&host, Type::TEXT),
+            (&pid, Type::INT8),
+            (&version, Type::TEXT),
+            (&error, Type::TEXT),
+        ];
+        let sql = "select windlass.announce($1, $2, $3, $4, $5, $6, $7)";
+        self.call("announce a worker", sql, &parameters).await?;
+        self.committed.send_modify(|_| {});
+        Ok(())
+    }
+
+    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
+        let ids: Vec<uuid::Uuid> = jobs.iter().copied().map(wire::uuid).collect();
+        let sql = format!(
+            "select windlass.now_us() as now, {} from {} where j.id = any ($1)",
+            record::COLUMNS,
+            record::TABLES
+        );
+        let rows = self.call("read jobs", &sql, &[(&ids, Type::UUID_ARRAY)]).await?;
+        let mut found = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            let record = understood(record::read(row))?.seen_at(wire::time(row.get("now")));
+            found.insert(record.id(), record);
+        }
+        Ok(jobs.iter().map(|job| found.get(job).cloned()).collect())
+    }
+
+    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
+        let limit = limit.clamp(1, limits::PAGE_JOBS);
+        let Some(said) = self.filter(filter).await? else { return Ok(Page::default()) };
+        let before = after.map_or(i64::MAX, |Cursor(sequence)| sequence.cast_signed());
+        let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
+        let scan = i64::try_from(limits::PAGE_SCAN).unwrap_or(i64::MAX);
+        let sql = format!(
+            "with scanned as materialized (\
+               select seq from windlass.job where seq < $1 order by seq desc limit $2), \
+             ends as (select count(*) as n, min(seq) as lowest from scanned) \
+             select windlass.now_us() as now, x.n, x.lowest, y.* from ends x left join lateral (\
+               select {} from {} where j.seq in (select seq from scanned) \
+                 and windlass._means($3, coalesce(case when p.state = 1 and p.at <= windlass.now_us() \
+                   then 2 else p.state end, e.state), j.line, j.spec, j.created_at) \
+               order by j.seq desc limit $4) y on true order by y.seq desc",
+            record::COLUMNS,
+            record::TABLES
+        );
+        let parameters: [Parameter<'_>; 4] =
+            [(&before, Type::INT8), (&scan, Type::INT8), (&said, Type::JSONB), (&most, Type::INT8)];
+        let rows = self.call("list jobs", &sql, &parameters).await?;
+        let mut page = Page::default();
+        for row in &rows {
+            let now = wire::time(row.get("now"));
+            if record::id(row).is_none() {
+                break;
+            }
+            let record = understood(record::read(row))?.seen_at(now);
+            if page.jobs.len() == limit {
+                page.next = Some(Cursor(record.sequence + 1));
+                return Ok(page);
+            }
+            page.jobs.push(record);
+        }
+        let scanned =
+            rows.first().map(|row| (row.get::<_, i64>("n"), row.get::<_, Option<i64>>("lowest")));
+        if let Some((n, Some(lowest))) = scanned
+            && n == scan
+        {
+            page.next = Some(Cursor(lowest.cast_unsigned()));
+        }
+        Ok(page)
+    }
+
+    async fn count(&self) -> Answer<Counts> {
+        let row = self.one("count", "select windlass.counts()", &[]).await?;
+        let counts: Value = row.get(0);
+        read_counts(&counts).ok_or_else(|| odd("count", "the counters make no sense"))
+    }
+
+    async fn explain(&self, job: JobId) -> Answer<Explanation> {
+        explain::explain(self, job).await
+    }
+
+    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
+        let job = wire::uuid(job);
+        let sql = "select j.id from windlass.edge e join windlass.job j on j.seq = e.seq \
+             where e.on_id = $1 and not e.met order by j.id";
+        let rows = self.call("read dependents", sql, &[(&job, Type::UUID)]).await?;
+        Ok(rows.iter().map(|row| wire::job_id(row.get(0))).collect())
+    }
+
+    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
+        let number = after.cast_signed();
+        let rows = i32::try_from(limit).unwrap_or(i32::MAX);
+        let parameters: [Parameter<'_>; 2] = [(&number, Type::INT8), (&rows, Type::INT4)];
+        let sql = "select * from windlass.events($1, $2)";
+        let rows = self.call("read events", sql, &parameters).await?;
+        let mut told = Vec::with_capacity(rows.len());
+        for row in &rows {
+            match row.get::<_, Option<i64>>("last") {
+                Some(last) => {
+                    let last = last.cast_unsigned();
+                    self.committed.send_if_modified(|known| {
+                        *known = last.max(*known);
+                        false
+                    });
+                }
+                None => told.push(Told::of(row)),
+            }
+        }
+        let unknown = |told: &Told| {
+            let names = self.names();
+            told.lines.iter().any(|line| !names.of_line.contains_key(line))
+        };
+        if told.iter().any(unknown) {
+            self.learn_lines().await?;
+        }
+        let names = self.names();
+        let mut events = Vec::new();
+        for told in &told {
+            events.extend(understood(told.events(&names.of_line, after))?);
+            if events.len() >= limit {
+                break;
+            }
+        }
+        events.truncate(limit);
+        Ok(events)
+    }
+
+    fn committed(&self) -> watch::Receiver<u64> {
+        self.committed.subscribe()
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::Sync
+    }
+
+    async fn close(&self) {
+        self.pool.close();
+    }
+}
+
+/// The name of this machine, as far as it is known.
+fn host() -> Option<String> {
+    let name = std::fs::read_to_string("/etc/hostname").ok();
+    let name = name.or_else(|| std::env::var("HOSTNAME").ok());
+    name.map(|name| wire::text(name.trim())).filter(|name| !name.is_empty())
+}

@@ -1,0 +1,178 @@
+//! Events, from the rows that hold what one statement had to tell under one topic.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio_postgres::Row;
+use uuid::Uuid;
+use windlass_core::event::{Event, RecoveryReason, RemoveReason, Subject, What};
+use windlass_core::job::Priority;
+use windlass_core::name::Name;
+use windlass_core::outcome::ErrorText;
+
+use super::wire::{self, Read, Strange};
+
+/// The queue and the kind of each line.
+pub(super) type Lines = HashMap<i32, (Name, Name)>;
+
+/// One row: events with consecutive numbers.
+pub(super) struct Told {
+    first: i64,
+    at: i64,
+    topic: String,
+    jobs: Vec<Uuid>,
+    pub(super) lines: Vec<i32>,
+    a: Vec<Option<i64>>,
+    b: Vec<Option<i64>>,
+    detail: Value,
+}
+
+impl Told {
+    pub(super) fn of(row: &Row) -> Self {
+        Self {
+            first: row.get("number"),
+            at: row.get("at"),
+            topic: row.get("topic"),
+            jobs: row.get::<_, Option<_>>("jobs").unwrap_or_default(),
+            lines: row.get::<_, Option<_>>("lines").unwrap_or_default(),
+            a: row.get::<_, Option<_>>("a").unwrap_or_default(),
+            b: row.get::<_, Option<_>>("b").unwrap_or_default(),
+            detail: row.get::<_, Option<_>>("detail").unwrap_or(Value::Null),
+        }
+    }
+
+    /// The events after number `after`.
+    pub(super) fn events(&self, lines: &Lines, after: u64) -> Read<Vec<Arc<Event>>> {
+        let mut events = Vec::new();
+        for index in 0..self.jobs.len().max(1) {
+            let number = self.first.cast_unsigned() + index as u64;
+            if number <= after {
+                continue;
+            }
+            let at = wire::time(self.at);
+            let (subject, what) = (self.subject(index, lines)?, self.what(index)?);
+            events.push(Arc::new(Event { number, at, subject, what }));
+        }
+        Ok(events)
+    }
+
+    fn strange(&self) -> Strange {
+        Strange(format!("the event {} {}", self.topic, self.detail))
+    }
+
+    fn subject(&self, index: usize, lines: &Lines) -> Read<Subject> {
+        if let Some(job) = self.jobs.get(index) {
+            let line = self.lines.get(index).and_then(|line| lines.get(line));
+            let (queue, kind) = line.cloned().ok_or_else(|| self.strange())?;
+            return Ok(Subject::Job { id: wire::job_id(*job), kind, queue });
+        }
+        if let Some(queue) = self.detail["queue"].as_str() {
+            return Ok(Subject::Queue(wire::name(queue)?));
+        }
+        if let Some(worker) = self.detail["worker"].as_str() {
+            return Ok(Subject::Worker(worker.into()));
+        }
+        Ok(Subject::Object(wire::read_address(&self.detail["object"])?))
+    }
+
+    fn what(&self, index: usize) -> Read<What> {
+        let a = || self.a.get(index).copied().flatten().ok_or_else(|| self.strange());
+        let b = || self.b.get(index).copied().flatten().ok_or_else(|| self.strange());
+        let number = |value: i64| u32::try_from(value).map_err(|_| self.strange());
+        let worker = || -> Arc<str> { self.detail["worker"].as_str().unwrap_or_default().into() };
+        let error = || self.detail["error"].as_str().map(ErrorText::new);
+        let detail = |what: &str| self.detail[what].as_u64().ok_or_else(|| self.strange());
+        Ok(match self.topic.as_str() {
+            "job.enqueued" => {
+                let priority = i32::try_from(a()?).map_err(|_| self.strange())?;
+                What::JobEnqueued { priority: Priority(priority) }
+            }
+            "job.deduplicated" => What::JobDeduplicated { payload_differs: a()? == 1 },
+            "job.blocked" => What::JobBlocked { unmet: number(a()?)? },
+            "job.unblocked" => What::JobUnblocked,
+            "job.scheduled" => What::JobScheduled { at: wire::time(a()?) },
+            "job.started" => What::JobStarted { worker: worker(), attempt: number(a()?)? },
+            "job.progress" => {
+                What::JobProgress { percent: u8::try_from(a()?).map_err(|_| self.strange())? }
+            }
+            "step.completed" => {
+                let name = self.detail["name"].as_str().ok_or_else(|| self.strange())?;
+                What::StepCompleted { name: wire::name(name)? }
+            }
+            "job.completed" => {
+                let duration = wire::duration(b()?);
+                What::JobCompleted { worker: worker(), attempt: number(a()?)?, duration }
+            }
+            "job.failed" => What::JobFailed {
+                worker: worker(),
+                attempt: number(a()?)?,
+                error: error().ok_or_else(|| self.strange())?,
+                next_retry_at: self.b.get(index).copied().flatten().map(wire::time),
+            },
+            "job.retrying" => What::JobRetrying { at: wire::time(b()?), attempt: number(a()?)? },
+            "job.snoozed" => What::JobSnoozed { until: wire::time(a()?) },
+            "job.released" => What::JobReleased { worker: worker() },
+            "job.dead" => What::JobDead {
+                reason: wire::dead_reason(detail("reason")?.cast_signed())?,
+                attempts: number(a()?)?,
+                error: error(),
+            },
+            "job.cancel_requested" => What::JobCancelRequested,
+            "job.cancelled" => What::JobCancelled { reason: wire::cancel_reason(a()?)? },
+            "job.replayed" => What::JobReplayed { generation: number(a()?)? },
+            "job.removed" => What::JobRemoved {
+                reason: match a()? {
+                    0 => RemoveReason::Requested,
+                    1 => RemoveReason::Retention,
+                    _ => RemoveReason::DeadLettersFull,
+                },
+            },
+            "recovery.detected" => {
+                What::RecoveryDetected { reason: recovery(b()?), attempt: number(a()?)? }
+            }
+            "recovery.executed" => {
+                What::RecoveryExecuted { reason: recovery(b()?), recovery: number(a()?)? }
+            }
+            "recovery.exhausted" => What::RecoveryExhausted { recoveries: number(a()?)? },
+            "queue.paused" => What::QueuePaused,
+            "queue.resumed" => What::QueueResumed,
+            "queue.cleared" => What::QueueCleared { jobs: detail("jobs")? },
+            "queue.empty" => What::QueueEmpty,
+            "pool.empty" => What::LaneEmpty {
+                lane: number(detail("lane")?.cast_signed())?,
+                completed: detail("completed")?,
+            },
+            "queue.full" => What::QueueFull { limit: detail("limit")? },
+            "queue.configured" => What::QueueConfigured,
+            "object.created" => What::ObjectCreated,
+            "object.removed" => What::ObjectRemoved,
+            "worker.started" => What::WorkerStarted,
+            "worker.stopping" => What::WorkerStopping,
+            "worker.stopped" => What::WorkerStopped,
+            "worker.error" => What::WorkerError {
+                error: error().unwrap_or_else(|| ErrorText::new("no reason was given")),
+            },
+            topic => What::Object {
+                topic: wire::name(topic)?,
+                detail: self.detail["detail"].as_str().unwrap_or_default().into(),
+            },
+        })
+    }
+}
+
+fn recovery(number: i64) -> RecoveryReason {
+    match number {
+        0 => RecoveryReason::LeaseExpired,
+        1 => RecoveryReason::Restart,
+        _ => RecoveryReason::Manual,
+    }
+}
+
+pub(super) fn recovery_number(reason: RecoveryReason) -> i32 {
+    match reason {
+        RecoveryReason::LeaseExpired => 0,
+        RecoveryReason::Restart => 1,
+        RecoveryReason::Manual => 2,
+    }
+}

@@ -1,0 +1,207 @@
+//! What goes wrong with a database, in the words of the store: refused, or unknown.
+//!
+//! What the server answers is known: an error means that the transaction was rolled back. What is
+//! unknown is only a connection that was lost while waiting for an answer.
+
+use deadpool_postgres::PoolError;
+use serde_json::Value;
+use tokio_postgres::error::SqlState;
+use windlass_core::job::JobId;
+use windlass_core::refusal::Refusal;
+
+use super::wire;
+use crate::store::StoreError;
+
+/// Why a database could not be opened: one sentence that says what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{sentence}")]
+pub struct OpenFault {
+    sentence: String,
+    source: Option<tokio_postgres::Error>,
+}
+
+impl OpenFault {
+    pub(super) fn new(sentence: impl Into<String>) -> Self {
+        Self { sentence: sentence.into(), source: None }
+    }
+}
+
+/// The SQL state of our own refusals.
+const REFUSED: &str = "WL001";
+
+/// What to make of a call that failed.
+pub(super) enum Verdict {
+    /// The transaction was rolled back for the sake of others: do it again.
+    Again,
+    /// Tell the caller.
+    Tell(StoreError),
+}
+
+pub(super) fn verdict(doing: &'static str, error: tokio_postgres::Error) -> Verdict {
+    let Some(code) = error.code() else {
+        // No answer: the connection is gone, or what came makes no sense.
+        return Verdict::Tell(StoreError::Unknown { doing, source: Box::new(error) });
+    };
+    if code.code() == REFUSED {
+        let detail = error.as_db_error().and_then(|error| error.detail()).unwrap_or_default();
+        let refusal = serde_json::from_str(detail).ok().and_then(|detail| refusal(&detail, None));
+        return Verdict::Tell(match refusal {
+            Some(refusal) => refusal.into(),
+            None => Refusal::Unavailable { why: said(&error) }.into(),
+        });
+    }
+    match code.code() {
+        "40001" | "40P01" | "55P03" => Verdict::Again,
+        // The server ended the session or goes down: whether before or after the commit, who knows.
+        "57P01" | "57P02" | "57P05" => {
+            Verdict::Tell(StoreError::Unknown { doing, source: Box::new(error) })
+        }
+        "53100" | "53200" => Verdict::Tell(Refusal::StoreFull { why: said(&error) }.into()),
+        _ => Verdict::Tell(Refusal::Unavailable { why: sentence(&error) }.into()),
+    }
+}
+
+pub(super) fn no_connection(error: PoolError) -> StoreError {
+    let why = match error {
+        PoolError::Backend(error) => sentence(&error),
+        PoolError::Timeout(_) => {
+            "every connection of the pool is busy; raise `windlass_pool`, or wait".to_string()
+        }
+        other => other.to_string(),
+    };
+    Refusal::Unavailable { why }.into()
+}
+
+pub(super) fn open_fault(error: tokio_postgres::Error) -> OpenFault {
+    OpenFault { sentence: sentence(&error), source: Some(error) }
+}
+
+/// What the server said, without its kind and its place.
+fn said(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| causes(error), |error| error.message().to_string())
+}
+
+fn causes(error: &tokio_postgres::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        let next_text = next.to_string();
+        if !text.contains(&next_text) {
+            text = format!("{text}: {next_text}");
+        }
+        cause = next.source();
+    }
+    text
+}
+
+/// What is wrong and what to do about it.
+fn sentence(error: &tokio_postgres::Error) -> String {
+    let said = said(error);
+    let Some(code) = error.code() else {
+        return format!(
+            "cannot reach the database ({said}); is it running, and is the address right?"
+        );
+    };
+    match code {
+        code if *code == SqlState::INVALID_PASSWORD
+            || *code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION =>
+        {
+            format!("the database does not let us in ({said}); check user and password")
+        }
+        code if *code == SqlState::INVALID_CATALOG_NAME => {
+            format!("{said}; create it, or check the address")
+        }
+        code if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
+            format!(
+                "the role lacks a right ({said}); grant it, or run `windlass migrate up` as owner"
+            )
+        }
+        code if *code == SqlState::READ_ONLY_SQL_TRANSACTION => {
+            "the server is a read-only standby; connect to the primary".to_string()
+        }
+        code if *code == SqlState::TOO_MANY_CONNECTIONS => {
+            format!("{said}; lower `windlass_pool`, or raise `max_connections`")
+        }
+        code if *code == SqlState::CANNOT_CONNECT_NOW => {
+            format!("{said}; it goes on by itself when the server is up")
+        }
+        code if *code == SqlState::UNDEFINED_TABLE
+            || *code == SqlState::UNDEFINED_FUNCTION
+            || *code == SqlState::INVALID_SCHEMA_NAME =>
+        {
+            format!("the schema is not what this version needs ({said}); run `windlass migrate up`")
+        }
+        _ => said,
+    }
+}
+
+/// A refusal as SQL tells it; `job` is meant where the detail names none.
+pub(super) fn refusal(detail: &Value, job: Option<JobId>) -> Option<Refusal> {
+    let id = |what: &str| detail[what].as_str().and_then(|text| text.parse::<JobId>().ok());
+    let own = || id("job").or(job);
+    let number = |what: &str| detail[what].as_u64();
+    let name = |what: &str| detail[what].as_str().and_then(|name| wire::name(name).ok());
+    let state = || wire::state_name(detail["state"].as_i64()?).ok();
+    Some(match detail["refusal"].as_str()? {
+        "queue_full" => Refusal::QueueFull {
+            queue: name("queue")?,
+            depth: number("depth")?,
+            limit: number("limit")?,
+        },
+        "lane_full" => Refusal::LaneFull {
+            queue: name("queue")?,
+            lane: u32::try_from(number("lane")?).ok()?,
+            depth: number("depth")?,
+            limit: number("limit")?,
+        },
+        "id_reused" => Refusal::IdReused { job: own()? },
+        "unknown_dependency" => {
+            Refusal::UnknownDependency { job: own()?, dependency: id("dependency")? }
+        }
+        "dependency_failed" => Refusal::DependencyFailed {
+            job: own()?,
+            dependency: id("dependency")?,
+            state: state()?,
+        },
+        "dependency_cycle" => Refusal::DependencyCycle { job: own()? },
+        "unknown_job" => Refusal::UnknownJob { job: own()? },
+        "wrong_state" => Refusal::WrongState {
+            job: own()?,
+            state: state()?,
+            operation: known(detail["operation"].as_str()?, OPERATIONS)?,
+        },
+        "key_taken" => Refusal::KeyTaken { job: own()?, holder: id("holder")? },
+        "lease_lost" => Refusal::LeaseLost { job: own()? },
+        "object_changed" => Refusal::ObjectChanged {
+            object: wire::read_address(&detail["object"]).ok()?,
+            version: number("version")?,
+        },
+        "unknown_object" => {
+            Refusal::UnknownObject { object: wire::read_address(&detail["object"]).ok()? }
+        }
+        "out_of_bounds" => Refusal::OutOfBounds {
+            what: known(detail["what"].as_str()?, BOUNDED).unwrap_or("a value"),
+            got: detail["got"].as_str()?.to_string(),
+            allowed: detail["allowed"].as_str()?.to_string(),
+        },
+        _ => return None,
+    })
+}
+
+const OPERATIONS: &[&str] = &["cancel", "reschedule", "replay", "remove", "edit and replay"];
+
+const BOUNDED: &[&str] = &[
+    "distinct queues",
+    "distinct kinds",
+    "distinct names of objects",
+    "lane",
+    "output bytes",
+    "payload bytes",
+    "a step's result in bytes",
+    "steps of one job",
+    "results of all steps in bytes",
+];
+
+fn known(word: &str, words: &[&'static str]) -> Option<&'static str> {
+    words.iter().find(|known| **known == word).copied()
+}

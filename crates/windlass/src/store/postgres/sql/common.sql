@@ -1,0 +1,278 @@
+-- Small things everything else is made of.
+
+-- The store's clock, and no other.
+create function windlass.now_us() returns bigint language sql volatile as $$
+  select (extract(epoch from clock_timestamp()) * 1000000)::bigint
+$$;
+
+-- Refuses a call as a whole: `detail` is for programs, `message` for people.
+create function windlass._refuse(_message text, _detail jsonb) returns void language plpgsql as $$
+begin
+  raise exception using errcode = 'WL001', message = _message, detail = _detail::text;
+end $$;
+
+create function windlass._rfc3339(_at bigint) returns text language sql immutable as $$
+  select to_char(timestamp 'epoch' + floor(_at / 1000.0) * interval '1 millisecond',
+                 'YYYY-MM-DD"T"HH24:MI:SS.MS"Z"')
+$$;
+
+create function windlass._state_name(_state int) returns text language sql immutable as $$
+  select (array['blocked', 'scheduled', 'ready', 'running', 'completed', 'dead', 'cancelled'])[_state + 1]
+$$;
+
+-- The number of a queue and of a kind in it, noted if new. A name is kept for ever.
+create function windlass.register(_queue text, _kind text) returns int language plpgsql as $$
+declare
+  _line int;
+begin
+  select l.id into _line from windlass.line l
+    join windlass.queue q on q.id = l.queue join windlass.kind k on k.id = l.kind
+    where q.name = _queue and k.name = _kind;
+  if found then return _line; end if;
+  perform windlass._register_names(array[_queue], array[_kind]);
+  insert into windlass.line (kind, queue)
+    select k.id, q.id from windlass.kind k, windlass.queue q where k.name = _kind and q.name = _queue
+    on conflict (kind, queue) do nothing returning id into _line;
+  if _line is null then
+    select l.id into strict _line from windlass.line l
+      join windlass.queue q on q.id = l.queue join windlass.kind k on k.id = l.kind
+      where q.name = _queue and k.name = _kind;
+  end if;
+  return _line;
+end $$;
+
+create function windlass._register_names(_queues text[], _kinds text[]) returns void language plpgsql as $$
+begin
+  insert into windlass.queue (name) select n from unnest(_queues) n
+    where not exists (select from windlass.queue q where q.name = n) order by n
+    on conflict (name) do nothing;
+  if found and (select count(*) from windlass.queue) > 10000 then
+    perform windlass._refuse('there are 10000 queues; reuse the ones there are',
+      jsonb_build_object('refusal', 'out_of_bounds', 'what', 'distinct queues', 'got', '10001',
+        'allowed', 'at most 10000 are allowed; reuse the ones there are'));
+  end if;
+  insert into windlass.kind (name) select n from unnest(_kinds) n
+    where not exists (select from windlass.kind k where k.name = n) order by n
+    on conflict (name) do nothing;
+  if found and (select count(*) from windlass.kind) > 10000 then
+    perform windlass._refuse('there are 10000 kinds; reuse the ones there are',
+      jsonb_build_object('refusal', 'out_of_bounds', 'what', 'distinct kinds', 'got', '10001',
+        'allowed', 'at most 10000 are allowed; reuse the ones there are'));
+  end if;
+end $$;
+
+-- Lower is sooner; with ageing, the moment at which the job would have overtaken everything of
+-- priority 0 that comes later.
+create function windlass._rank(_ageing bigint, _priority int, _since bigint) returns bigint
+language sql immutable as $$
+  select case when _ageing is null then -_priority::bigint
+    else greatest(least(_since - _ageing::numeric * _priority, 9223372036854775807),
+                  -9223372036854775808)::bigint end
+$$;
+
+-- Which lane a partition falls into; each has its own in a queue without lanes.
+create function windlass._lane(_partition bigint, _lanes int) returns bigint language sql immutable as $$
+  select case when _lanes is null then _partition
+    when _partition >= 0 then _partition % _lanes
+    else ((_partition::numeric + 18446744073709551616) % _lanes)::bigint end
+$$;
+
+create function windlass._start_time(_kind int, _us bigint, _now bigint) returns bigint
+language sql immutable as $$
+  select case _kind when 0 then _now when 1 then _now + _us else _us end
+$$;
+
+-- Something this call must still see to: 0 an object's job ended (a: its reason, b: its state, c: the
+-- object, d: the job), 1 a lane changed (a: queue, b: lane), 2 a job is asked for (c: its kind, d: its
+-- parent and payload), 3 a queue may be empty (a: queue), 4 a queue is to be rung (a: queue), 5 cancels
+-- are to be rung, 6 a queue has one more dead letter (a: queue), 7 there is more history.
+create function windlass._after(_what int, _a bigint, _b bigint, _c text, _d text default null) returns void
+language sql as $$
+  insert into windlass.after (what, a, b, c, d) values (_what, _a, _b, _c, _d)
+$$;
+
+create function windlass._tell(_now bigint, _topic text, _seq bigint, _detail jsonb, _a bigint default null,
+                               _b bigint default null) returns void language sql as $$
+  insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
+    select _now, 1, _topic, array[j.id], array[j.line], array[_a], array[_b], _detail
+    from windlass.job j where j.seq = _seq
+$$;
+
+-- Something that happened to a queue, a worker or an object, which `detail` names.
+create function windlass._tell_of(_now bigint, _topic text, _detail jsonb) returns void language sql as $$
+  insert into windlass.event (at, n, topic, detail) values (_now, 1, _topic, _detail)
+$$;
+
+-- Counts a job that went from one state to another; null for none.
+create function windlass._count(_line int, _lane_queue int, _lane bigint, _from int, _to int) returns void
+language plpgsql as $$
+declare
+  _d int[] := array[0,0,0,0,0,0,0];
+  _queue int;
+  _lanes int;
+begin
+  if _from is not distinct from _to then return; end if;
+  if _from is not null then _d[_from + 1] := -1; end if;
+  if _to is not null then _d[_to + 1] := 1; end if;
+  select l.queue, q.lanes into _queue, _lanes
+    from windlass.line l join windlass.queue q on q.id = l.queue where l.id = _line;
+  insert into windlass.tally (line, queue, lane, blocked, scheduled, ready, running, completed, dead, cancelled)
+    values (_line, _queue, null, _d[1], _d[2], _d[3], _d[4], _d[5], _d[6], _d[7]);
+  if _lane_queue is not null and _lanes is not null then
+    insert into windlass.tally (queue, lane, blocked, scheduled, ready, running, completed, dead, cancelled)
+      values (_queue, _lane, _d[1], _d[2], _d[3], _d[4], _d[5], _d[6], _d[7]);
+  end if;
+  if _from < 4 and (_to is null or _to >= 4) then
+    perform windlass._after(3, _queue, null, null);
+  end if;
+end $$;
+
+-- Counts something that happened to a job, in its line and in its lane.
+create function windlass._total(_line int, _lane_queue int, _lane bigint, _what text) returns void
+language plpgsql as $$
+declare
+  _queue int;
+  _lanes int;
+begin
+  select l.queue, q.lanes into _queue, _lanes
+    from windlass.line l join windlass.queue q on q.id = l.queue where l.id = _line;
+  insert into windlass.tally (line, queue, t_enqueued, t_completed, t_failed, t_retried, t_rescued, t_dead, t_cancelled)
+    values (_line, _queue, (_what = 'enqueued')::int, (_what = 'completed')::int, (_what = 'failed')::int,
+      (_what = 'retried')::int, (_what = 'rescued')::int, (_what = 'dead')::int, (_what = 'cancelled')::int);
+  if _lane_queue is not null and _lanes is not null then
+    insert into windlass.tally (queue, lane, t_enqueued, t_completed, t_failed, t_retried, t_rescued, t_dead, t_cancelled)
+      values (_queue, _lane, (_what = 'enqueued')::int, (_what = 'completed')::int, (_what = 'failed')::int,
+        (_what = 'retried')::int, (_what = 'rescued')::int, (_what = 'dead')::int, (_what = 'cancelled')::int);
+  end if;
+end $$;
+
+-- The open job, locked; nothing if it is not open.
+create function windlass._hold(_seq bigint) returns windlass.place language sql volatile as $$
+  select * from windlass.place where seq = _seq for update
+$$;
+
+-- Writes where an open job now stands.
+create function windlass._put(_old windlass.place, _new windlass.place) returns void language plpgsql as $$
+begin
+  update windlass.place set at = _new.at, rank = _new.rank, updated_at = _new.updated_at,
+    attempts = _new.attempts, recoveries = _new.recoveries, generation = _new.generation,
+    state = _new.state, steps = _new.steps,
+    offered = case when _new.lane_queue is null then true else _new.offered and _new.state = 2 and _old.state = 2 end,
+    begun = _new.begun, cancel_requested = _new.cancel_requested, told = _new.told, unmet = _new.unmet,
+    token = _new.token, since = _new.since, max_attempts = _new.max_attempts,
+    first_started = _new.first_started, worker = _new.worker, met = _new.met
+    where seq = _new.seq;
+  perform windlass._count(_new.line, _new.lane_queue, _new.lane, _old.state, _new.state);
+  if _new.lane_queue is not null then
+    perform windlass._after(1, _new.lane_queue, _new.lane, null);
+  end if;
+end $$;
+
+-- Adds the attempt that ends to a job's diary.
+create function windlass._note_attempt(_p windlass.place, _now bigint, _end int, _error text) returns void
+language plpgsql as $$
+declare
+  _entry jsonb := jsonb_build_object('number', _p.attempts, 'worker', _p.worker, 'started', _p.since,
+    'ended', _now, 'end', _end, 'error', _error);
+begin
+  insert into windlass.diary as d (seq, attempts, error)
+    values (_p.seq, jsonb_build_array(_entry), case when _end in (1, 4, 5) then _error end)
+    on conflict (seq) do update set
+      attempts = case when jsonb_array_length(coalesce(d.attempts, '[]')) >= 20
+        then (d.attempts - 0) || _entry else coalesce(d.attempts, '[]') || _entry end,
+      attempts_dropped = d.attempts_dropped + (jsonb_array_length(coalesce(d.attempts, '[]')) >= 20)::int,
+      error = case when _end in (1, 4, 5) then _error else d.error end;
+end $$;
+
+-- An open job has ended. Its row moves to `ended`; its key, lane and object are told.
+-- `_end` is how its last attempt ended, null if it ends without one.
+create function windlass._end(_p windlass.place, _now bigint, _state int, _reason int, _end int,
+                              _output bytea, _error text, _recoveries int) returns void
+language plpgsql as $$
+begin
+  delete from windlass.place where seq = _p.seq;
+  insert into windlass.ended (seq, at, updated_at, line, attempts, recoveries, generation, state, reason,
+      attempt_end, begun, steps, token, since, first_started, worker, output, error, met)
+    values (_p.seq, _now, _now, _p.line, _p.attempts, _recoveries, _p.generation, _state, _reason,
+      _end, _p.begun, _p.steps, _p.token, case when _end is not null then _p.since end, _p.first_started,
+      case when _end is not null then _p.worker end, _output, _error, _p.met);
+  perform windlass._count(_p.line, _p.lane_queue, _p.lane, _p.state, _state);
+  if not _p.plain then
+    delete from windlass.key k using windlass.job j
+      where k.seq = _p.seq and j.seq = _p.seq
+        and (j.spec->'unique'->>'scope' = 'open' or (_state = 6 and _reason = 5));
+    if _p.lane_queue is not null then
+      perform windlass._after(1, _p.lane_queue, _p.lane, null);
+    end if;
+    if _p.object is not null then
+      perform windlass._after(0, _reason, _state, _p.object,
+        (select j.id::text from windlass.job j where j.seq = _p.seq));
+    end if;
+  end if;
+  if _state <> 5 then
+    perform windlass._after(7, null, null, null);
+  end if;
+end $$;
+
+-- Tells that a job died or was cancelled, and counts it.
+create function windlass._tell_end(_p windlass.place, _now bigint, _state int, _reason int, _error text)
+returns void language plpgsql as $$
+declare
+  _q windlass.queue;
+begin
+  if _state = 5 then
+    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'dead');
+    perform windlass._tell(_now, 'job.dead', _p.seq,
+      jsonb_build_object('reason', _reason, 'error', _error), _p.attempts);
+    select q.* into _q from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
+    perform windlass._after(6, _q.id, null, null);
+    if _q.on_dead is not null then
+      perform windlass._after(2, null, null, _q.on_dead, (select jsonb_build_object('parent', j.id, 'payload',
+          format('{"job":"%s"%s}', j.id,
+            case when _q.lanes is not null and _p.lane is not null then format(',"lane":%s', _p.lane) else '' end))::text
+        from windlass.job j where j.seq = _p.seq));
+    end if;
+  elsif _state = 6 then
+    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'cancelled');
+    perform windlass._tell(_now, 'job.cancelled', _p.seq, null, _reason);
+  end if;
+end $$;
+
+create function windlass._ring(_line int) returns void language sql as $$
+  insert into windlass.after (what, a) select 4, queue from windlass.line where id = _line
+$$;
+
+-- Whoever a kind's concurrency limit turned away may try again.
+create function windlass._ring_turned_away(_line int) returns void language plpgsql as $$
+declare
+  _kind int;
+begin
+  update windlass.kind k set turned_away = false from windlass.line l
+    where l.id = _line and k.id = l.kind and k.turned_away returning k.id into _kind;
+  if found then
+    insert into windlass.after (what, a) select 4, l.queue from windlass.line l
+      where l.kind = _kind
+        and exists (select from windlass.place p where p.state = 2 and p.offered and p.line = l.id);
+  end if;
+end $$;
+
+-- Makes a job that waits for a time ready, or lets it wait.
+create function windlass._wait_until(_p windlass.place, _at bigint, _now bigint) returns windlass.place
+language plpgsql as $$
+begin
+  if _at > _now then
+    _p.state := 1;
+    _p.at := _at;
+  else
+    _p.state := 2;
+    _p.at := _now;
+    _p.rank := windlass._rank_of(_p.seq, _p.line, _now);
+  end if;
+  return _p;
+end $$;
+
+create function windlass._rank_of(_seq bigint, _line int, _since bigint) returns bigint language sql stable as $$
+  select windlass._rank(q.ageing, j.priority, _since)
+    from windlass.job j, windlass.line l join windlass.queue q on q.id = l.queue
+    where j.seq = _seq and l.id = _line
+$$;

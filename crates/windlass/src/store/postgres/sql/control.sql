@@ -1,0 +1,349 @@
+-- What people do to jobs and queues.
+
+-- A finished job as it stood in its place, to be put there again or to be told of.
+create function windlass._revive(_seq bigint) returns windlass.place language plpgsql as $$
+declare
+  _e windlass.ended;
+  _p windlass.place;
+  _j windlass.job;
+  _q windlass.queue;
+begin
+  select * into _e from windlass.ended where seq = _seq for update;
+  if not found then return null; end if;
+  select * into _j from windlass.job where seq = _seq;
+  select q.* into _q from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _e.line;
+  _p.seq := _seq; _p.line := _e.line; _p.attempts := _e.attempts; _p.recoveries := _e.recoveries;
+  _p.generation := _e.generation; _p.state := _e.state; _p.steps := _e.steps; _p.begun := _e.begun;
+  _p.token := _e.token; _p.since := _e.since; _p.worker := _e.worker; _p.first_started := _e.first_started;
+  _p.met := _e.met; _p.at := _e.at; _p.updated_at := _e.updated_at; _p.rank := 0; _p.offered := false;
+  _p.cancel_requested := false; _p.told := false;
+  _p.plain := windlass._is_plain(_j.spec);
+  if _j.spec ? 'lane' then
+    _p.lane_queue := _q.id;
+    _p.partition := (_j.spec->'lane'->>'partition')::bigint;
+    _p.lane := windlass._lane(_p.partition, _q.lanes);
+  end if;
+  if _j.spec ? 'object' then
+    _p.object := array_to_string(array(select jsonb_array_elements_text(_j.spec->'object')), '/');
+  end if;
+  return _p;
+end $$;
+
+-- The job, locked wherever it stands; its state tells where that is. Nothing if it is unknown.
+create function windlass._locate(_id uuid) returns windlass.place language plpgsql as $$
+declare
+  _seq bigint;
+  _p windlass.place;
+begin
+  for _try in 1..100 loop
+    select seq into _seq from windlass.job where id = _id;
+    if not found then return null; end if;
+    _p := windlass._hold(_seq);
+    if _p.seq is not null then return _p; end if;
+    _p := windlass._revive(_seq);
+    if _p.seq is not null then return _p; end if;
+  end loop;
+  raise exception 'job % moves too fast', _id using errcode = '40001';
+end $$;
+
+-- Calls a job off. 0 it is cancelled, 1 its handler is asked.
+create function windlass._cancel(_p windlass.place, _reason int, _now bigint) returns int language plpgsql as $$
+declare
+  _q windlass.place := _p;
+begin
+  if _p.state = 3 then
+    if _p.cancel_requested then return 1; end if;
+    update windlass.place set cancel_requested = true, updated_at = _now where seq = _p.seq;
+    perform windlass._after(5, null, null, null);
+    perform windlass._tell(_now, 'job.cancel_requested', _p.seq, null);
+    return 1;
+  end if;
+  perform windlass._end(_p, _now, 6, _reason, null, null,
+    (select d.error from windlass.diary d where d.seq = _p.seq), _p.recoveries);
+  perform windlass._tell_end(_p, _now, 6, _reason, null);
+  perform windlass._spread(_p.seq, null, _now);
+  return 0;
+end $$;
+
+-- Moves the start of a waiting job; the state it is in then.
+create function windlass._reschedule(_p windlass.place, _at bigint, _now bigint) returns int language plpgsql as $$
+declare
+  _q windlass.place := _p;
+begin
+  _q.updated_at := _now;
+  if _p.state = 0 then
+    _q.at := _at;
+  else
+    _q := windlass._wait_until(_q, _at, _now);
+  end if;
+  perform windlass._put(_p, _q);
+  if _q.state <> 0 then perform windlass._ring(_q.line); end if;
+  perform windlass._tell(_now, 'job.scheduled', _p.seq, null, greatest(_at, _now));
+  return _q.state;
+end $$;
+
+-- Lets a dead or cancelled job start over.
+create function windlass._replay(_p windlass.place, _id uuid, _now bigint) returns void language plpgsql as $$
+declare
+  _j windlass.job;
+  _q windlass.place := _p;
+  _e windlass.ended;
+  _dependency jsonb;
+  _state int;
+  _met uuid[] := '{}';
+  _unmet int := 0;
+  _holder uuid;
+  _queue windlass.queue;
+begin
+  select * into _j from windlass.job where seq = _p.seq;
+  select * into _e from windlass.ended where seq = _p.seq;
+  for _dependency in select d from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) d loop
+    _state := windlass._dependable((_dependency->>'on')::uuid);
+    if _state is null or _state = 4 or (_state > 4 and (_dependency->>'on_failure')::int = 1) then
+      _met := _met || (_dependency->>'on')::uuid;
+    elsif _state > 4 and (_dependency->>'on_failure')::int = 0 then
+      perform windlass._refuse('a job it depends on has failed', jsonb_build_object('refusal', 'dependency_failed',
+        'job', _id, 'dependency', _dependency->>'on', 'state', _state));
+    else
+      _unmet := _unmet + 1;
+    end if;
+  end loop;
+  if _j.spec ? 'unique' then
+    insert into windlass.key as k (line, key, seq, id, until)
+      values (_j.line, _j.spec->'unique'->>'key', _j.seq, _id,
+        _j.created_at + (_j.spec->'unique'->>'window')::bigint)
+      on conflict (line, key) do update set seq = excluded.seq, id = excluded.id, until = excluded.until
+        where k.seq = excluded.seq or k.until <= _now;
+    if not found then
+      select k.id into _holder from windlass.key k where k.line = _j.line and k.key = _j.spec->'unique'->>'key';
+      perform windlass._refuse('another job holds its key', jsonb_build_object('refusal', 'key_taken', 'job', _id,
+        'holder', _holder));
+    end if;
+  end if;
+  if _p.worker is not null then
+    perform windlass._note_attempt(_p, _e.at, _e.attempt_end, case when _e.attempt_end in (1, 4, 5) then _e.error end);
+  end if;
+  update windlass.diary set error = null, progress = null where seq = _p.seq;
+  select q.* into _queue from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
+  delete from windlass.ended where seq = _p.seq;
+  _q.attempts := 0; _q.recoveries := 0; _q.generation := _p.generation + 1; _q.begun := false;
+  _q.since := null; _q.worker := null; _q.first_started := null; _q.max_attempts := null;
+  _q.met := nullif(_met, '{}'); _q.updated_at := _now; _q.at := _now;
+  _q.offered := _q.lane_queue is null;
+  if _unmet > 0 then
+    _q.state := 0;
+    _q.unmet := _unmet;
+  else
+    _q.state := 2;
+    _q.rank := windlass._rank(_queue.ageing, _j.priority, _now);
+  end if;
+  insert into windlass.place select _q.*;
+  perform windlass._count(_q.line, _q.lane_queue, _q.lane, _p.state, _q.state);
+  if _q.lane_queue is not null then perform windlass._after(1, _q.lane_queue, _q.lane, null); end if;
+  insert into windlass.edge (on_id, seq, on_failure, met)
+    select (d->>'on')::uuid, _p.seq, (d->>'on_failure')::int, (d->>'on')::uuid = any (_met)
+      from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) d on conflict do nothing;
+  perform windlass._tell(_now, 'job.replayed', _p.seq, null, _q.generation);
+  if _unmet > 0 then
+    perform windlass._tell(_now, 'job.blocked', _p.seq, null, _unmet);
+  else
+    perform windlass._ring(_q.line);
+  end if;
+end $$;
+
+-- Whether a filter means a job.
+create function windlass._means(_filter jsonb, _state int, _line int, _spec jsonb, _created bigint) returns boolean
+language sql stable as $$
+  select (not (_filter ? 'states') or _filter->'states' @> to_jsonb(_state))
+    and (not (_filter ? 'lines') or _filter->'lines' @> to_jsonb(_line))
+    and (not (_filter ? 'tags') or coalesce(_spec->'tags', '[]') @> (_filter->'tags'))
+    and (not (_filter ? 'from') or _created >= (_filter->>'from')::bigint)
+    and (not (_filter ? 'before') or _created < (_filter->>'before')::bigint)
+$$;
+
+-- The jobs a filter means, by acceptance.
+create function windlass._select(_filter jsonb, _now bigint) returns uuid[] language sql as $$
+  select coalesce(array_agg(j.id order by j.seq), '{}') from windlass.job j
+    left join windlass.place p on p.seq = j.seq left join windlass.ended e on e.seq = j.seq
+    where windlass._means(_filter, coalesce(case when p.state = 1 and p.at <= _now then 2 else p.state end, e.state), j.line,
+      j.spec, j.created_at)
+$$;
+
+-- Each of these jobs after those of them that it depends on, otherwise by acceptance.
+create function windlass._dependencies_first(_ids uuid[]) returns uuid[] language plpgsql as $$
+declare
+  _left uuid[];
+  _placed uuid[] := '{}';
+  _free uuid[];
+begin
+  select array_agg(i.id order by j.seq nulls first, i.id) into _left
+    from (select distinct unnest(_ids) as id) i left join windlass.job j on j.id = i.id;
+  while cardinality(_left) > 0 loop
+    select array_agg(l.id order by l.n) into _free from unnest(_left) with ordinality as l(id, n)
+      left join windlass.job j on j.id = l.id
+      where not exists (select from jsonb_array_elements(coalesce(j.spec->'depends_on', '[]')) d
+        where (d->>'on')::uuid = any (_left) and (d->>'on')::uuid <> l.id);
+    if _free is null then return _placed || _left; end if;
+    _placed := _placed || _free;
+    select array_agg(l.id order by l.n) into _left from unnest(_left) with ordinality as l(id, n)
+      where not l.id = any (_free);
+  end loop;
+  return _placed;
+end $$;
+
+-- Calls off (0), moves (1), replays (2) or deletes (3) jobs, each answered on its own.
+create function windlass.alter(_ids uuid[], _filter jsonb, _what int, _start_kind int, _start_us bigint)
+returns table (job uuid, deed int, refusal jsonb, rings text[])
+language plpgsql as $$
+declare
+  _now bigint := windlass._begin();
+  _id uuid;
+  _p windlass.place;
+  _at bigint := windlass._start_time(_start_kind, _start_us, _now);
+  _detail text;
+  _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}'])[_what + 1]::int[];
+begin
+  if _filter is not null then _ids := windlass._select(_filter, _now); end if;
+  if _what = 2 then _ids := windlass._dependencies_first(_ids); end if;
+  foreach _id in array coalesce(_ids, '{}') loop
+    _p := windlass._locate(_id);
+    if _p.seq is null then
+      return query select _id, null::int, jsonb_build_object('refusal', 'unknown_job', 'job', _id), null::text[];
+      continue;
+    elsif not _p.state = any (_allowed) then
+      return query select _id, null::int, jsonb_build_object('refusal', 'wrong_state', 'job', _id, 'state', _p.state,
+        'operation', (array['cancel', 'reschedule', 'replay', 'remove'])[_what + 1]), null::text[];
+      continue;
+    end if;
+    begin
+      if _what = 0 then
+        return query select _id, windlass._cancel(_p, 0, _now), null::jsonb, null::text[];
+      elsif _what = 1 then
+        return query select _id, windlass._reschedule(_p, _at, _now), null::jsonb, null::text[];
+      elsif _what = 2 then
+        perform windlass._replay(_p, _id, _now);
+        return query select _id, 0, null::jsonb, null::text[];
+      else
+        perform windlass._remove(_p.seq, 0, _now);
+        return query select _id, 0, null::jsonb, null::text[];
+      end if;
+    exception when sqlstate 'WL001' then
+      get stacked diagnostics _detail = pg_exception_detail;
+      return query select _id, null::int, _detail::jsonb, null::text[];
+    end;
+  end loop;
+  return query select null::uuid, null::int, null::jsonb, windlass._finish(_now);
+end $$;
+
+-- Puts a new job in the place of a dead one.
+create function windlass.replay_edited(_id uuid, _edited jsonb, out placed jsonb, out rings text[])
+language plpgsql as $$
+declare
+  _now bigint := windlass._begin();
+  _p windlass.place := windlass._locate(_id);
+begin
+  if _p.seq is null then
+    perform windlass._refuse('unknown job', jsonb_build_object('refusal', 'unknown_job', 'job', _id));
+  elsif _p.state <> 5 then
+    perform windlass._refuse('not dead', jsonb_build_object('refusal', 'wrong_state', 'job', _id, 'state', _p.state,
+      'operation', 'edit and replay'));
+  end if;
+  delete from windlass.key where seq = _p.seq;
+  placed := windlass._accept_batch(windlass._items(jsonb_build_array(_edited)), null, 1, _now)->0;
+  update windlass.ended set state = 6, reason = 5, at = _now, updated_at = _now where seq = _p.seq;
+  perform windlass._count(_p.line, _p.lane_queue, _p.lane, 5, 6);
+  perform windlass._tell_end(_p, _now, 6, 5, null);
+  perform windlass._spread(_p.seq, null, _now);
+  perform windlass._after(7, null, null, null);
+  rings := windlass._finish(_now);
+end $$;
+
+-- Changes one setting of a queue and answers with all of them.
+create function windlass.configure(_queue text, _what text, _value jsonb, out settings jsonb, out rings text[])
+language plpgsql as $$
+declare
+  _now bigint := windlass._begin();
+  _q windlass.queue;
+  _old windlass.queue;
+  _topic text := 'queue.configured';
+  _lane int;
+begin
+  select * into _q from windlass.queue where name = _queue for update;
+  if not found then
+    perform windlass._register_names(array[_queue], '{}');
+    select * into _q from windlass.queue where name = _queue for update;
+  end if;
+  _old := _q;
+  case _what
+    when 'pause' then _q.paused := true; _topic := 'queue.paused';
+    when 'resume' then _q.paused := false; _topic := 'queue.resumed';
+    when 'max_depth' then _q.max_depth := (_value #>> '{}')::bigint;
+    when 'ageing' then _q.ageing := (_value #>> '{}')::bigint;
+    when 'lanes' then _q.lanes := (_value #>> '{}')::int;
+    when 'pause_lane' then
+      _lane := (_value #>> '{}')::int;
+      if _lane >= coalesce(_q.lanes, 0) then
+        perform windlass._refuse('no such lane', jsonb_build_object('refusal', 'out_of_bounds', 'what', 'lane',
+          'got', _lane::text, 'allowed', format('the queue has %s lanes, numbered from 0', coalesce(_q.lanes, 0))));
+      end if;
+      select array_agg(distinct l order by l) into _q.paused_lanes from unnest(_q.paused_lanes || _lane) l;
+    when 'resume_lane' then _q.paused_lanes := array_remove(_q.paused_lanes, (_value #>> '{}')::int);
+    when 'lane_depth' then _q.lane_depth := (_value #>> '{}')::bigint;
+    when 'on_dead' then _q.on_dead := _value #>> '{}';
+    when 'on_empty' then _q.on_empty := _value #>> '{}';
+  end case;
+  if _q is distinct from _old then
+    if _q.on_dead is not null or _q.on_empty is not null then
+      perform windlass._register_names(array_remove(array[_q.on_dead, _q.on_empty], null),
+        array_remove(array[_q.on_dead, _q.on_empty], null));
+    end if;
+    update windlass.queue set paused = _q.paused, max_depth = _q.max_depth, ageing = _q.ageing, lanes = _q.lanes,
+      paused_lanes = _q.paused_lanes, lane_depth = _q.lane_depth, on_dead = _q.on_dead, on_empty = _q.on_empty
+      where id = _q.id;
+    if _q.ageing is distinct from _old.ageing or _q.lanes is distinct from _old.lanes then
+      perform windlass._sort_queue(_q.id);
+    elsif _q.paused_lanes <> _old.paused_lanes then
+      insert into windlass.after (what, a, b) select 1, _q.id, l from (
+        (select unnest(_q.paused_lanes) except select unnest(_old.paused_lanes))
+        union (select unnest(_old.paused_lanes) except select unnest(_q.paused_lanes))) as c(l)
+        where exists (select from windlass.place p where p.lane_queue = _q.id and p.lane = l);
+    end if;
+    if _old.paused and not _q.paused then perform windlass._after(4, _q.id, null, null); end if;
+    perform windlass._tell_of(_now, _topic, jsonb_build_object('queue', _queue));
+  end if;
+  settings := windlass._settings(_q);
+  rings := windlass._finish(_now);
+end $$;
+
+create function windlass._settings(_q windlass.queue) returns jsonb language sql as $$
+  select to_jsonb(_q) - array['id', 'next_turn', 'dropped']
+$$;
+
+-- Calls off every waiting job of a queue.
+create function windlass.clear(_queue text, out cleared bigint, out followed bigint, out rings text[])
+language plpgsql as $$
+declare
+  _now bigint := windlass._begin();
+  _q windlass.queue;
+  _seq bigint;
+  _p windlass.place;
+begin
+  cleared := 0;
+  followed := 0;
+  select * into _q from windlass.queue where name = _queue;
+  if found then
+    for _seq in
+      select p.seq from windlass.place p join windlass.line l on l.id = p.line
+        where l.queue = _q.id and p.state < 3 order by p.seq
+    loop
+      _p := windlass._hold(_seq);
+      continue when _p.seq is null or _p.state >= 3;
+      perform windlass._cancel(_p, 3, _now);
+    end loop;
+    select coalesce(sum(t_cancelled) filter (where queue = _q.id), 0),
+        coalesce(sum(t_cancelled) filter (where queue <> _q.id), 0) into cleared, followed
+      from windlass.tally where xmin = pg_current_xact_id()::xid and line is not null;
+    perform windlass._tell_of(_now, 'queue.cleared', jsonb_build_object('queue', _queue, 'jobs', cleared));
+  end if;
+  rings := windlass._finish(_now);
+end $$;

@@ -1,0 +1,187 @@
+-- How a call ends: what it has caused reaches objects, lanes, hooks and queues before it commits.
+
+-- Lets go of dead letters and history beyond their bounds, the oldest first.
+create function windlass._keep_bounded(_now bigint) returns void language plpgsql as $$
+declare
+  _house windlass.house;
+  _queue bigint;
+  _surplus bigint;
+  _seq bigint;
+begin
+  select * into _house from windlass.house;
+  loop
+    delete from windlass.after where ctid = (
+      select ctid from windlass.after where tx = pg_current_xact_id() and what = 6 limit 1)
+      returning a into _queue;
+    exit when not found;
+    select sum(dead) - _house.dead_letters into _surplus from windlass.tally where queue = _queue and line is not null;
+    while _surplus > 0 loop
+      select e.seq into _seq from windlass.line l cross join lateral (
+          select seq, at from windlass.ended where line = l.id and state = 5 order by at, seq limit 1) e
+        where l.queue = _queue order by e.at, e.seq limit 1;
+      exit when not found;
+      update windlass.queue set dropped = dropped + 1 where id = _queue;
+      perform windlass._remove(_seq, 2, _now);
+      _surplus := _surplus - 1;
+    end loop;
+  end loop;
+  delete from windlass.after where tx = pg_current_xact_id() and what = 7;
+  if found then perform windlass._keep_history(_house, _now, 0); end if;
+end $$;
+
+-- Lets go of the oldest history beyond its bound, if it is beyond by more than `_slack`.
+create function windlass._keep_history(_house windlass.house, _now bigint, _slack bigint) returns bigint
+language plpgsql as $$
+declare
+  _surplus bigint;
+begin
+  select sum(completed) + sum(cancelled) - _house.history_jobs into _surplus from windlass.tally where line is not null;
+  if _surplus is null or _surplus <= _slack then return 0; end if;
+  select _surplus - count(*) into _surplus from (
+    select e.seq from windlass.edge d join windlass.job j on j.id = d.on_id join windlass.ended e on e.seq = j.seq
+      where e.state <> 5
+    union
+    select e.seq from windlass.key k join windlass.ended e on e.seq = k.seq where k.until > _now and e.state <> 5) kept;
+  return windlass._purge(_now, null, least(_surplus, 1000));
+end $$;
+
+-- Deletes finished jobs that ended before `_before`, at most so many, the oldest first. What an open
+-- job depends on, and what holds a key, stays.
+create function windlass._purge(_now bigint, _before bigint, _most bigint) returns bigint language plpgsql as $$
+declare
+  _seqs bigint[];
+begin
+  if _most <= 0 then return 0; end if;
+  select array_agg(seq) into _seqs from (
+    select e.seq from windlass.ended e join windlass.job j on j.seq = e.seq
+      where e.state <> 5 and (_before is null or e.at <= _before)
+        and not exists (select from windlass.edge d where d.on_id = j.id)
+        and not exists (select from windlass.key k where k.seq = e.seq and k.until > _now)
+      order by e.at, e.seq limit _most for update of e skip locked) old;
+  if _seqs is null then return 0; end if;
+  with gone as (
+    delete from windlass.ended where seq = any (_seqs) returning seq, line, state
+  ), counted as (
+    insert into windlass.tally (line, queue, completed, cancelled)
+      select g.line, l.queue, -count(*) filter (where g.state = 4), -count(*) filter (where g.state = 6)
+        from gone g join windlass.line l on l.id = g.line group by g.line, l.queue
+  ), jobs as (
+    delete from windlass.job where seq = any (_seqs) returning seq, id, line
+  ), told as (
+    insert into windlass.event (at, n, topic, jobs, lines, a, b)
+      select _now, count(*), 'job.removed', array_agg(id order by seq), array_agg(line order by seq),
+          array_agg(1::bigint), null from jobs
+  ), diaries as (
+    delete from windlass.diary where seq = any (_seqs)
+  ), steps as (
+    delete from windlass.step where seq = any (_seqs)
+  ), edges as (
+    delete from windlass.edge where seq = any (_seqs)
+  )
+  delete from windlass.key where seq = any (_seqs);
+  return cardinality(_seqs);
+end $$;
+
+-- What befell jobs of objects without a turn reaches their objects.
+create function windlass._tell_objects(_now bigint) returns void language plpgsql as $$
+declare
+  _ended record;
+  _o windlass.object;
+  _how text;
+begin
+  for _ended in
+    select a as reason, b as state, c as object, d as job from windlass.after
+      where tx = pg_current_xact_id() and what = 0 order by id
+  loop
+    select * into _o from windlass.object where address = _ended.object for update;
+    continue when not found or _o.alarm is distinct from _ended.job::uuid;
+    _how := case
+      when _ended.state = 6 then 'was cancelled'
+      when _ended.state = 5 then 'died' || coalesce(': ' || (array['it failed as often as it may run',
+        'its handler said that trying again is pointless', 'its time for retries is over',
+        'its workers were lost', 'a job it depends on failed'])[_ended.reason + 1], '') end;
+    _o.alarm := null;
+    if _how is not null and _o.status = 0 then
+      _o.status := 2;
+      _o.reason := format('its alarm, job %s, %s', _ended.job, _how);
+      perform windlass._tell_of(_now, _o.kind || '.failed', jsonb_build_object('object',
+        jsonb_build_array(_o.kind, _o.name, _o.key),
+        'detail', format('{"job":"%s","why":"its alarm %s"}', _ended.job, _how)));
+    end if;
+    update windlass.object set alarm = null, status = _o.status, reason = _o.reason,
+      version = version + 1, updated_at = _now where address = _o.address;
+  end loop;
+end $$;
+
+-- Ends a call and answers whom to ring: `q:` and a queue, or `c` for workers that run jobs.
+create function windlass._finish(_now bigint) returns text[] language plpgsql as $$
+declare
+  _each record;
+  _completed bigint;
+  _rings text[];
+begin
+  if not exists (select from windlass.after where tx = pg_current_xact_id()) then return '{}'; end if;
+  perform windlass._keep_bounded(_now);
+  perform windlass._tell_objects(_now);
+  for _each in
+    select distinct f.a::int as queue, f.b as lane, q.name, q.lanes, q.on_empty
+      from windlass.after f join windlass.queue q on q.id = f.a
+      where f.tx = pg_current_xact_id() and f.what = 1 order by q.name, f.b
+  loop
+    if windlass._offer(_each.queue, _each.lane) and _each.lanes is not null
+      and (_each.lane between 0 and _each.lanes - 1)
+    then
+      select coalesce(sum(t_completed), 0) into _completed from windlass.tally
+        where queue = _each.queue and lane = _each.lane and line is null;
+      if _each.on_empty is not null then
+        perform windlass._after(2, null, null, _each.on_empty, jsonb_build_object('payload',
+          format('{"lane":%s,"completed":%s}', _each.lane, _completed))::text);
+      end if;
+      perform windlass._tell_of(_now, 'pool.empty', jsonb_build_object('queue', _each.name,
+        'lane', _each.lane, 'completed', _completed));
+    end if;
+  end loop;
+  for _each in
+    select c as kind, d::jsonb as detail from windlass.after
+      where tx = pg_current_xact_id() and what = 2 order by id
+  loop
+    perform windlass._add_hook(_each.kind, _each.detail, _now);
+  end loop;
+  for _each in
+    select distinct q.id, q.name from windlass.after f join windlass.queue q on q.id = f.a
+      where f.tx = pg_current_xact_id() and f.what = 3 order by q.name
+  loop
+    perform windlass._tell_if_empty(_each.id, _each.name, _now);
+  end loop;
+  select array_agg(distinct case f.what when 5 then 'c' else 'q:' || q.name end) into _rings
+    from windlass.after f left join windlass.queue q on q.id = f.a
+    where f.tx = pg_current_xact_id() and f.what in (4, 5);
+  delete from windlass.after where tx = pg_current_xact_id();
+  return coalesce(_rings, '{}');
+end $$;
+
+create function windlass._tell_if_empty(_queue int, _name text, _now bigint) returns void language plpgsql as $$
+begin
+  if exists (select from windlass.line l, windlass.place p
+      where l.queue = _queue and p.line = l.id and p.state = 2 and p.offered) then return; end if;
+  if (select sum(blocked + scheduled + ready + running) from windlass.tally
+      where queue = _queue and line is not null) = 0 then
+    perform windlass._tell_of(_now, 'queue.empty', jsonb_build_object('queue', _name));
+  end if;
+end $$;
+
+-- Adds a job that a queue asked for.
+create function windlass._add_hook(_kind text, _detail jsonb, _now bigint) returns void language plpgsql as $$
+declare
+  _item windlass.item;
+begin
+  _item.id := gen_random_uuid();
+  _item.line := windlass.register(_kind, _kind);
+  _item.payload := convert_to(_detail->>'payload', 'UTF8');
+  _item.priority := 0;
+  _item.start_kind := 0;
+  if _detail ? 'parent' then
+    _item.spec := jsonb_build_object('parent', _detail->>'parent');
+  end if;
+  perform windlass._accept(_item, nextval(pg_get_serial_sequence('windlass.job', 'seq')), _now);
+end $$;

@@ -1,0 +1,94 @@
+-- Keeping the house in order, done by whoever is alive; and hearing what happened.
+
+-- Adds up the differences of counters, unless someone else does.
+create function windlass._add_up() returns void language plpgsql as $$
+begin
+  if not pg_try_advisory_xact_lock(hashtextextended('windlass.tally', 0)) then return; end if;
+  with gone as (delete from windlass.tally returning *)
+  insert into windlass.tally
+    select line, queue, lane, sum(blocked), sum(scheduled), sum(ready), sum(running), sum(completed), sum(dead),
+        sum(cancelled), sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried), sum(t_rescued),
+        sum(t_dead), sum(t_cancelled)
+      from gone group by line, queue, lane;
+end $$;
+
+-- Gives what happened since its numbers, without gaps; the last one.
+create function windlass._number() returns bigint language plpgsql as $$
+declare
+  _last bigint;
+begin
+  if not exists (select from windlass.event where number is null) then
+    return (select last_event from windlass.house);
+  end if;
+  select last_event into _last from windlass.house for no key update;
+  with fresh as (
+    select id, n, sum(n) over (order by id) as upto from windlass.event where number is null
+  ), numbered as (
+    update windlass.event e set number = _last + f.upto - f.n + 1 from fresh f where e.id = f.id returning f.upto
+  )
+  update windlass.house set last_event = _last + coalesce((select max(upto) from numbered), 0)
+    returning last_event into _last;
+  return _last;
+end $$;
+
+-- Events after a number, and the number of the last one in a row of its own.
+create function windlass.events(_after bigint, _limit int)
+returns table (number bigint, at bigint, n int, topic text, jobs uuid[], lines int[], a bigint[], b bigint[],
+    detail jsonb, last bigint) language plpgsql as $$
+#variable_conflict use_column
+declare
+  _last bigint := windlass._number();
+begin
+  if _last > _after then
+    return query select e.number, e.at, e.n, e.topic, e.jobs, e.lines, e.a, e.b, e.detail, null::bigint
+      from windlass.event e where e.number > _after - 10000 and e.number + e.n - 1 > _after order by e.number limit _limit;
+  end if;
+  return query select null::bigint, null::bigint, null::int, null, null::uuid[], null::int[], null::bigint[],
+    null::bigint[], null::jsonb, _last;
+end $$;
+
+create function windlass.promote(out purged bigint, out next_in bigint, out last_event bigint, out rings text[])
+language plpgsql as $$
+declare
+  _now bigint := windlass._begin();
+  _house windlass.house;
+begin
+  select * into _house from windlass.house;
+  purged := windlass._purge(_now, _now - _house.history_age, 1000);
+  perform windlass._keep_history(_house, _now, 0);
+  purged := purged + windlass._purge_objects(_now);
+  select least(
+      (select at from windlass.place where state = 1 order by at limit 1),
+      (select expires_at from windlass.place where expires_at is not null and state < 3 and attempts = 0
+        and generation = 0 order by expires_at limit 1),
+      (select at + _house.history_age from windlass.ended where state <> 5 order by at limit 1),
+      (select purge_at from windlass.object o where purge_at is not null
+        and not exists (select from windlass.place p where p.object = o.address) order by purge_at limit 1))
+    into next_in;
+  next_in := greatest(next_in - _now, 0);
+  rings := windlass._finish(_now);
+  perform windlass._add_up();
+  last_event := windlass._number();
+  -- Only so many are kept for those who lag.
+  delete from windlass.event e where e.number <= last_event - 65536 and e.number + e.n - 1 <= last_event - 65536;
+  delete from windlass.worker where seen_at < _now - 86400000000;
+end $$;
+
+create function windlass.announce(_worker text, _news int, _card jsonb, _host text, _pid bigint, _version text,
+    _error text) returns void language plpgsql as $$
+declare
+  _now bigint := windlass.now_us();
+begin
+  if _news = 0 then
+    insert into windlass.worker (id, card, host, pid, version, started_at, seen_at)
+      values (_worker, _card, _host, _pid, _version, _now, _now)
+      on conflict (id) do update set card = excluded.card, host = excluded.host, pid = excluded.pid,
+        version = excluded.version, seen_at = excluded.seen_at, stopping = false;
+  elsif _news = 1 then
+    update windlass.worker set stopping = true, seen_at = _now where id = _worker;
+  elsif _news = 2 then
+    delete from windlass.worker where id = _worker;
+  end if;
+  perform windlass._tell_of(_now, (array['worker.started', 'worker.stopping', 'worker.stopped', 'worker.error'])[_news + 1],
+    jsonb_build_object('worker', _worker, 'error', _error));
+end $$;

@@ -1,0 +1,181 @@
+-- Objects: state, alarm, jobs, counters and events in one commit.
+
+-- Takes a job that waits for its first start out of the book, or cancels it if it has started.
+create function windlass._call_off(_id uuid, _now bigint) returns void language plpgsql as $$
+declare
+  _p windlass.place := windlass._locate(_id);
+begin
+  if _p.seq is null or _p.state >= 4 then return; end if;
+  if _p.state < 3 and not _p.begun then
+    perform windlass._remove(_p.seq, 0, _now);
+  else
+    perform windlass._cancel(_p, 0, _now);
+  end if;
+end $$;
+
+-- Deletes an object with all that waits of it; what runs is told to stop.
+create function windlass._purge_object(_address text, _now bigint) returns void language plpgsql as $$
+declare
+  _id uuid;
+  _o windlass.object;
+begin
+  for _id in
+    select j.id from windlass.place p join windlass.job j on j.seq = p.seq where p.object = _address order by p.seq
+  loop
+    perform windlass._call_off(_id, _now);
+  end loop;
+  delete from windlass.object where address = _address returning * into _o;
+  if found then
+    perform windlass._tell_of(_now, 'object.removed',
+      jsonb_build_object('object', jsonb_build_array(_o.kind, _o.name, _o.key)));
+  end if;
+end $$;
+
+-- Makes a turn, with other jobs that are accepted in the same commit; the object's version then, and
+-- what became of the turn's own jobs.
+create function windlass._turn(_turn jsonb, _state bytea, _others windlass.item[], _now bigint) returns jsonb
+language plpgsql as $$
+declare
+  _parts jsonb := _turn->'object';
+  _address text := array_to_string(array(select jsonb_array_elements_text(_parts)), '/');
+  _o windlass.object;
+  _is_new boolean;
+  _alarm jsonb := _turn->'alarm';
+  _items windlass.item[] := coalesce(_others, '{}');
+  _before int := coalesce(cardinality(_others), 0);
+  _fresh uuid;
+  _current windlass.place;
+  _moves boolean := false;
+  _news jsonb;
+  _placed jsonb;
+  _bound jsonb;
+begin
+  select * into _o from windlass.object where address = _address for update;
+  _is_new := not found;
+  if coalesce(_o.version, 0) <> (_turn->>'version')::bigint then
+    perform windlass._refuse(format('object %s has changed; it is at version %s now', _address, coalesce(_o.version, 0)),
+      jsonb_build_object('refusal', 'object_changed', 'object', _parts, 'version', coalesce(_o.version, 0)));
+  end if;
+  if _is_new then
+    _o.address := _address; _o.kind := _parts->>0; _o.name := _parts->>1; _o.key := _parts->>2;
+    _o.version := 0; _o.status := 0; _o.created_at := _now; _o.runs := 0; _o.failures := 0; _o.recoveries := 0;
+    if (select count(*) from (select kind from windlass.object union select name from windlass.object
+        union select _o.kind union select _o.name) names) > 10000 then
+      perform windlass._refuse('too many names of objects', jsonb_build_object('refusal', 'out_of_bounds',
+        'what', 'distinct names of objects', 'got', '10001',
+        'allowed', 'at most 10000 are allowed; use keys, not names'));
+    end if;
+  end if;
+  if _o.alarm is not null then
+    _current := windlass._locate(_o.alarm);
+    if _current.seq is null or _current.state >= 4 then
+      _o.alarm := null;
+      _current := null;
+    end if;
+  end if;
+  if _alarm ? 'set' then
+    _moves := _o.alarm is not null and _current.state < 3 and not _current.begun and exists (
+      select from windlass.job j join windlass.line l on l.id = j.line join windlass.queue q on q.id = l.queue
+        join windlass.kind k on k.id = l.kind
+        where j.seq = _current.seq and q.name = _alarm->'set'->>'queue' and k.name = _alarm->'set'->>'kind'
+          and j.payload = decode(_alarm->'set'->>'payload', 'hex'));
+    if not _moves then
+      _fresh := (_alarm->'set'->>'id')::uuid;
+      _items := _items || windlass._items(jsonb_build_array(case when _alarm->'set'->'spec' ? 'object' then _alarm->'set'
+        else jsonb_set(_alarm->'set', '{spec}',
+          coalesce(nullif(_alarm->'set'->'spec', 'null'), '{}') || jsonb_build_object('object', _parts)) end));
+    end if;
+  end if;
+  _items := _items || windlass._items(coalesce(_turn->'jobs', '[]'));
+  select i.spec->'object' into _bound from unnest(_items[_before + 1 :]) i
+    where i.spec ? 'object' and i.spec->'object' <> _parts limit 1;
+  if found then
+    perform windlass._refuse('a turn binds jobs to its own object', jsonb_build_object('refusal', 'unknown_object',
+      'object', _bound));
+  end if;
+  _o.version := _o.version + 1;
+  _o.updated_at := _now;
+  if _turn ? 'status' then
+    _o.status := (_turn->'status'->>0)::int;
+    _o.reason := _turn->'status'->>1;
+  end if;
+  if _turn->>'ran' = 'well' then
+    _o.runs := _o.runs + 1; _o.last_success_at := _now; _o.recoveries := 0;
+  elsif _turn->>'ran' = 'badly' then
+    _o.failures := _o.failures + 1;
+  end if;
+  if _turn->'purge' ? 'after' then
+    _o.purge_at := _now + (_turn->'purge'->>'after')::bigint;
+  elsif _turn->'purge' = '"never"' then
+    _o.purge_at := null;
+  end if;
+  _o.state := coalesce(_state, _o.state, '');
+  if _is_new then
+    -- Someone may make the same object at this moment: then it has changed.
+    insert into windlass.object select _o.* on conflict do nothing;
+    if not found then
+      raise exception 'object % is being made elsewhere', _address using errcode = '40001';
+    end if;
+    perform windlass._tell_of(_now, 'object.created', jsonb_build_object('object', _parts));
+  end if;
+  _placed := windlass._accept_batch(_items, _address, case when _fresh is not null then _before + 1 end, _now);
+  if _alarm ? 'cancel' then
+    if _o.alarm is not null then perform windlass._call_off(_o.alarm, _now); end if;
+    _o.alarm := null;
+  elsif _alarm ? 'move' then
+    if _o.alarm is not null then
+      _current := windlass._hold(_current.seq);
+      if _current.state < 3 then
+        perform windlass._reschedule(_current,
+          windlass._start_time((_alarm->'move'->>0)::int, (_alarm->'move'->>1)::bigint, _now), _now);
+      end if;
+    end if;
+  elsif _moves then
+    perform windlass._reschedule(windlass._hold(_current.seq), windlass._start_time(
+      (_alarm->'set'->>'start_kind')::int, (_alarm->'set'->>'start_us')::bigint, _now), _now);
+  elsif _alarm ? 'set' then
+    if _o.alarm is not null and not _current.begun then
+      perform windlass._call_off(_o.alarm, _now);
+    end if;
+    _o.alarm := _fresh;
+  end if;
+  update windlass.object set version = _o.version, status = _o.status, reason = _o.reason, updated_at = _now,
+    last_success_at = _o.last_success_at, runs = _o.runs, failures = _o.failures, recoveries = _o.recoveries,
+    alarm = _o.alarm, purge_at = _o.purge_at, state = _o.state where address = _address;
+  for _news in select n from jsonb_array_elements(coalesce(_turn->'news', '[]')) n loop
+    perform windlass._tell_of(_now, _news->>'topic', jsonb_build_object('object', _parts, 'detail', _news->>'detail'));
+  end loop;
+  if _turn->'purge' = '"now"' then
+    perform windlass._purge_object(_address, _now);
+    _o.version := 0;
+  end if;
+  for _i in 1..(_before + (_fresh is not null)::int) loop
+    _placed := _placed - 0;
+  end loop;
+  return jsonb_build_object('version', _o.version, 'jobs', _placed);
+end $$;
+
+create function windlass.turn(_turn jsonb, _state bytea, out turned jsonb, out rings text[]) language plpgsql as $$
+declare
+  _now bigint := windlass._begin();
+begin
+  turned := windlass._turn(_turn, _state, null, _now);
+  rings := windlass._finish(_now);
+end $$;
+
+-- Deletes objects whose time has come and that nothing is left to do for.
+create function windlass._purge_objects(_now bigint) returns bigint language plpgsql as $$
+declare
+  _address text;
+  _purged bigint := 0;
+begin
+  for _address in
+    select o.address from windlass.object o where o.purge_at <= _now
+      and not exists (select from windlass.place p where p.object = o.address)
+      order by o.purge_at, o.kind, o.name, o.key limit 1000 for update skip locked
+  loop
+    perform windlass._purge_object(_address, _now);
+    _purged := _purged + 1;
+  end loop;
+  return _purged;
+end $$;

@@ -1,0 +1,359 @@
+-- An attempt goes on, has ended, or its worker is lost.
+
+-- Whether a running job may have these steps as well as those it has.
+create function windlass._admit_steps(_seq bigint, _steps jsonb) returns void language plpgsql as $$
+declare
+  _all record;
+  _largest bigint;
+begin
+  select max(octet_length(s->>'result') / 2) into _largest from jsonb_array_elements(_steps) s;
+  if _largest > 131072 then
+    perform windlass._refuse(format('a step''s result in bytes is %s; at most 131072 are allowed', _largest),
+      jsonb_build_object('refusal', 'out_of_bounds', 'what', 'a step''s result in bytes', 'got', _largest::text,
+        'allowed', 'at most 131072 are allowed; store the data elsewhere, and return its address'));
+  end if;
+  select count(*) as n, sum(bytes) as bytes into _all from (
+    select name, octet_length(result) as bytes from windlass.step where seq = _seq
+    union all
+    select s.name, s.bytes from (
+      select distinct on (s->>'name') s->>'name' as name, octet_length(decode(s->>'result', 'hex')) as bytes
+        from jsonb_array_elements(_steps) with ordinality as e(s, n) order by s->>'name', n) s
+      where not exists (select from windlass.step k where k.seq = _seq and k.name = s.name)) steps;
+  if _all.n > 256 then
+    perform windlass._refuse(format('steps of one job is %s; at most 256 are allowed', _all.n),
+      jsonb_build_object('refusal', 'out_of_bounds', 'what', 'steps of one job', 'got', _all.n::text,
+        'allowed', 'at most 256 are allowed; continue with another job'));
+  elsif _all.bytes > 1048576 then
+    perform windlass._refuse(format('results of all steps in bytes is %s; at most 1048576 are allowed', _all.bytes),
+      jsonb_build_object('refusal', 'out_of_bounds', 'what', 'results of all steps in bytes', 'got', _all.bytes::text,
+        'allowed', 'at most 1048576 are allowed; store the data elsewhere, and return its address'));
+  end if;
+end $$;
+
+-- Records what the handler of a running job has to say.
+create function windlass._report(_p windlass.place, _report jsonb, _now bigint) returns windlass.place
+language plpgsql as $$
+declare
+  _step jsonb;
+  _lines jsonb := coalesce(_report->'lines', '[]');
+begin
+  if _report is null then return _p; end if;
+  if _report ? 'steps' then perform windlass._admit_steps(_p.seq, _report->'steps'); end if;
+  if _report ? 'progress' or _lines <> '[]' then
+    insert into windlass.diary (seq) values (_p.seq) on conflict do nothing;
+    update windlass.diary d set
+      progress = coalesce(_report->'progress', d.progress),
+      progress_token = case when _report ? 'progress' then _p.token else d.progress_token end,
+      log_dropped = d.log_dropped
+        + greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_lines) - 100, 0),
+      log = (select jsonb_agg(l order by n) from (
+        select l, n from jsonb_array_elements(coalesce(d.log, '[]') || _lines) with ordinality as e(l, n)
+          order by n desc limit 100) last)
+      where d.seq = _p.seq;
+  end if;
+  if _report ? 'progress' then
+    perform windlass._tell(_now, 'job.progress', _p.seq, null, (_report->'progress'->>'percent')::bigint);
+  end if;
+  for _step in select s from jsonb_array_elements(coalesce(_report->'steps', '[]')) s loop
+    continue when exists (select from windlass.step where seq = _p.seq and name = _step->>'name');
+    insert into windlass.step (seq, number, name, result)
+      values (_p.seq, _p.steps, _step->>'name', decode(_step->>'result', 'hex'));
+    _p.steps := _p.steps + 1;
+    perform windlass._tell(_now, 'step.completed', _p.seq, jsonb_build_object('name', _step->>'name'));
+  end loop;
+  update windlass.place set steps = _p.steps, updated_at = _now where seq = _p.seq;
+  return _p;
+end $$;
+
+create function windlass.renew(_jobs uuid[], _tokens bigint[], _leases bigint[], _reports jsonb[])
+returns table (n int, until bigint, cancel_requested boolean, refusal jsonb)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  _now bigint := windlass._begin();
+  _item record;
+  _p windlass.place;
+  _detail text;
+begin
+  perform windlass._finish(_now);
+  return query update windlass.place p set at = _now + i.lease, told = false, updated_at = _now
+    from unnest(_jobs, _tokens, _leases, _reports) with ordinality as i(job, token, lease, report, n)
+    join windlass.job j on j.id = i.job
+    where p.seq = j.seq and p.state = 3 and p.token = i.token and i.report is null
+    returning i.n::int, p.at, p.cancel_requested, null::jsonb;
+  update windlass.worker w set seen_at = _now where w.seen_at < _now - 5000000 and w.id in (
+    select p.worker from unnest(_jobs, _tokens) as i(job, token) join windlass.job j on j.id = i.job
+      join windlass.place p on p.seq = j.seq where p.state = 3 and p.token = i.token limit 1);
+  for _item in
+    select i.n::int as n, j.seq, i.token, i.lease, i.report
+      from unnest(_jobs, _tokens, _leases, _reports) with ordinality as i(job, token, lease, report, n)
+      join windlass.job j on j.id = i.job where i.report is not null order by i.n
+  loop
+    _p := windlass._hold(_item.seq);
+    continue when _p.seq is null or _p.state <> 3 or _p.token <> _item.token;
+    begin
+      _p := windlass._report(_p, _item.report, _now);
+      update windlass.place p set at = _now + _item.lease, told = false, updated_at = _now where p.seq = _p.seq;
+      return query select _item.n, _now + _item.lease, _p.cancel_requested, null::jsonb;
+    exception when sqlstate 'WL001' then
+      get stacked diagnostics _detail = pg_exception_detail;
+      return query select _item.n, null::bigint, null::boolean, _detail::jsonb;
+    end;
+  end loop;
+  perform windlass._finish(_now);
+end $$;
+
+-- Tells what became of an attempt and of its job, and counts both.
+-- Ends: 0 completed, 1 failed, 2 snoozed, 3 released, 4 cancelled, 5 crashed.
+create function windlass._tell_settled(_p windlass.place, _now bigint, _state int, _reason int, _at bigint, _end int,
+    _error text) returns void language plpgsql as $$
+declare
+  _failed boolean := case when _state = 5 then _reason <> 4 else _end in (1, 5) end;
+begin
+  if _failed then
+    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'failed');
+    perform windlass._tell(_now, 'job.failed', _p.seq, jsonb_build_object('worker', _p.worker,
+      'error', coalesce(_error, 'no reason was given')), _p.attempts, case when _state = 1 then _at end);
+  end if;
+  if _state = 4 then
+    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'completed');
+    perform windlass._tell(_now, 'job.completed', _p.seq, jsonb_build_object('worker', _p.worker), _p.attempts,
+      _now - _p.since);
+  elsif _state = 1 and _failed then
+    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'retried');
+    perform windlass._tell(_now, 'job.retrying', _p.seq, null, _p.attempts, _at);
+  elsif _state = 1 then
+    perform windlass._tell(_now, 'job.snoozed', _p.seq, null, _at);
+  elsif _state = 2 then
+    perform windlass._tell(_now, 'job.released', _p.seq, jsonb_build_object('worker', _p.worker));
+  else
+    perform windlass._tell_end(_p, _now, _state, _reason, _error);
+  end if;
+end $$;
+
+-- Ends one attempt whose lease is held; the state the job is in then.
+-- Verdicts: 0 complete, 1 retry, 2 snooze, 3 release, 4 bury, 5 cancel.
+create function windlass._settle_one(_p windlass.place, _verdict int, _arg bigint, _output bytea, _error text,
+    _extra jsonb, _object_state bytea, _now bigint) returns int language plpgsql as $$
+declare
+  _q windlass.place;
+  _state int;
+  _reason int;
+  _end int := (array[0, 1, 2, 3, 1, 4])[_verdict + 1];
+  _next jsonb := case when _verdict = 0 then coalesce(_extra->'next', '[]') else '[]' end;
+  _kept_error text;
+begin
+  if octet_length(_output) > (select payload_bytes from windlass.house) then
+    perform windlass._refuse('the output is too large', jsonb_build_object('refusal', 'out_of_bounds',
+      'what', 'output bytes', 'got', octet_length(_output)::text, 'allowed', format(
+        'at most %s are allowed; raise `payload_bytes`, or store the data elsewhere',
+        (select payload_bytes from windlass.house))));
+  end if;
+  if _extra->'report' ? 'steps' then perform windlass._admit_steps(_p.seq, _extra->'report'->'steps'); end if;
+  if _verdict = 0 and not _p.plain then
+    -- The job may continue with one of the same key, which it gives up by completing.
+    delete from windlass.key k using windlass.job j
+      where k.seq = _p.seq and j.seq = _p.seq and j.spec->'unique'->>'scope' = 'open';
+  end if;
+  if _next <> '[]' and not (_extra ? 'turn') then
+    perform windlass._accept_batch(windlass._items(_next), null, null, _now);
+  end if;
+  _p := windlass._report(_p, _extra->'report', _now);
+  if _verdict in (1, 2, 3) and _p.cancel_requested then
+    _state := 6; _reason := 0;
+  else
+    _state := (array[4, 1, 1, 2, 5, 6])[_verdict + 1];
+    _reason := case when _verdict in (4, 5) then _arg end;
+  end if;
+  if _state >= 4 then
+    select d.error into _kept_error from windlass.diary d where d.seq = _p.seq;
+    perform windlass._end(_p, _now, _state, _reason, _end, case when _state = 4 then _output end,
+      case when _state = 4 then null when _end in (1, 4, 5) then _error else _kept_error end,
+      case when _state = 4 then 0 else _p.recoveries end);
+    perform windlass._tell_settled(_p, _now, _state, _reason, null, _end, _error);
+  else
+    _q := _p;
+    _q.state := _state;
+    _q.updated_at := _now;
+    if _verdict in (2, 3) then _q.attempts := greatest(_p.attempts - 1, 0); end if;
+    if _state = 1 then
+      _q.at := _now + _arg;
+    else
+      _q.at := least(_p.since, _now);
+      _q.rank := windlass._rank_of(_p.seq, _p.line, _q.at);
+    end if;
+    perform windlass._note_attempt(_p, _now, _end, _error);
+    perform windlass._put(_p, _q);
+    perform windlass._ring(_p.line);
+    perform windlass._tell_settled(_p, _now, _state, null, _q.at, _end, _error);
+  end if;
+  perform windlass._ring_turned_away(_p.line);
+  if _extra ? 'turn' then
+    perform windlass._turn(_extra->'turn', _object_state, windlass._items(_next), _now);
+  end if;
+  if _state >= 4 then
+    perform windlass._spread(_p.seq, _error, _now);
+  end if;
+  return coalesce((select p.state from windlass.place p where p.seq = _p.seq),
+                  (select e.state from windlass.ended e where e.seq = _p.seq), _state);
+end $$;
+
+create function windlass.settle(_jobs uuid[], _tokens bigint[], _verdicts smallint[], _args bigint[],
+    _outputs bytea[], _errors text[], _extras jsonb[], _object_states bytea[])
+returns table (n int, state int, refusal jsonb, rings text[])
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  _now bigint := windlass.now_us();
+  _done int[];
+  _done_jobs uuid[];
+  _done_seqs bigint[];
+  _done_lines int[];
+  _item record;
+  _p windlass.place;
+  _house windlass.house;
+  _detail text;
+begin
+  select * into _house from windlass.house;
+  -- Jobs that are done and with which nothing else ends: all at once.
+  with gone as (
+    delete from windlass.place p
+      using unnest(_jobs, _tokens, _verdicts, _outputs, _extras) with ordinality
+          as i(job, token, verdict, output, extra, n)
+        join windlass.job j on j.id = i.job
+      where p.seq = j.seq and p.state = 3 and p.token = i.token and p.plain and i.verdict = 0 and i.extra is null
+        and coalesce(octet_length(i.output), 0) <= _house.payload_bytes
+      returning p.*, i.job, i.output, i.n
+  ), kept as (
+    insert into windlass.ended (seq, at, updated_at, line, attempts, recoveries, generation, state, attempt_end, begun,
+        steps, token, since, first_started, worker, output, met)
+      select seq, _now, _now, line, attempts, 0, generation, 4, 0, begun, steps, token, since, first_started, worker,
+          output, met from gone
+  ), counted as (
+    insert into windlass.tally (line, queue, running, completed, t_completed)
+      select g.line, l.queue, -count(*), count(*), count(*) from gone g join windlass.line l on l.id = g.line
+        group by g.line, l.queue
+  ), told as (
+    insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
+      select _now, count(*), 'job.completed', array_agg(job order by n), array_agg(line order by n),
+          array_agg(attempts::bigint order by n), array_agg(_now - since order by n),
+          jsonb_build_object('worker', worker) from gone group by worker
+  )
+  select array_agg(n), array_agg(job), array_agg(seq), array_agg(distinct line)
+    into _done, _done_jobs, _done_seqs, _done_lines from gone;
+  if _done is not null then
+    return query select d::int, 4, null::jsonb, null::text[] from unnest(_done) d;
+    for _item in
+      select s.seq from unnest(_done_jobs, _done_seqs) as s(job, seq)
+        where exists (select from windlass.edge e where e.on_id = s.job and not e.met)
+    loop
+      perform windlass._spread(_item.seq, null, _now);
+    end loop;
+    if exists (select from windlass.line l join windlass.kind k on k.id = l.kind
+        where l.id = any (_done_lines) and k.turned_away) then
+      perform windlass._ring_turned_away(l) from unnest(_done_lines) l;
+    end if;
+    for _item in
+      select distinct q.id, q.name from windlass.line l join windlass.queue q on q.id = l.queue
+        where l.id = any (_done_lines) order by q.name
+    loop
+      perform windlass._tell_if_empty(_item.id, _item.name, _now);
+    end loop;
+    perform windlass._keep_history(_house, _now, _house.history_jobs / 10);
+  end if;
+  if coalesce(cardinality(_done), 0) < cardinality(_jobs) then
+    _now := windlass._begin();
+    for _item in
+      select i.n::int as n, j.seq, i.*
+        from unnest(_jobs, _tokens, _verdicts, _args, _outputs, _errors, _extras, _object_states) with ordinality
+          as i(job, token, verdict, arg, output, error, extra, object_state, n)
+        left join windlass.job j on j.id = i.job
+        where not (i.n = any (coalesce(_done, '{}'))) order by i.n
+    loop
+      _p := windlass._hold(_item.seq);
+      if _p.seq is null or _p.state <> 3 or _p.token <> _item.token then
+        return query select _item.n, null::int, jsonb_build_object('refusal', 'lease_lost'), null::text[];
+        continue;
+      end if;
+      begin
+        return query select _item.n, windlass._settle_one(_p, _item.verdict, _item.arg, _item.output, _item.error,
+          _item.extra, _item.object_state, _now), null::jsonb, null::text[];
+      exception when sqlstate 'WL001' then
+        get stacked diagnostics _detail = pg_exception_detail;
+        return query select _item.n, null::int, _detail::jsonb, null::text[];
+      end;
+    end loop;
+  end if;
+  return query select null::int, null::int, null::jsonb, windlass._finish(_now);
+end $$;
+
+-- Gives back jobs whose lease has ended, or with `_all` every job that runs. Reasons: 0 the lease was
+-- not renewed, 1 a restart, 2 someone said so.
+create function windlass.rescue(_observe boolean, _max_recoveries int, _delay bigint, _reason int, _all boolean)
+returns table (id uuid, state int, more boolean, next_in bigint, rings text[])
+language plpgsql as $$
+#variable_conflict use_column
+declare
+  _now bigint := windlass._begin();
+  _p windlass.place;
+  _q windlass.place;
+  _looked int := 0;
+  _state int;
+  _text text := 'crashed: its worker was lost while running it';
+  _o windlass.object;
+  _job uuid;
+begin
+  for _p in
+    select p.* from windlass.line l cross join lateral (
+        select * from windlass.place p where p.line = l.id and p.state = 3 and (_all or p.at <= _now)
+          and (not p.told or not _observe)
+          order by p.at limit 1000 for update skip locked) p
+      order by p.at, p.token limit 1000
+  loop
+    _looked := _looked + 1;
+    select j.id into _job from windlass.job j where j.seq = _p.seq;
+    perform windlass._tell(_now, 'recovery.detected', _p.seq, null, _p.attempts, _reason);
+    if _observe then
+      update windlass.place p set told = true where p.seq = _p.seq;
+      continue;
+    end if;
+    if _p.cancel_requested then
+      _state := 6;
+      perform windlass._end(_p, _now, 6, 0, 5, null, _text, _p.recoveries);
+    elsif _p.attempts >= _p.max_attempts or _p.recoveries >= _max_recoveries then
+      _state := 5;
+      perform windlass._end(_p, _now, 5, 3, 5, null, _text, _p.recoveries);
+    else
+      _state := 1;
+      _q := _p;
+      _q.state := 1;
+      _q.at := _now + _delay;
+      _q.recoveries := _p.recoveries + 1;
+      _q.updated_at := _now;
+      perform windlass._note_attempt(_p, _now, 5, _text);
+      perform windlass._put(_p, _q);
+      perform windlass._ring(_p.line);
+    end if;
+    perform windlass._ring_turned_away(_p.line);
+    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'rescued');
+    perform windlass._tell_settled(_p, _now, _state, case _state when 6 then 0 when 5 then 3 end, _q.at, 5, _text);
+    if _state = 1 then
+      perform windlass._tell(_now, 'recovery.executed', _p.seq, null, _q.recoveries, _reason);
+      update windlass.object o set recoveries = o.recoveries + 1, last_recovery_at = _now, version = o.version + 1,
+        updated_at = _now where o.address = _p.object returning * into _o;
+      if found then
+        perform windlass._tell_of(_now, _o.kind || '.recovered', jsonb_build_object('object',
+          jsonb_build_array(_o.kind, _o.name, _o.key),
+          'detail', format('{"job":"%s","attempt":%s}', _job, _o.recoveries)));
+      end if;
+    elsif _state = 5 then
+      perform windlass._tell(_now, 'recovery.exhausted', _p.seq, null, _p.recoveries);
+    end if;
+    if _state >= 4 then perform windlass._spread(_p.seq, _text, _now); end if;
+    return query select _job, _state, null::boolean, null::bigint, null::text[];
+  end loop;
+  return query select null::uuid, null::int, _looked = 1000,
+    (select greatest(min(p.at) - _now, 0) from windlass.line l cross join lateral (
+      select p.at from windlass.place p where p.line = l.id and p.state = 3 and not p.told order by p.at limit 1) p),
+    windlass._finish(_now);
+end $$;

@@ -1,0 +1,85 @@
+-- Looking without changing anything.
+
+-- All counters at one moment.
+create function windlass.counts() returns jsonb language plpgsql as $$
+declare
+  _now bigint := windlass.now_us();
+begin
+  return jsonb_build_object(
+    'lines', (select coalesce(jsonb_agg(jsonb_build_object('queue', q.name, 'kind', k.name,
+        'states', jsonb_build_array(t.blocked, t.scheduled - coalesce(d.n, 0), t.ready + coalesce(d.n, 0), t.running,
+          t.completed, t.dead, t.cancelled),
+        'totals', jsonb_build_array(t.enqueued, t.completed_so_far, t.failed, t.retried, t.rescued, t.dead_so_far,
+          t.cancelled_so_far)) order by q.name, k.name), '[]')
+      from (select line, sum(blocked) as blocked, sum(scheduled) as scheduled, sum(ready) as ready,
+          sum(running) as running, sum(completed) as completed, sum(dead) as dead, sum(cancelled) as cancelled,
+          sum(t_enqueued) as enqueued, sum(t_completed) as completed_so_far, sum(t_failed) as failed,
+          sum(t_retried) as retried, sum(t_rescued) as rescued, sum(t_dead) as dead_so_far,
+          sum(t_cancelled) as cancelled_so_far
+        from windlass.tally where line is not null group by line) t
+      join windlass.line l on l.id = t.line join windlass.queue q on q.id = l.queue
+      join windlass.kind k on k.id = l.kind
+      left join (select line, count(*) as n from windlass.place where state = 1 and at <= _now group by line) d
+        on d.line = t.line),
+    'queues', (select coalesce(jsonb_agg(jsonb_build_object('queue', q.name, 'settings', windlass._settings(q),
+        'waiting', windlass._depth(q.id), 'dropped', q.dropped,
+        'lanes', (select coalesce(jsonb_agg(jsonb_build_object('lane', t.lane, 'waiting', t.waiting, 'running', t.running,
+            'totals', t.totals)), '[]') from (
+          select lane, sum(blocked + scheduled + ready) as waiting, sum(running) as running,
+              jsonb_build_array(sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried), sum(t_rescued),
+                sum(t_dead), sum(t_cancelled)) as totals
+            from windlass.tally where queue = q.id and line is null group by lane) t)) order by q.name), '[]')
+      from windlass.queue q),
+    'workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', w.id, 'card', w.card, 'stopping', w.stopping,
+        'running', (select count(*) from windlass.place p where p.state = 3 and p.worker = w.id)) order by w.id), '[]')
+      from windlass.worker w where w.seen_at > _now - 60000000));
+end $$;
+
+-- What a job and its like are kept from starting by.
+create function windlass.facts(_id uuid) returns jsonb language plpgsql as $$
+declare
+  _now bigint := windlass.now_us();
+  _j windlass.job;
+  _p windlass.place;
+  _facts jsonb;
+begin
+  select * into _j from windlass.job where id = _id;
+  if not found then return null; end if;
+  select * into _p from windlass.place where seq = _j.seq;
+  if not found then
+    return (select jsonb_build_object('state', e.state, 'at', e.at, 'reason', e.reason) from windlass.ended e
+      where e.seq = _j.seq);
+  end if;
+  if _p.state = 1 and _p.at <= _now then
+    _p.state := 2;
+    _p.rank := windlass._rank_of(_p.seq, _p.line, _p.at);
+  end if;
+  select jsonb_build_object('now', _now, 'state', _p.state, 'at', _p.at, 'attempts', _p.attempts,
+      'cancel_requested', _p.cancel_requested, 'queue', q.name, 'kind', k.name, 'paused', q.paused,
+      'full_at', k.full_at,
+      'running', (select count(*) from windlass.place r where r.state = 3
+        and r.line in (select id from windlass.line where kind = k.id)),
+      'blockers', (select coalesce(jsonb_agg(e.on_id order by n), '[]')
+        from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) with ordinality as d(d, n)
+        join windlass.edge e on e.on_id = (d->>'on')::uuid and e.seq = _j.seq and not e.met
+        where _p.state = 0 and exists (select from windlass.job o where o.id = e.on_id)),
+      'ahead', (select count(*) from (select from windlass.place o where o.state = 2 and o.offered and o.line = _p.line
+        and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq) limit 1000) some_ahead))
+    into _facts
+    from windlass.line l join windlass.queue q on q.id = l.queue join windlass.kind k on k.id = l.kind
+    where l.id = _p.line;
+  if _p.lane_queue is not null and _p.state = 2 then
+    _facts := _facts || (select jsonb_build_object('lane', jsonb_build_object(
+        'lane', _p.lane, 'ahead', windlass._position(_p),
+        'paused', q.lanes is not null and _p.lane = any (q.paused_lanes),
+        'holder', (select o.id from windlass.place h join windlass.job o on o.seq = h.seq
+          where h.lane_queue = _p.lane_queue and h.lane = _p.lane and h.partition = _p.partition and h.begun
+            and h.state < 3 and h.seq <> _p.seq limit 1),
+        'busy', exists (select from windlass.place r where r.lane_queue = _p.lane_queue and r.lane = _p.lane
+          and r.state = 3),
+        'first', not exists (select from windlass.place o where o.lane_queue = _p.lane_queue and o.lane = _p.lane
+          and o.state = 2 and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq))))
+      from windlass.queue q where q.id = _p.lane_queue);
+  end if;
+  return _facts;
+end $$;

@@ -1,0 +1,4 @@
+//! The PostgreSQL store on a real server.
+
+mod common;
+mod conformance;
