@@ -288,14 +288,14 @@ impl Queued {
 
 /// An event, and how it is to be kept.
 #[derive(Clone, Debug)]
-pub struct Event<E> {
+pub struct PoolEvent<E> {
     event: E,
     key: Option<String>,
     id: Option<String>,
     priority: Priority,
 }
 
-impl<E> Event<E> {
+impl<E> PoolEvent<E> {
     /// An event without a key: it goes to the lane whose turn it is.
     pub fn new(event: E) -> Self {
         Self { event, key: None, id: None, priority: Priority::NORMAL }
@@ -320,7 +320,7 @@ impl<E> Event<E> {
     }
 }
 
-impl<E> From<E> for Event<E> {
+impl<E> From<E> for PoolEvent<E> {
     fn from(event: E) -> Self {
         Self::new(event)
     }
@@ -402,14 +402,14 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
     ///
     /// Refused, with nothing stored: an event that the pool's check refuses, one too large, and one
     /// beyond the depth limit of its lane ([`Refusal::LaneFull`]).
-    pub async fn enqueue(&self, event: impl Into<Event<E>>) -> Result<Queued, Error> {
+    pub async fn enqueue(&self, event: impl Into<PoolEvent<E>>) -> Result<Queued, Error> {
         let answers = self.enqueue_many([event.into()]).await?;
         answers.first().copied().ok_or_else(|| unanswered("enqueue"))
     }
 
     /// Stores an event and waits until it has ended: it was handled, or [`Error::Died`], or
     /// [`Error::Cancelled`].
-    pub async fn enqueue_and_wait(&self, event: impl Into<Event<E>>) -> Result<(), Error> {
+    pub async fn enqueue_and_wait(&self, event: impl Into<PoolEvent<E>>) -> Result<(), Error> {
         let queue = self.ready().await?;
         let job = self.job(event.into(), &queue)?;
         let before = self.engine.waiters().position();
@@ -421,7 +421,7 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
     /// Stores events, all or none, in one commit.
     pub async fn enqueue_many(
         &self,
-        events: impl IntoIterator<Item = impl Into<Event<E>>>,
+        events: impl IntoIterator<Item = impl Into<PoolEvent<E>>>,
     ) -> Result<Vec<Queued>, Error> {
         let queue = self.ready().await?;
         let jobs = events.into_iter().map(|event| self.job(event.into(), &queue));
@@ -430,8 +430,8 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         Ok(answers.iter().map(Queued::of).collect())
     }
 
-    fn job(&self, event: Event<E>, queue: &Name) -> Result<NewJob, Error> {
-        let Event { event, key, id, priority } = event;
+    fn job(&self, event: PoolEvent<E>, queue: &Name) -> Result<NewJob, Error> {
+        let PoolEvent { event, key, id, priority } = event;
         let definition = self.definition;
         definition.events.check_event("pool", definition.named.name(), &event)?;
         let encode = |source| Error::Encode { kind: queue.to_string(), source };
