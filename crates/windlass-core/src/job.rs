@@ -5,6 +5,7 @@ use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::num::NonZeroU32;
 use core::str::FromStr;
 use core::time::Duration;
 
@@ -211,6 +212,12 @@ impl Lane {
             Lane::Spread => None,
             Lane::Turn(turn) => Some(*turn),
         }
+    }
+
+    /// Which of so many lanes the jobs of this partition are in.
+    pub fn of(partition: u64, lanes: NonZeroU32) -> u32 {
+        let lane = partition % u64::from(lanes.get());
+        u32::try_from(lane).expect("a remainder is smaller than what it was divided by")
     }
 }
 

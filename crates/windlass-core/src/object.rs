@@ -139,7 +139,8 @@ pub struct ObjectMeta {
 }
 
 impl ObjectMeta {
-    pub(crate) fn new(at: Timestamp) -> Self {
+    /// An object that has had no turn yet.
+    pub fn new(at: Timestamp) -> Self {
         Self {
             version: 0,
             status: ObjectStatus::Active,
@@ -153,6 +154,30 @@ impl ObjectMeta {
             last_recovery_at: None,
             alarm: None,
             purge_at: None,
+        }
+    }
+
+    /// Takes over what a turn says of the object: its version, status, counters and when it is
+    /// purged. The alarm is not touched, which depends on the jobs there are.
+    pub fn take_turn(&mut self, turn: &Turn, now: Timestamp) {
+        self.version += 1;
+        self.updated_at = now;
+        if let Some((status, reason)) = &turn.status {
+            (self.status, self.reason) = (*status, reason.clone());
+        }
+        match turn.ran {
+            Some(Ran::Well) => {
+                self.runs += 1;
+                self.last_success_at = Some(now);
+                self.recoveries = 0;
+            }
+            Some(Ran::Badly) => self.failures += 1,
+            None => {}
+        }
+        match turn.purge {
+            Purge::Keep | Purge::Now => {}
+            Purge::After(delay) => self.purge_at = Some(now + delay),
+            Purge::Never => self.purge_at = None,
         }
     }
 }

@@ -100,10 +100,11 @@ pub enum Refusal {
         operation: &'static str,
     },
 
-    /// Another job has taken the unique key since this one finished.
-    #[error("cannot replay job {job}: job {holder} now holds its unique key")]
+    /// Another job holds the unique key of a job that no other can stand for: one that is
+    /// replayed, or the alarm of an object.
+    #[error("job {job} cannot have its unique key: job {holder} holds it")]
     KeyTaken {
-        /// The job.
+        /// The job to be replayed, or that was to be the alarm.
         job: JobId,
         /// The job that holds the key.
         holder: JobId,

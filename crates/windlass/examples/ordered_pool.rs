@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use windlass::primitives::worker_pool::Event;
-use windlass::primitives::{PoolContext, WorkerPool};
+use windlass::primitives::{PoolContext, PoolEvent, WorkerPool};
 use windlass::{Engine, Error, Failure, Heard, Retry, Topics};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,7 +40,7 @@ async fn main() -> Result<(), Error> {
     let pool = engine.pool(&shipping);
     for (customer, number) in [("acme", 1), ("acme", 2), ("initech", 13), ("initech", 14)] {
         let order = Order { customer: customer.into(), number };
-        let event = Event::new(order).key(customer).id(format!("{customer}-{number}"));
+        let event = PoolEvent::new(order).key(customer).id(format!("{customer}-{number}"));
         let queued = pool.enqueue(event).await?;
         println!("{customer} {number} waits behind {}", queued.position.unwrap_or(0));
     }

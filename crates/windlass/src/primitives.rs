@@ -20,7 +20,7 @@ mod runtime;
 mod schedules;
 mod task;
 mod throttle;
-pub mod worker_pool;
+pub(crate) mod worker_pool;
 
 use std::future::Future;
 use std::time::Duration;
@@ -47,7 +47,10 @@ pub use throttle::{Offered, Throttle, ThrottleClient, ThrottleStatus, Throttled}
 use windlass_core::job::Start;
 use windlass_core::object::{Address, ObjectMeta, ObjectStatus, Purge};
 use windlass_core::time::Timestamp;
-pub use worker_pool::{Pool, PoolContext, WorkerPool};
+pub use worker_pool::{
+    Cancelled, DeadEvent, EmptyLane, LaneState, LaneStatus, Pool, PoolContext, PoolEvent,
+    PoolStatus, Queued, WorkerPool,
+};
 
 use crate::error::Error;
 use crate::handler::{Job, KindOptions};

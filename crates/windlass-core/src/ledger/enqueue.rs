@@ -171,7 +171,7 @@ impl Ledger {
     }
 
     fn refuse_lane_overflow(&self, items: &[Planned]) -> Result<(), Refusal> {
-        let mut added: BTreeMap<(u32, u64), u64> = BTreeMap::new();
+        let mut added: BTreeMap<(u32, u32), u64> = BTreeMap::new();
         for item in items {
             let Planned::Accept { job } = item else { continue };
             let Some(&queue) = self.queue_ids.get(&job.queue) else { continue };
@@ -180,12 +180,12 @@ impl Ledger {
                 continue;
             };
             let Some(partition) = job.lane.as_ref().and_then(Lane::partition) else { continue };
-            let lane = partition % u64::from(lanes.get());
-            let (depth, _) = self.lane_load(queue, lane);
+            let lane = Lane::of(partition, lanes);
+            let (depth, _) = self.lane_load(queue, lane.into());
             let added = added.entry((queue, lane)).or_default();
             *added += 1;
             if depth + *added > limit {
-                let (queue, lane) = (job.queue.clone(), u32::try_from(lane).unwrap_or(u32::MAX));
+                let queue = job.queue.clone();
                 return Err(Refusal::LaneFull { queue, lane, depth, limit });
             }
         }

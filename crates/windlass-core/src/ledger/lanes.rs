@@ -13,9 +13,7 @@ use alloc::vec::Vec;
 
 use super::Ledger;
 use super::book::{Phase, ReadyKey};
-#[cfg(doc)]
-use crate::job::Lane;
-use crate::job::StateName;
+use crate::job::{Lane, StateName};
 
 /// The open jobs of one lane.
 #[derive(Debug, Default)]
@@ -49,7 +47,7 @@ impl Ledger {
         let partition = entry.extras.as_ref()?.partition?.number;
         let queue = self.lines[entry.line as usize].queue;
         let lanes = self.queues[queue as usize].settings.lanes;
-        let lane = lanes.map_or(partition, |lanes| partition % u64::from(lanes.get()));
+        let lane = lanes.map_or(partition, |lanes| Lane::of(partition, lanes).into());
         Some(Spot { queue, lane, partition })
     }
 

@@ -19,7 +19,7 @@ use crate::event::{RemoveReason, Subject, What};
 use crate::job::{CancelReason, JobId, NewJob, State, StateName};
 use crate::limits::{self, at_most};
 use crate::name::Name;
-use crate::object::{Address, Alarm, ObjectChange, ObjectMeta, ObjectStatus, Purge, Ran, Turn};
+use crate::object::{Address, Alarm, ObjectChange, ObjectMeta, ObjectStatus, Purge, Turn};
 use crate::outcome::ErrorText;
 use crate::record::{Change, Kept};
 use crate::refusal::Refusal;
@@ -256,11 +256,11 @@ impl Objects {
 }
 
 impl Ledger {
-    /// Checks a turn, and other jobs that are accepted with it, without changing anything.
+    /// Checks a turn, and a batch that is accepted with it, without changing anything.
     pub(super) fn plan_turn(
         &self,
         turn: Turn,
-        others: Vec<Arc<NewJob>>,
+        mut batch: Vec<Arc<NewJob>>,
         now: Timestamp,
     ) -> Result<TurnPlan, Refusal> {
         let known = self.objects.find(&turn.object);
@@ -274,8 +274,7 @@ impl Ledger {
         let fresh = names.into_iter().filter(|name| !self.objects.names.contains_key(*name));
         let names = self.objects.names.len() + fresh.count();
         at_most("distinct names of objects", names, limits::NAMES, "use keys, not names")?;
-        let (mut alarm, mut moved) = (None, None);
-        let (mut batch, others) = (others.clone(), others.len());
+        let (mut alarm, mut moved, others) = (None, None, batch.len());
         if let Some(job) = turn.alarm_job() {
             let current = known.and_then(|object| object.meta.alarm);
             if current.is_some_and(|current| self.is_moved_by(current, &job)) {
@@ -312,25 +311,7 @@ impl Ledger {
         let mut meta = known.unwrap_or_else(|| ObjectMeta::new(now));
         // An alarm that has ended is none: the turn that follows from it says what comes next.
         meta.alarm = meta.alarm.filter(|job| self.is_open(*job));
-        meta.version += 1;
-        meta.updated_at = now;
-        if let Some((status, reason)) = turn.status {
-            (meta.status, meta.reason) = (status, reason);
-        }
-        match turn.ran {
-            Some(Ran::Well) => {
-                meta.runs += 1;
-                meta.last_success_at = Some(now);
-                meta.recoveries = 0;
-            }
-            Some(Ran::Badly) => meta.failures += 1,
-            None => {}
-        }
-        match turn.purge {
-            Purge::Keep | Purge::Now => {}
-            Purge::After(delay) => meta.purge_at = Some(now + delay),
-            Purge::Never => meta.purge_at = None,
-        }
+        meta.take_turn(&turn, now);
         // Before its jobs, which are bound to it.
         self.objects.write(number, meta.clone());
         if is_new {

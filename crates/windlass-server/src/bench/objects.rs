@@ -10,8 +10,9 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use windlass::core::limits;
-use windlass::primitives::worker_pool::Event;
-use windlass::primitives::{Continuous, Debounce, Flush, PoolContext, Primitive, Tick, WorkerPool};
+use windlass::primitives::{
+    Continuous, Debounce, Flush, PoolContext, PoolEvent, Primitive, Tick, WorkerPool,
+};
 use windlass::{Engine, Error, Failure, Schedule, Worker};
 
 use crate::bench::callers::{by_callers, fill, lifecycle, shares};
@@ -62,7 +63,7 @@ async fn with_lanes(plan: &Plan) -> anyhow::Result<Measurement> {
     let call = move |engine: Engine, event, number: u64| {
         let pool = pool.clone();
         async move {
-            let event = Event::new(event).key((number % POOL_KEYS).to_string());
+            let event = PoolEvent::new(event).key((number % POOL_KEYS).to_string());
             engine.pool(&pool).enqueue_and_wait(event).await
         }
     };

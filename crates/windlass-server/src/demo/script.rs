@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::sleep;
-use windlass::primitives::worker_pool::Event;
+use windlass::primitives::PoolEvent;
 use windlass::{Engine, Job, JobId, Options, new_id};
 
 use crate::demo::jobs::{
@@ -171,7 +171,7 @@ impl Script {
             format!("6 scans of 2 parcels come in at once, to a pool of {LANES} lanes"),
         );
         let scans = scans_of(&parcels);
-        let events = scans.iter().map(|scan| Event::new(scan.clone()).key(&scan.parcel));
+        let events = scans.iter().map(|scan| PoolEvent::new(scan.clone()).key(&scan.parcel));
         let queued = self.engine.pool(&self.objects.parcels).enqueue_many(events).await?;
         for (scan, queued) in scans.iter().zip(&queued) {
             self.cast.add(queued.id, scene, scan.to_string());

@@ -8,8 +8,7 @@ use windlass::core::job::NewJob;
 use windlass::core::ledger::{Claim, KindClaim};
 use windlass::core::object::Turn;
 use windlass::core::outcome::ErrorText;
-use windlass::primitives::worker_pool::Event;
-use windlass::primitives::{Continuous, Debounce, Flush, PoolContext, Tick, WorkerPool};
+use windlass::primitives::{Continuous, Debounce, Flush, PoolContext, PoolEvent, Tick, WorkerPool};
 use windlass::{
     Attempt, Engine, Failure, Job, JobId, Name, ObjectAddress, ObjectStatus, Options, Schedule,
     new_id,
@@ -127,7 +126,7 @@ async fn fill_objects(path: &str) -> Result<Bound, windlass::Error> {
     let ship = |_: String, _: PoolContext| async { Ok::<(), Failure>(()) };
     let orders = WorkerPool::new("orders", 4, ship);
     let pool = engine.pool(&orders);
-    let keyed = pool.enqueue(Event::new("tea".to_string()).key("ada")).await?.id;
+    let keyed = pool.enqueue(PoolEvent::new("tea".to_string()).key("ada")).await?.id;
     let spread = pool.enqueue("post".to_string()).await?.id;
     let webhook = engine.objects(&webhooks).view("acme/eu").await?;
     let alarm = webhook.and_then(|object| object.record.meta.alarm).expect("it has an alarm");

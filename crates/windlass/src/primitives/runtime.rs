@@ -88,6 +88,8 @@ pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Er
             Box::pin(async move { run(&*primitive, attempt).await })
         }
     };
+    let concluder =
+        |role| -> Arc<dyn Conclude> { Arc::new(Concluder { primitive: primitive.clone(), role }) };
     let wake = |_: Attempt| -> BoxFuture<'static, Returned> { Box::pin(async { Ok(Vec::new()) }) };
     Ok(vec![
         Registered {
@@ -95,7 +97,7 @@ pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Er
             needs: None,
             options: primitive.options(),
             run: Box::new(run),
-            conclude: Some(Arc::new(Runs(primitive.clone()))),
+            conclude: Some(concluder(Role::Run)),
         },
         Registered {
             kind: alarm_kind(&sample)?.to_string().into(),
@@ -104,7 +106,7 @@ pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Er
             // up would leave its object asleep.
             options: KindOptions::default().retry(Retry::default().unlimited()),
             run: Box::new(wake),
-            conclude: Some(Arc::new(Alarms(primitive))),
+            conclude: Some(concluder(Role::Alarm)),
         },
     ])
 }
@@ -135,10 +137,22 @@ async fn look(attempt: &Attempt) -> Result<Option<ObjectView>, Error> {
     Ok(view.filter(|view| view.record.meta.created_at <= attempt.enqueued_at()))
 }
 
-/// Concludes runs.
-struct Runs<P: Primitive>(Arc<P>);
+/// What a job is to its object.
+#[derive(Clone, Copy, Debug)]
+enum Role {
+    /// It runs the user's code.
+    Run,
+    /// It only makes a turn.
+    Alarm,
+}
 
-impl<P: Primitive> Conclude for Runs<P> {
+/// Concludes the jobs of a primitive that have one role.
+struct Concluder<P: Primitive> {
+    primitive: Arc<P>,
+    role: Role,
+}
+
+impl<P: Primitive> Conclude for Concluder<P> {
     fn turn<'a>(
         &'a self,
         attempt: &'a Attempt,
@@ -146,7 +160,23 @@ impl<P: Primitive> Conclude for Runs<P> {
     ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>> {
         Box::pin(async move {
             let Some(view) = look(attempt).await? else { return Ok(None) };
-            self.conclude(attempt, view, &ending)
+            if !self.has_turn(attempt, &view, ending.verdict) {
+                return Ok(None);
+            }
+            let (address, version) = (view.record.address.clone(), view.record.meta.version);
+            let before = view.record.state.clone();
+            let mut draft = match Draft::<P>::new(&address, Some(view), attempt.engine()) {
+                Ok(draft) => draft,
+                Err(error) => return Ok(Some(parked(address, version, &error))),
+            };
+            let ran = match self.role {
+                Role::Run => self.conclude_run(attempt, &ending, &before, &mut draft)?,
+                Role::Alarm => {
+                    self.primitive.on_alarm(&mut draft.envelope.state, &mut draft.turn);
+                    None
+                }
+            };
+            draft.finish(ran).map(Some)
         })
     }
 }
@@ -162,16 +192,26 @@ struct Failed<'a> {
     again: bool,
 }
 
-impl<P: Primitive> Runs<P> {
-    fn conclude(
+impl<P: Primitive> Concluder<P> {
+    /// Whether the object has anything to do with this end.
+    fn has_turn(&self, attempt: &Attempt, view: &ObjectView, verdict: Verdict) -> bool {
+        match (self.role, verdict) {
+            (_, Verdict::Snooze(_) | Verdict::Release) => false,
+            (Role::Run, _) => true,
+            // Not if another alarm has taken its place, or it was called off on its way.
+            (Role::Alarm, Verdict::Complete) => view.record.meta.alarm == Some(attempt.id()),
+            (Role::Alarm, Verdict::Retry(_) | Verdict::Bury(_) | Verdict::Cancel(_)) => false,
+        }
+    }
+
+    /// Tells the object how a run of its code has ended, which began with the state `before`.
+    fn conclude_run(
         &self,
         attempt: &Attempt,
-        view: ObjectView,
         ending: &Ending<'_>,
-    ) -> Result<Option<CoreTurn>, Error> {
-        let address = view.record.address.clone();
-        let before = view.record.state.clone();
-        let version = view.record.meta.version;
+        before: &Bytes,
+        draft: &mut Draft<P>,
+    ) -> Result<Option<Ran>, Error> {
         let error = ending.error.map_or("", ErrorText::as_str);
         let (outcome, ran) = match ending.verdict {
             Verdict::Complete => {
@@ -185,12 +225,7 @@ impl<P: Primitive> Runs<P> {
                 (Some(RunOutcome::Failed { error, attempts }), Some(Ran::Badly))
             }
             Verdict::Cancel(_) => (Some(RunOutcome::Cancelled), None),
-            Verdict::Retry(_) => (None, None),
-            Verdict::Snooze(_) | Verdict::Release => return Ok(None),
-        };
-        let mut draft = match Draft::<P>::new(&address, Some(view), attempt.engine()) {
-            Ok(draft) => draft,
-            Err(error) => return Ok(Some(parked(address, version, before, &error))),
+            Verdict::Retry(_) | Verdict::Snooze(_) | Verdict::Release => (None, None),
         };
         if let Verdict::Retry(_) | Verdict::Bury(_) = ending.verdict {
             let state = String::from_utf8_lossy(&before[..before.len().min(STATE_TOLD)]);
@@ -199,50 +234,21 @@ impl<P: Primitive> Runs<P> {
             let failed = Failed { job, attempt: attempt.number(), error, state: &state, again };
             draft.turn.tell("failed", failed);
         }
-        if let Some(outcome) = outcome {
-            // It was read before it ran.
-            let input = serde_json::from_slice(attempt.payload());
-            if let Ok(input) = input {
-                let state = &mut draft.envelope.state;
-                self.0.on_outcome(state, input, outcome, &mut draft.turn);
-            }
+        // It was read before it ran.
+        if let Some(outcome) = outcome
+            && let Ok(input) = serde_json::from_slice(attempt.payload())
+        {
+            let state = &mut draft.envelope.state;
+            self.primitive.on_outcome(state, input, outcome, &mut draft.turn);
         }
-        draft.finish(ran).map(Some)
-    }
-}
-
-/// Concludes alarms.
-struct Alarms<P: Primitive>(Arc<P>);
-
-impl<P: Primitive> Conclude for Alarms<P> {
-    fn turn<'a>(
-        &'a self,
-        attempt: &'a Attempt,
-        ending: Ending<'a>,
-    ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>> {
-        Box::pin(async move {
-            let Some(view) = look(attempt).await? else { return Ok(None) };
-            let address = view.record.address.clone();
-            let (before, current) = (view.record.state.clone(), view.record.meta.alarm);
-            let version = view.record.meta.version;
-            // Another alarm has taken its place, or it was called off while it was on its way.
-            if ending.verdict != Verdict::Complete || current != Some(attempt.id()) {
-                return Ok(None);
-            }
-            let mut draft = match Draft::<P>::new(&address, Some(view), attempt.engine()) {
-                Ok(draft) => draft,
-                Err(error) => return Ok(Some(parked(address, version, before, &error))),
-            };
-            self.0.on_alarm(&mut draft.envelope.state, &mut draft.turn);
-            draft.finish(None).map(Some)
-        })
+        Ok(ran)
     }
 }
 
 /// The turn of an object whose state can no longer be read: it is left alone, with the reason.
-fn parked(object: Address, version: u64, state: Bytes, error: &Error) -> CoreTurn {
+fn parked(object: Address, version: u64, error: &Error) -> CoreTurn {
     tracing::error!(%object, %error, "the object is parked");
     let reason = ErrorText::new(error.to_string());
     let status = Some((ObjectStatus::Failed, Some(reason)));
-    CoreTurn { state: Some(state), status, ..CoreTurn::new(object, version) }
+    CoreTurn { status, ..CoreTurn::new(object, version) }
 }

@@ -9,6 +9,7 @@
 //! definition is first used by an engine; if two programs define the pool differently, the last one
 //! counts.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
@@ -166,7 +167,7 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> WorkerPool<E> {
 #[derive(Clone, Debug)]
 pub struct PoolContext {
     attempt: Attempt,
-    lanes: u32,
+    lanes: NonZeroU32,
     pool: Arc<str>,
 }
 
@@ -217,9 +218,9 @@ impl PoolContext {
     }
 }
 
-fn lane_of(lane: Option<&Lane>, lanes: u32) -> u32 {
-    let partition = lane.and_then(Lane::partition).unwrap_or(0);
-    u32::try_from(partition % u64::from(lanes.max(1))).unwrap_or(0)
+/// The lane of an event: all of them have a partition.
+fn lane_of(lane: Option<&Lane>, lanes: NonZeroU32) -> u32 {
+    Lane::of(lane.and_then(Lane::partition).unwrap_or(0), lanes)
 }
 
 /// An event that will not be tried again.
@@ -288,14 +289,14 @@ impl Queued {
 
 /// An event, and how it is to be kept.
 #[derive(Clone, Debug)]
-pub struct Event<E> {
+pub struct PoolEvent<E> {
     event: E,
     key: Option<String>,
     id: Option<String>,
     priority: Priority,
 }
 
-impl<E> Event<E> {
+impl<E> PoolEvent<E> {
     /// An event without a key: it goes to the lane whose turn it is.
     pub fn new(event: E) -> Self {
         Self { event, key: None, id: None, priority: Priority::NORMAL }
@@ -320,7 +321,7 @@ impl<E> Event<E> {
     }
 }
 
-impl<E> From<E> for Event<E> {
+impl<E> From<E> for PoolEvent<E> {
     fn from(event: E) -> Self {
         Self::new(event)
     }
@@ -402,14 +403,14 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
     ///
     /// Refused, with nothing stored: an event that the pool's check refuses, one too large, and one
     /// beyond the depth limit of its lane ([`Refusal::LaneFull`]).
-    pub async fn enqueue(&self, event: impl Into<Event<E>>) -> Result<Queued, Error> {
+    pub async fn enqueue(&self, event: impl Into<PoolEvent<E>>) -> Result<Queued, Error> {
         let answers = self.enqueue_many([event.into()]).await?;
         answers.first().copied().ok_or_else(|| unanswered("enqueue"))
     }
 
     /// Stores an event and waits until it has ended: it was handled, or [`Error::Died`], or
     /// [`Error::Cancelled`].
-    pub async fn enqueue_and_wait(&self, event: impl Into<Event<E>>) -> Result<(), Error> {
+    pub async fn enqueue_and_wait(&self, event: impl Into<PoolEvent<E>>) -> Result<(), Error> {
         let queue = self.ready().await?;
         let job = self.job(event.into(), &queue)?;
         let before = self.engine.waiters().position();
@@ -421,7 +422,7 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
     /// Stores events, all or none, in one commit.
     pub async fn enqueue_many(
         &self,
-        events: impl IntoIterator<Item = impl Into<Event<E>>>,
+        events: impl IntoIterator<Item = impl Into<PoolEvent<E>>>,
     ) -> Result<Vec<Queued>, Error> {
         let queue = self.ready().await?;
         let jobs = events.into_iter().map(|event| self.job(event.into(), &queue));
@@ -430,8 +431,8 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         Ok(answers.iter().map(Queued::of).collect())
     }
 
-    fn job(&self, event: Event<E>, queue: &Name) -> Result<NewJob, Error> {
-        let Event { event, key, id, priority } = event;
+    fn job(&self, event: PoolEvent<E>, queue: &Name) -> Result<NewJob, Error> {
+        let PoolEvent { event, key, id, priority } = event;
         let definition = self.definition;
         definition.events.check_event("pool", definition.named.name(), &event)?;
         let encode = |source| Error::Encode { kind: queue.to_string(), source };
@@ -495,10 +496,14 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         let count = counts.queues.iter().find(|count| count.queue == queue);
         let paused = count.is_some_and(|count| count.settings.paused);
         let lanes = count.map(|count| count.lanes.clone()).unwrap_or_default();
-        let running = self.events(&[StateName::Running]).await?;
+        let mut current = BTreeMap::new();
+        for event in self.events(&[StateName::Running]).await? {
+            let lane = lane_of(event.job.lane.as_ref(), self.definition.lanes()?);
+            current.entry(lane).or_insert(event.sequence);
+        }
         let lanes: Vec<LaneStatus> = (0..)
             .zip(&lanes)
-            .map(|(number, lane)| self.lane(number, lane, paused, &running))
+            .map(|(lane, count)| lane_status(lane, count, paused, current.get(&lane).copied()))
             .collect();
         let is = |state| lanes.iter().filter(|lane| lane.state == state).count() as u32;
         Ok(PoolStatus {
@@ -521,33 +526,8 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         })
     }
 
-    fn lane(
-        &self,
-        number: u32,
-        count: &LaneCount,
-        pool_paused: bool,
-        running: &[JobRecord],
-    ) -> LaneStatus {
-        let lanes = self.definition.lanes;
-        let ours = |record: &&JobRecord| lane_of(record.job.lane.as_ref(), lanes) == number;
-        let state = match (pool_paused || count.paused, count.running > 0) {
-            (true, _) => LaneState::Paused,
-            (false, true) => LaneState::Processing,
-            (false, false) => LaneState::Idle,
-        };
-        LaneStatus {
-            lane: number,
-            state,
-            pending: count.waiting,
-            completed: count.totals.completed,
-            dead: count.totals.dead,
-            cancelled: count.totals.cancelled,
-            current: running.iter().find(ours).map(|record| record.sequence),
-        }
-    }
-
     async fn events_in(&self, states: &[StateName], lane: u32) -> Result<Vec<JobRecord>, Error> {
-        let lanes = self.definition.lanes;
+        let lanes = self.definition.lanes()?;
         let mut events = self.events(states).await?;
         events.retain(|record| lane_of(record.job.lane.as_ref(), lanes) == lane);
         Ok(events)
@@ -580,6 +560,28 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         let queue = self.definition.queue()?;
         set_up(self.engine, &queue, self.definition.settings()?).await?;
         Ok(queue)
+    }
+}
+
+fn lane_status(
+    lane: u32,
+    count: &LaneCount,
+    pool_paused: bool,
+    current: Option<u64>,
+) -> LaneStatus {
+    let state = match (pool_paused || count.paused, count.running > 0) {
+        (true, _) => LaneState::Paused,
+        (false, true) => LaneState::Processing,
+        (false, false) => LaneState::Idle,
+    };
+    LaneStatus {
+        lane,
+        state,
+        pending: count.waiting,
+        completed: count.totals.completed,
+        dead: count.totals.dead,
+        cancelled: count.totals.cancelled,
+        current,
     }
 }
 
@@ -642,7 +644,7 @@ where
     let (queue, settings) = (definition.queue()?, definition.settings()?);
     let pool = definition.named.name().clone();
     let options = definition.named.options();
-    let (run, lanes, name) = (definition.run.clone(), definition.lanes, pool.clone());
+    let (run, lanes, name) = (definition.run.clone(), definition.lanes()?, pool.clone());
     let mut handlers = vec![registered(&queue, options, move |attempt: Attempt| {
         let (run, pool) = (run.clone(), name.clone());
         async move {
@@ -682,7 +684,7 @@ where
 
 async fn dead_event<E: DeserializeOwned>(
     attempt: &Attempt,
-    lanes: u32,
+    lanes: NonZeroU32,
     pool: Arc<str>,
 ) -> Result<Option<DeadEvent<E>>, Failure> {
     let DeadHook { job } = decode(attempt.payload())?;

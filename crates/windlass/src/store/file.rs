@@ -309,7 +309,7 @@ impl FileStore {
         command: C,
         read: impl FnOnce(&mut Book, C::Reply) -> Answer<T>,
     ) -> Answer<T> {
-        self.turn(
+        self.with_book(
             doing,
             |_| Patience::Landed,
             |book, now| {
@@ -325,20 +325,20 @@ impl FileStore {
         .await
     }
 
-    /// One turn with the book. What it answers is told when everything it saw has landed, or at
+    /// Asks something of the book. What it answers is told when everything it saw has landed, or at
     /// once if it can be patient with less.
-    async fn turn<T>(
+    async fn with_book<T>(
         &self,
         doing: &'static str,
         patience: impl FnOnce(&Book) -> Patience,
-        turn: impl FnOnce(&mut Book, Now) -> Answer<T>,
+        ask: impl FnOnce(&mut Book, Now) -> Answer<T>,
     ) -> Answer<T> {
         let (answer, landing, landed_here) = {
             let mut state = self.shared.lock()?;
             state.calls += 1;
             let now = self.shared.clock.now();
             let book = state.book.as_mut().ok_or_else(closed)?;
-            let answer = book.usable().and_then(|()| turn(book, now));
+            let answer = book.usable().and_then(|()| ask(book, now));
             // Nothing lands any more in a broken store, and whoever was turned away has seen
             // nothing: there is nothing to wait for.
             let nothing = book.usable().is_err() || is_turned_away(&answer);
@@ -885,7 +885,7 @@ impl Store for FileStore {
             true => Patience::Landed,
             false => Patience::Written,
         };
-        self.turn("claim", patience, |book, now| {
+        self.with_book("claim", patience, |book, now| {
             let unknown = |full| StoreError::Unknown { doing: "claim", source: Box::new(full) };
             book.admit(need, now).map_err(unknown)?;
             let claims = book.apply(claim, now)?;
@@ -935,7 +935,7 @@ impl Store for FileStore {
                 jobs.map(|jobs| alter_now(book, jobs, alteration, now)).transpose()
             };
             // More records have to be read than is done in one turn.
-            let altered = self.turn("change jobs", |_| Patience::Landed, alter).await?;
+            let altered = self.with_book("change jobs", |_| Patience::Landed, alter).await?;
             if let Some(altered) = altered {
                 return Ok(altered);
             }
@@ -968,7 +968,7 @@ impl Store for FileStore {
             true => Patience::None,
             false => Patience::Landed,
         };
-        self.turn("look at an object", patience, |book, now| book.object(address, now)).await
+        self.with_book("look at an object", patience, |book, now| book.object(address, now)).await
     }
 
     async fn objects(
@@ -978,7 +978,7 @@ impl Store for FileStore {
         limit: usize,
     ) -> Answer<ObjectPage> {
         let list = |book: &mut Book, now| book.objects(filter, after, limit, now);
-        self.turn("list objects", |_| Patience::Landed, list).await
+        self.with_book("list objects", |_| Patience::Landed, list).await
     }
 
     async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
@@ -993,24 +993,24 @@ impl Store for FileStore {
             true => Patience::None,
             false => Patience::Landed,
         };
-        self.turn("find", patience, |book, now| book.find(jobs, now)).await
+        self.with_book("find", patience, |book, now| book.find(jobs, now)).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
         let list = |book: &mut Book, now| book.list(filter, after, limit, now);
-        self.turn("list", |_| Patience::Landed, list).await
+        self.with_book("list", |_| Patience::Landed, list).await
     }
 
     async fn count(&self) -> Answer<Counts> {
-        self.turn("count", |_| Patience::Landed, |book, now| Ok(book.count(now))).await
+        self.with_book("count", |_| Patience::Landed, |book, now| Ok(book.count(now))).await
     }
 
     async fn explain(&self, job: JobId) -> Answer<Explanation> {
-        self.turn("explain", |_| Patience::Landed, |book, now| book.explain(job, now)).await
+        self.with_book("explain", |_| Patience::Landed, |book, now| book.explain(job, now)).await
     }
 
     async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        self.turn("read", |_| Patience::Landed, |book, _| Ok(book.dependents(job))).await
+        self.with_book("read", |_| Patience::Landed, |book, _| Ok(book.dependents(job))).await
     }
 
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use windlass::core::refusal::Refusal;
-use windlass::primitives::worker_pool::{
-    Cancelled, DeadEvent, EmptyLane, Event, LaneState, PoolContext, Queued, WorkerPool,
+use windlass::primitives::{
+    Cancelled, DeadEvent, EmptyLane, LaneState, PoolContext, PoolEvent, Queued, WorkerPool,
 };
 use windlass::store::Store;
 use windlass::testing::{Setup, crash_everywhere};
@@ -134,7 +134,7 @@ async fn a_key_always_goes_to_one_lane_and_events_without_one_are_spread_evenly(
     let (rig, _, pool) = with_lanes(4).await;
     let pool = rig.engine.pool(&pool);
     for key in 0..100 {
-        let event = || Event::new(order(0)).key(format!("customer-{key}"));
+        let event = || PoolEvent::new(order(0)).key(format!("customer-{key}"));
         let first = pool.enqueue(event()).await.expect("accepted").lane;
         let second = pool.enqueue(event()).await.expect("accepted").lane;
         assert_eq!(first, second);
@@ -152,7 +152,7 @@ async fn an_enqueue_tells_sequence_position_lane_and_depth() {
     let pool = rig.engine.pool(&pool);
     let first = pool.enqueue(order(1)).await.expect("accepted");
     let second = pool.enqueue(order(2)).await.expect("accepted");
-    let urgent = Event::new(order(3)).priority(Priority::HIGH);
+    let urgent = PoolEvent::new(order(3)).priority(Priority::HIGH);
     let third = pool.enqueue(urgent).await.expect("accepted");
     assert_eq!((first.position, first.lane, first.depth), (Some(0), Some(0), 1));
     assert_eq!((second.position, second.sequence), (Some(1), first.sequence + 1));
@@ -163,7 +163,7 @@ async fn an_enqueue_tells_sequence_position_lane_and_depth() {
 async fn the_same_event_id_is_stored_once_and_answered_with_where_it_stands() {
     let (rig, _, pool) = with_lanes(2).await;
     let pool = rig.engine.pool(&pool);
-    let event = || Event::new(order(1)).key("k").id("event-1");
+    let event = || PoolEvent::new(order(1)).key("k").id("event-1");
     let first = pool.enqueue(event()).await.expect("accepted");
     let again = pool.enqueue(event()).await.expect("answered");
     assert!(!first.duplicate);
@@ -224,7 +224,7 @@ async fn a_lane_drains_by_priority_then_in_order() {
     let client = rig.engine.pool(&pool);
     for number in 0..60 {
         let priority = Priority([0, 10, -10][number as usize % 3]);
-        let event = Event::new(order(number)).priority(priority);
+        let event = PoolEvent::new(order(number)).priority(priority);
         client.enqueue(event).await.expect("accepted");
     }
     let _worker = start(&rig.engine, &pool).await;
@@ -238,7 +238,8 @@ async fn a_lane_drains_by_priority_then_in_order() {
 async fn a_failed_event_holds_its_own_key_and_no_other() {
     let (rig, seen, pool) = with_lanes(1).await;
     let client = rig.engine.pool(&pool);
-    let event = |number, key: &str, fails| Event::new(Order { fails, ..order(number) }).key(key);
+    let event =
+        |number, key: &str, fails| PoolEvent::new(Order { fails, ..order(number) }).key(key);
     for event in [event(1, "a", 1), event(2, "a", 0), event(3, "b", 0)] {
         client.enqueue(event).await.expect("accepted");
     }
@@ -253,8 +254,11 @@ async fn retries_grow_and_a_dead_letter_is_told_and_the_lane_goes_on() {
     let (rig, seen, pool) = with_lanes(1).await;
     let pool = pool.options(|options| options.retry(Retry::default().up_to(3)));
     let client = rig.engine.pool(&pool);
-    client.enqueue(Event::new(Order { fails: 9, ..order(1) }).key("k")).await.expect("accepted");
-    client.enqueue(Event::new(order(2)).key("k")).await.expect("accepted");
+    client
+        .enqueue(PoolEvent::new(Order { fails: 9, ..order(1) }).key("k"))
+        .await
+        .expect("accepted");
+    client.enqueue(PoolEvent::new(order(2)).key("k")).await.expect("accepted");
     let _worker = start(&rig.engine, &pool).await;
     pass(SECOND * 60).await;
     let runs: Vec<u32> = seen.starts().iter().map(|(_, _, run)| *run).collect();
@@ -389,7 +393,7 @@ async fn the_order_of_a_key_holds_while_the_number_of_lanes_changes_under_load()
             let fails = u32::from(number % 17 == 0);
             let body =
                 Order { number, key: format!("k{key}"), takes_ms: u64::from(number % 5), fails };
-            client.enqueue(Event::new(body).key(format!("k{key}"))).await.expect("accepted");
+            client.enqueue(PoolEvent::new(body).key(format!("k{key}"))).await.expect("accepted");
             number += 1;
         }
         pass(Duration::from_millis(3)).await;
@@ -453,7 +457,7 @@ fn no_crash_loses_an_event_or_breaks_the_order_of_a_key() {
         for number in 0..6 {
             let key = format!("k{}", number % 2);
             let body = Order { key: key.clone(), ..order(number) };
-            engine.pool(&pool).enqueue(Event::new(body).key(key.clone())).await?;
+            engine.pool(&pool).enqueue(PoolEvent::new(body).key(key.clone())).await?;
             outside.acknowledged.lock().expect("whole").push((key, number));
         }
         Ok(())
