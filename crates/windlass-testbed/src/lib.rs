@@ -9,13 +9,18 @@
 //! log, because a test has no better answer to it.
 
 mod directory;
+mod framing;
 mod postgres;
 mod process;
+mod proxy;
+mod service;
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
 pub use postgres::Postgres;
+pub use proxy::{Direction, Fault, Proxy};
+pub use service::{Nats, Pgbouncer, Redis};
 
 /// A program that is not installed on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The suite every store must pass: every cell of states × inputs, and what every verb promises.
 //!
 //! Write a [`Harness`] that makes empty stores and moves their clock, call [`run`], and print what
-//! it returns. A store that passes can stand in for any other.
+//! it returns. A store that passes can stand in for any other. [`wakes`] is the suite for wakes.
 
 mod cells;
 mod claiming;
@@ -11,6 +11,7 @@ mod laning;
 mod settling;
 mod stepping;
 mod turning;
+pub mod wakes;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -120,6 +120,7 @@ impl Engine {
         self.inner.tasks.iter().for_each(AbortHandle::abort);
         self.inner.waiters.close();
         self.inner.store.close().await;
+        self.inner.wake.flush().await;
         reports
     }
 

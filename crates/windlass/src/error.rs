@@ -149,6 +149,30 @@ pub enum Error {
     #[error(transparent)]
     Open(#[from] crate::store::file::OpenError),
 
+    /// What was given is not an address of this kind of server. It is not repeated here, because it
+    /// may hold a password.
+    #[error("that is not an address of a {kind} server ({why}); write it like `{example}`")]
+    WakeAddress {
+        /// The kind of server.
+        kind: &'static str,
+        /// What is wrong with it.
+        why: String,
+        /// What would be right.
+        example: &'static str,
+    },
+
+    /// The server that is to carry wakes does not answer, or does not let us in.
+    #[error(
+        "no wakes over {server}: {why}; check that it runs and lets this user in, or open without \
+         it and let workers poll"
+    )]
+    WakeUnreachable {
+        /// The server, without credentials.
+        server: String,
+        /// What went wrong.
+        why: String,
+    },
+
     /// A worker gave up.
     #[error("the worker stopped by itself: {why}")]
     WorkerFailed {

@@ -70,4 +70,7 @@ mod pages {
     #[cfg(feature = "testing")]
     #[doc = include_str!("../../../docs/testing.md")]
     struct Testing;
+    #[cfg(all(feature = "postgres", feature = "redis"))]
+    #[doc = include_str!("../../../docs/wakes.md")]
+    struct Wakes;
 }

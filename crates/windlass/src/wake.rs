@@ -3,13 +3,32 @@
 //! Losing every ring costs a poll interval, never a job, because a worker also wakes by itself at
 //! the next due time. So a wake may lose, delay or repeat rings as it likes; what it must not do
 //! is lose a ring that comes after `listen` returned and before the first `heard`.
+//!
+//! [`LocalWake`] is for one process. `PostgresWake`, `RedisWake` and `NatsWake`, each behind a
+//! feature, ring other processes too; `conformance::wakes` checks what they all promise.
 
 mod local;
+#[cfg(feature = "nats")]
+mod nats;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "nats"))]
+mod remote;
 
 use std::fmt;
 
 use async_trait::async_trait;
 pub use local::LocalWake;
+#[cfg(feature = "nats")]
+pub use nats::NatsWake;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresWake;
+#[cfg(feature = "redis")]
+pub use redis::RedisWake;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "nats"))]
+pub use remote::WakeOptions;
 pub use windlass_core::ledger::Ring;
 use windlass_core::name::Name;
 
@@ -23,6 +42,10 @@ pub trait Wake: Send + Sync + fmt::Debug {
     /// Begins to listen. Every ring from now on, until the listener is dropped, ends a call of
     /// [`Listener::heard`] that waits, or else the next one.
     fn listen(&self, interest: Interest) -> Box<dyn Listener>;
+
+    /// Waits until the rings so far have left this process, though not long. Asked for before a
+    /// process ends, whose last rings would end with it.
+    async fn flush(&self) {}
 }
 
 /// What a listener wants to hear.

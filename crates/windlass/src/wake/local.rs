@@ -24,20 +24,35 @@ impl LocalWake {
     pub fn new() -> Self {
         Self::default()
     }
-}
 
-#[async_trait]
-impl Wake for LocalWake {
-    async fn ring(&self, rings: &[Ring]) {
+    /// Rings whoever wants any of these.
+    pub(super) fn ring_now(&self, rings: &[Ring]) {
+        self.ring_if(|interest| rings.iter().any(|ring| interest.includes(ring)));
+    }
+
+    /// Rings everyone: nobody knows what was missed.
+    #[cfg(any(feature = "postgres", feature = "redis", feature = "nats"))]
+    pub(super) fn ring_everyone(&self) {
+        self.ring_if(|_| true);
+    }
+
+    fn ring_if(&self, wanted: impl Fn(&Interest) -> bool) {
         let mut ears = self.ears.lock().unwrap_or_else(PoisonError::into_inner);
         ears.retain(|ear| {
             let Some(ear) = ear.upgrade() else { return false };
-            if rings.iter().any(|ring| ear.interest.includes(ring)) {
+            if wanted(&ear.interest) {
                 // Keeps one ring for a listener that is not waiting at this moment.
                 ear.rung.notify_one();
             }
             true
         });
+    }
+}
+
+#[async_trait]
+impl Wake for LocalWake {
+    async fn ring(&self, rings: &[Ring]) {
+        self.ring_now(rings);
     }
 
     fn listen(&self, interest: Interest) -> Box<dyn Listener> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use windlass::Limits;
-use windlass::conformance::{Harness, cases, run};
+use windlass::conformance::{Broken, Harness, cases, run, wakes};
 use windlass::store::file::{BookOptions, FileOptions, RealDisk};
 use windlass::store::{Durability, FileStore, MemoryStore, Store};
 use windlass::testing::VirtualClock;
@@ -67,15 +67,29 @@ async fn the_file_store_keeps_every_promise_of_the_suite() {
     check(Arc::new(Files { clock, directory, made: AtomicUsize::new(0) })).await;
 }
 
+/// A wake within one process, which has no connection to lose.
+struct Local;
+
+#[async_trait]
+impl wakes::Harness for Local {
+    async fn pair(&self) -> wakes::Pair {
+        let wake = Arc::new(LocalWake::new());
+        wakes::Pair { here: wake.clone(), there: wake, cut: None }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_local_wake_keeps_every_promise_of_the_suite() {
+    none_of(wakes::cases().len(), wakes::run(Arc::new(Local)).await);
+}
+
 async fn check(harness: Arc<dyn Harness>) {
-    let broken = run(harness).await;
+    none_of(cases().len(), run(harness).await);
+}
+
+#[track_caller]
+fn none_of(cases: usize, broken: Vec<Broken>) {
     let told: Vec<String> =
         broken.iter().map(|broken| format!("{}: {}", broken.name, broken.seen)).collect();
-    assert!(
-        broken.is_empty(),
-        "{} of {} broken:\n{}",
-        broken.len(),
-        cases().len(),
-        told.join("\n")
-    );
+    assert!(broken.is_empty(), "{} of {cases} broken:\n{}", broken.len(), told.join("\n"));
 }

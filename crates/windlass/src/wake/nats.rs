@@ -1,0 +1,144 @@
+//! Wakes over NATS: core publish and subscribe on one subject, `windlass.wake` by default.
+//!
+//! The message is `q:` and the queue, or `c` for a cancellation. The client could reconnect by
+//! itself, but says so before it listens again; so a connection that is lost is left, and a new
+//! one made, like everywhere else.
+
+use std::sync::Arc;
+
+use async_nats::{Client, ConnectOptions, Event, RequestErrorKind, ServerAddr, Subscriber};
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use tokio::sync::Notify;
+
+use super::remote::{BoxError, Ear, Line, Mouth, Remote, Transport, WakeOptions, wake_over};
+use crate::error::Error;
+
+/// Rings processes that listen on the same NATS server or cluster under the same name.
+///
+/// It has one connection, and makes it again when it is lost. While there is none, workers poll.
+/// JetStream is not needed.
+#[derive(Debug)]
+pub struct NatsWake {
+    remote: Remote,
+}
+
+wake_over!(NatsWake);
+
+impl NatsWake {
+    /// Connects to the server at `url`, such as `nats://host:4222`, and listens.
+    ///
+    /// Fails if the server cannot be reached or does not let this user in. Must be called within
+    /// a tokio runtime, where a background task keeps the connection.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::connect_with(url, WakeOptions::default()).await
+    }
+
+    /// The same with options.
+    pub async fn connect_with(url: &str, options: WakeOptions) -> Result<Self, Error> {
+        let address = url.parse().map_err(|why: std::io::Error| Error::WakeAddress {
+            kind: "NATS",
+            why: why.to_string(),
+            example: "nats://host:4222",
+        })?;
+        let transport = Nats { address, subject: format!("{}.wake", options.name) };
+        Ok(Self { remote: Remote::start(transport, &options).await? })
+    }
+}
+
+struct Nats {
+    address: ServerAddr,
+    subject: String,
+}
+
+// The address would print its password.
+impl std::fmt::Debug for Nats {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.server())
+    }
+}
+
+#[async_trait]
+impl Transport for Nats {
+    fn server(&self) -> String {
+        format!("NATS at {}:{}", self.address.host(), self.address.port())
+    }
+
+    async fn connect(&self, listening: bool) -> Result<Line, BoxError> {
+        let lost = Arc::new(Notify::new());
+        let tell = lost.clone();
+        let client = ConnectOptions::new()
+            .name("windlass")
+            // Listeners of this process were rung already.
+            .no_echo()
+            .max_reconnects(1)
+            .event_callback(move |event| {
+                if matches!(event, Event::Disconnected | Event::Closed) {
+                    tell.notify_one();
+                }
+                std::future::ready(())
+            })
+            .connect(self.address.clone())
+            .await?;
+        let said = match listening {
+            true => Some(client.subscribe(self.subject.clone()).await?),
+            false => None,
+        };
+        let mut mouth = NatsMouth { client, subject: self.subject.clone() };
+        // The server takes things in their order: when it answers this, it has subscribed us.
+        mouth.round_trip().await?;
+        Ok(Line { mouth: Box::new(mouth), ear: Box::new(NatsEar { said, lost }) })
+    }
+}
+
+struct NatsMouth {
+    client: Client,
+    subject: String,
+}
+
+impl NatsMouth {
+    /// Asks for something that nobody answers, which the server then says.
+    async fn round_trip(&mut self) -> Result<(), BoxError> {
+        let nobody = format!("{}.nobody", self.subject);
+        match self.client.request(nobody, "".into()).await {
+            Err(why) if why.kind() != RequestErrorKind::NoResponders => Err(why.into()),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Mouth for NatsMouth {
+    async fn say(&mut self, words: &[String]) -> Result<(), BoxError> {
+        for word in words {
+            self.client.publish(self.subject.clone(), word.clone().into()).await?;
+        }
+        // Publishing only puts it down to be sent. A round trip tells that it was, and that the
+        // connection is alive.
+        self.round_trip().await
+    }
+}
+
+struct NatsEar {
+    said: Option<Subscriber>,
+    lost: Arc<Notify>,
+}
+
+#[async_trait]
+impl Ear for NatsEar {
+    async fn hear(&mut self) -> Result<String, BoxError> {
+        let next = async {
+            match &mut self.said {
+                Some(said) => said.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            message = next => match message {
+                Some(message) => Ok(String::from_utf8_lossy(&message.payload).into_owned()),
+                None => Err("the subscription has ended".into()),
+            },
+            () = self.lost.notified() => Err("the connection is lost".into()),
+        }
+    }
+}

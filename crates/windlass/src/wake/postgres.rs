@@ -1,0 +1,163 @@
+//! Wakes over PostgreSQL: `LISTEN` and `NOTIFY` on a connection of their own.
+//!
+//! The channel has the name of the schema; the payload is `q:` and the queue, or `c` for a
+//! cancellation. Whoever commits jobs by other means can say the same with
+//! `pg_notify('windlass', 'q:mail')`. Ours are sent outside of any job's transaction: notifying
+//! takes a lock that all notifying commits of a server share.
+
+use async_trait::async_trait;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::AbortHandle;
+use tokio_postgres::config::Host;
+use tokio_postgres::tls::NoTlsStream;
+use tokio_postgres::{
+    AsyncMessage, Client, Config, Connection, NoTls, Notification, SimpleQueryMessage, Socket,
+};
+
+use super::remote::{BoxError, Ear, Line, Mouth, Remote, Transport, WakeOptions, wake_over};
+use crate::error::Error;
+
+/// Rings processes that listen on the same PostgreSQL database and schema.
+///
+/// It has one connection, and makes it again when it is lost. While there is none, workers poll.
+#[derive(Debug)]
+pub struct PostgresWake {
+    remote: Remote,
+}
+
+wake_over!(PostgresWake);
+
+impl PostgresWake {
+    /// Connects to the server at `url`, such as `postgres://user@host/database`, and listens.
+    ///
+    /// Fails if the server cannot be reached or does not let this user in. Must be called within
+    /// a tokio runtime, where a background task keeps the connection.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::connect_with(url, WakeOptions::default()).await
+    }
+
+    /// The same with options.
+    pub async fn connect_with(url: &str, options: WakeOptions) -> Result<Self, Error> {
+        let config: Config =
+            url.parse().map_err(|why: tokio_postgres::Error| Error::WakeAddress {
+                kind: "PostgreSQL",
+                why: why.to_string(),
+                example: "postgres://user@host/database",
+            })?;
+        let transport = Postgres { config, channel: options.name.clone() };
+        Ok(Self { remote: Remote::start(transport, &options).await? })
+    }
+}
+
+#[derive(Debug)]
+struct Postgres {
+    config: Config,
+    channel: String,
+}
+
+#[async_trait]
+impl Transport for Postgres {
+    fn server(&self) -> String {
+        let host = match self.config.get_hosts().first() {
+            Some(Host::Tcp(host)) => host.clone(),
+            Some(Host::Unix(path)) => path.display().to_string(),
+            None => "localhost".into(),
+        };
+        let port = self.config.get_ports().first().unwrap_or(&5432);
+        format!("PostgreSQL at {host}:{port}")
+    }
+
+    async fn connect(&self, listening: bool) -> Result<Line, BoxError> {
+        let (client, connection) = connect(&self.config).await?;
+        let (heard, inbox) = unbounded_channel();
+        let driver = tokio::spawn(drive(connection, heard)).abort_handle();
+        let channel = format!("\"{}\"", self.channel.replace('"', "\"\""));
+        // Made before anything can fail, so that the driver ends with it.
+        let mut ear = PostgresEar { inbox, driver, own: None };
+        if listening {
+            ear.own = own_process(&client).await?;
+            client.batch_execute(&format!("LISTEN {channel}")).await?;
+        }
+        let mouth = PostgresMouth { client, channel };
+        Ok(Line { mouth: Box::new(mouth), ear: Box::new(ear) })
+    }
+}
+
+/// The one place where a connection is made.
+async fn connect(
+    config: &Config,
+) -> Result<(Client, Connection<Socket, NoTlsStream>), tokio_postgres::Error> {
+    config.connect(NoTls).await
+}
+
+/// The server's process for this connection, which it names as the sender of our notifications.
+async fn own_process(client: &Client) -> Result<Option<i32>, tokio_postgres::Error> {
+    let rows = client.simple_query("SELECT pg_backend_pid()").await?;
+    Ok(rows.iter().find_map(|row| match row {
+        SimpleQueryMessage::Row(row) => row.get(0)?.parse().ok(),
+        _ => None,
+    }))
+}
+
+/// Keeps a connection going and passes on what others say.
+async fn drive(
+    mut connection: Connection<Socket, NoTlsStream>,
+    heard: UnboundedSender<Result<Notification, BoxError>>,
+) {
+    loop {
+        let message = std::future::poll_fn(|context| connection.poll_message(context)).await;
+        match message {
+            Some(Ok(AsyncMessage::Notification(said))) => {
+                let _ = heard.send(Ok(said));
+            }
+            Some(Ok(_)) => {}
+            Some(Err(why)) => {
+                let _ = heard.send(Err(why.into()));
+                return;
+            }
+            None => return,
+        }
+    }
+}
+
+struct PostgresMouth {
+    client: Client,
+    channel: String,
+}
+
+#[async_trait]
+impl Mouth for PostgresMouth {
+    async fn say(&mut self, words: &[String]) -> Result<(), BoxError> {
+        let each = words
+            .iter()
+            .map(|word| format!("NOTIFY {}, '{}';", self.channel, word.replace('\'', "''")));
+        // One question for all, and without a prepared statement, which no pooler would keep.
+        Ok(self.client.batch_execute(&each.collect::<String>()).await?)
+    }
+}
+
+struct PostgresEar {
+    inbox: UnboundedReceiver<Result<Notification, BoxError>>,
+    driver: AbortHandle,
+    own: Option<i32>,
+}
+
+#[async_trait]
+impl Ear for PostgresEar {
+    async fn hear(&mut self) -> Result<String, BoxError> {
+        while let Some(said) = self.inbox.recv().await {
+            let said = said?;
+            // Listeners of this process were rung already.
+            if Some(said.process_id()) != self.own {
+                return Ok(said.payload().to_owned());
+            }
+        }
+        Err("the server ended the connection".into())
+    }
+}
+
+impl Drop for PostgresEar {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
