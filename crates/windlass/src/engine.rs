@@ -53,7 +53,9 @@ impl Drop for Inner {
 
 impl Engine {
     /// Opens the store at `address` with default settings: a path such as `./jobs` keeps jobs in
-    /// that directory, durably; `memory:` keeps them for as long as the process lives.
+    /// that directory, durably; `postgres://host/database` keeps them in a database that many
+    /// processes share (with the feature `postgres`); `memory:` keeps them for as long as the
+    /// process lives.
     ///
     /// A directory is made if need be, and belongs to this process until the engine is closed.
     /// Jobs that were running when it was last open have been recovered when this returns, and
@@ -247,14 +249,41 @@ impl EngineBuilder {
     pub async fn open(self, address: &str) -> Result<Engine, Error> {
         self.check()?;
         let clock = self.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::new()));
-        let wake = self.wake.clone().unwrap_or_else(|| Arc::new(LocalWake::new()));
-        let store: Arc<dyn Store> = match address.parse()? {
+        let local = || self.wake.clone().unwrap_or_else(|| Arc::new(LocalWake::new()));
+        let (store, wake): (Arc<dyn Store>, Arc<dyn Wake>) = match address.parse()? {
             Address::Memory => {
-                Arc::new(MemoryStore::new(self.limits.clone(), clock.clone(), wake.clone()))
+                let wake = local();
+                let store = MemoryStore::new(self.limits.clone(), clock.clone(), wake.clone());
+                (Arc::new(store), wake)
             }
-            Address::Directory(path) => Arc::new(self.open_file(path, &clock, &wake).await?),
+            Address::Directory(path) => {
+                let wake = local();
+                (Arc::new(self.open_file(path, &clock, &wake).await?), wake)
+            }
+            Address::Postgres(address) => self.open_postgres(&address).await?,
         };
         Ok(self.start(store, wake, clock))
+    }
+
+    /// Opens a database, with wakes over it unless there are others.
+    #[cfg(feature = "postgres")]
+    async fn open_postgres(&self, address: &str) -> Result<(Arc<dyn Store>, Arc<dyn Wake>), Error> {
+        use crate::store::postgres::{PostgresAddress, PostgresStore};
+        let address: PostgresAddress = address.parse()?;
+        let wake: Arc<dyn Wake> = match &self.wake {
+            Some(wake) => wake.clone(),
+            None => Arc::new(crate::wake::PostgresWake::of(&address).await?),
+        };
+        let store = PostgresStore::open(&address, self.limits.clone(), wake.clone()).await?;
+        Ok((Arc::new(store), wake))
+    }
+
+    #[cfg(not(feature = "postgres"))]
+    async fn open_postgres(
+        &self,
+        _address: &str,
+    ) -> Result<(Arc<dyn Store>, Arc<dyn Wake>), Error> {
+        Err(Error::NoPostgres)
     }
 
     /// Opens a directory. Reading it may take a while, so it is done where waiting holds up nobody.

@@ -139,7 +139,11 @@ pub enum Error {
     },
 
     /// The address does not name a store this build can open.
-    #[error("cannot open `{address}`: this build opens a directory such as `./jobs`, or `memory:`")]
+    #[error(
+        "cannot open `{address}`: this build opens a directory such as `./jobs`, {databases}\
+         or `memory:`",
+        databases = if cfg!(feature = "postgres") { "`postgres://host/database`, " } else { "" }
+    )]
     UnknownStore {
         /// The address.
         address: String,
@@ -148,6 +152,15 @@ pub enum Error {
     /// The store could not be opened.
     #[error(transparent)]
     Open(#[from] crate::store::file::OpenError),
+
+    /// The address is that of a database, and this build has no client for it.
+    #[error("cannot open a PostgreSQL database: build with the feature `postgres`")]
+    NoPostgres,
+
+    /// The database could not be opened.
+    #[cfg(feature = "postgres")]
+    #[error("cannot open the PostgreSQL store: {0}")]
+    Database(#[from] crate::store::postgres::OpenFault),
 
     /// What was given is not an address of this kind of server. It is not repeated here, because it
     /// may hold a password.

@@ -25,6 +25,8 @@ pub use address::Address;
 use async_trait::async_trait;
 pub use file::FileStore;
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresStore;
 use tokio::sync::watch;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;

@@ -1,4 +1,5 @@
-//! Where the stores of the measurements stand: in memory, or each in a directory of its own.
+//! Where the stores of the measurements stand: in memory, or each in a directory or a schema of its
+//! own.
 //!
 //! A directory that holds anything else is refused, because what a measurement leaves is removed
 //! with everything in it. A mark tells the directories that a bench has made.
@@ -6,6 +7,7 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, bail};
 use windlass::store::file::Space;
@@ -23,6 +25,8 @@ const MARK: &str = "windlass-bench";
 #[derive(Debug)]
 pub(crate) struct Ground {
     root: Option<Root>,
+    /// The address of a database, in which each measurement has a schema of its own.
+    database: Option<String>,
     durability: Option<Durability>,
     keep: bool,
 }
@@ -41,17 +45,22 @@ impl Ground {
         durability: Option<Durability>,
         keep: bool,
     ) -> anyhow::Result<Self> {
-        let root = match address.parse()? {
-            Address::Directory(path) => Some(Root::new(path)?),
+        let (mut root, mut database) = (None, None);
+        match address.parse()? {
+            Address::Directory(path) => root = Some(Root::new(path)?),
+            Address::Postgres(_) if durability.is_some() => {
+                bail!("the server decides what is durable; see its `synchronous_commit`")
+            }
+            Address::Postgres(address) => database = Some(address),
             Address::Memory if durability.is_some() => {
                 bail!(
                     "`memory:` keeps nothing, so there is no durability to choose; \
                        name a directory with --store"
                 )
             }
-            Address::Memory => None,
-        };
-        Ok(Self { root, durability, keep })
+            Address::Memory => {}
+        }
+        Ok(Self { root, database, durability, keep })
     }
 
     pub(crate) fn is_a_disk(&self) -> bool {
@@ -61,7 +70,12 @@ impl Ground {
     /// A new place for the stores of one measurement.
     pub(crate) fn plot(&self, mode: Mode) -> anyhow::Result<Plot> {
         let path = self.root.as_ref().map(|root| root.new_directory(mode.name())).transpose()?;
-        Ok(Plot { path, durability: self.durability, keep: self.keep })
+        let address = match (&path, &self.database) {
+            (Some(path), _) => format!("file:{}", path.display()),
+            (None, Some(database)) => in_new_schema(database, mode),
+            (None, None) => "memory:".to_string(),
+        };
+        Ok(Plot { path, address, durability: self.durability, keep: self.keep })
     }
 }
 
@@ -117,8 +131,18 @@ impl Drop for Ground {
 #[derive(Debug)]
 pub(crate) struct Plot {
     path: Option<PathBuf>,
+    address: String,
     durability: Option<Durability>,
     keep: bool,
+}
+
+/// The address of a schema that no other measurement has.
+fn in_new_schema(database: &str, mode: Mode) -> String {
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let join = if database.contains('?') { '&' } else { '?' };
+    let (mode, process) = (mode.name(), std::process::id());
+    format!("{database}{join}windlass_schema=bench_{mode}_{process}_{number}")
 }
 
 impl Plot {
@@ -129,12 +153,23 @@ impl Plot {
 
     /// Opens the store that stands here.
     pub(crate) async fn open(&self) -> Result<Engine, Error> {
-        let address = self.path.as_ref().map(|path| format!("file:{}", path.display()));
         let mut builder = Engine::builder();
         if let Some(durability) = self.durability {
             builder = builder.durability(durability);
         }
-        builder.open(address.as_deref().unwrap_or("memory:")).await
+        builder.open(&self.address).await
+    }
+
+    /// Removes a schema; a directory goes by itself.
+    async fn clear(&self) {
+        #[cfg(feature = "postgres")]
+        if let (Ok(Address::Postgres(address)), false) = (self.address.parse(), self.keep) {
+            let removed =
+                async { windlass::store::postgres::remove_schema(&address.parse()?).await };
+            if let Err(error) = removed.await {
+                tracing::warn!(%error, "the schema of a measurement stays behind");
+            }
+        }
     }
 
     /// Bytes that the files here take on the disk, unused ones included.
@@ -191,6 +226,7 @@ impl Subject {
     /// Closes it; its store is removed.
     pub(crate) async fn end(self) {
         self.engine.close().await;
+        self.plot.clear().await;
     }
 }
 

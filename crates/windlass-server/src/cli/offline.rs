@@ -232,6 +232,9 @@ fn store_path(text: &str) -> Result<PathBuf, String> {
         Ok(Address::Memory) => {
             Err("what is in memory is gone with its process; name a directory".to_string())
         }
+        Ok(Address::Postgres(_)) => {
+            Err("this looks into the files of a store; a database has none".to_string())
+        }
         Err(error) => Err(windlass::Error::to_string(&error)),
     }
 }

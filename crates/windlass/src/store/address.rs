@@ -12,6 +12,8 @@ pub enum Address {
     Memory,
     /// A path, or `file:` and a path.
     Directory(PathBuf),
+    /// `postgres://…` or `postgresql://…`
+    Postgres(String),
 }
 
 impl FromStr for Address {
@@ -23,6 +25,9 @@ impl FromStr for Address {
     fn from_str(address: &str) -> Result<Self, Error> {
         if address == "memory:" {
             return Ok(Address::Memory);
+        }
+        if address.starts_with("postgres://") || address.starts_with("postgresql://") {
+            return Ok(Address::Postgres(address.to_string()));
         }
         let path = match address.strip_prefix("file:") {
             Some(path) => path,
@@ -54,6 +59,10 @@ mod tests {
             let expected = path.strip_prefix("file:").unwrap_or(path);
             let address: Address = path.parse().expect(path);
             assert_eq!(address, Address::Directory(expected.into()));
+        }
+        for url in ["postgres://localhost/jobs", "postgresql://me@host"] {
+            let address: Address = url.parse().expect(url);
+            assert_eq!(address, Address::Postgres(url.to_string()));
         }
         assert_eq!("memory:".parse::<Address>().expect("it is known"), Address::Memory);
         for other in ["", "file:", "file://jobs", "redis://x", "sqlite:jobs", "memory:x", "no:"] {

@@ -317,6 +317,16 @@ pub async fn schema_version(address: &PostgresAddress) -> Result<i32, OpenFault>
     migrate::version(&client, &address.schema).await
 }
 
+/// Deletes the schema at `address` with every job and object in it.
+pub async fn remove_schema(address: &PostgresAddress) -> Result<(), OpenFault> {
+    let client = connect::connect(address).await?;
+    let sql = address.schema.in_sql("drop schema if exists windlass cascade");
+    // It tells of every table that goes with it.
+    let quiet = "set client_min_messages = warning";
+    client.batch_execute(quiet).await.map_err(fault::open_fault)?;
+    client.batch_execute(&sql).await.map_err(fault::open_fault)
+}
+
 /// The SQL that brings a schema from one version to the current one, to be run by other means.
 pub fn migration_sql(schema: &Schema, from: i32) -> String {
     let due = MIGRATIONS.iter().filter(|migration| migration.version > from);

@@ -16,6 +16,7 @@ use tokio_postgres::{
 
 use super::remote::{BoxError, Ear, Line, Mouth, Remote, Transport, WakeOptions, wake_over};
 use crate::error::Error;
+use crate::store::postgres::PostgresAddress;
 
 /// Rings processes that listen on the same PostgreSQL database and schema.
 ///
@@ -45,6 +46,16 @@ impl PostgresWake {
                 example: "postgres://user@host/database",
             })?;
         let transport = Postgres { config, channel: options.name.clone() };
+        Ok(Self { remote: Remote::start(transport, &options).await? })
+    }
+}
+
+impl PostgresWake {
+    /// The wake of a store at this address. It need not be reachable yet: the store says so.
+    pub(crate) async fn of(address: &PostgresAddress) -> Result<Self, Error> {
+        let name = address.schema.to_string();
+        let options = WakeOptions { name, listening: address.listen, at_once: false };
+        let transport = Postgres { config: address.config.clone(), channel: options.name.clone() };
         Ok(Self { remote: Remote::start(transport, &options).await? })
     }
 }

@@ -55,11 +55,7 @@ impl Schema {
         sql.replace("windlass.", &format!("{}.", self.0))
             .replace("'windlass'", &format!("'{}'", self.0))
             .replace("schema windlass", &format!("schema {}", self.0))
-    }
-
-    /// The channel on which its queues are rung.
-    pub(crate) fn channel(&self) -> &str {
-        &self.0
+            .replace("exists windlass", &format!("exists {}", self.0))
     }
 }
 
