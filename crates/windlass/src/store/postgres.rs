@@ -1093,8 +1093,8 @@ impl Store for PostgresStore {
              ends as (select count(*) as n, min(seq) as lowest from scanned) \
              select windlass.now_us() as now, x.n, x.lowest, y.* from ends x left join lateral (\
                select {} from {} where j.seq in (select seq from scanned) \
-                 and windlass._means($3, coalesce(case when p.state = 1 and p.at <= windlass.now_us() \
-                   then 2 else p.state end, e.state), j.line, j.spec, j.created_at) \
+                 and windlass._means($3, case when p.state = 1 and p.at <= windlass.now_us() \
+                   then 2 else p.state end, j.line, j.spec, j.created_at) \
                order by j.seq desc limit $4) y on true order by y.seq desc",
             record::COLUMNS,
             record::TABLES

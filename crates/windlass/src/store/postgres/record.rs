@@ -13,26 +13,19 @@ use windlass_core::time::Timestamp;
 
 use super::wire::{self, JobColumns, Read, Strange};
 
-/// What a record is made of, given `j`, `p`, `e`, `d`, `q` and `k` for a job, its place, its end,
-/// its diary, its queue and its kind.
+/// What a record is made of, given `j`, `p`, `d`, `q` and `k` for a job, its place, its diary, its
+/// queue and its kind.
 pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, j.payload, j.spec, \
     j.priority, j.start_kind, j.start_us, j.created_at, \
-    coalesce(p.state, e.state)::bigint as state, coalesce(p.at, e.at) as at, \
-    coalesce(p.updated_at, e.updated_at) as updated_at, coalesce(p.attempts, e.attempts) as attempts, \
-    coalesce(p.recoveries, e.recoveries) as recoveries, \
-    coalesce(p.generation, e.generation) as generation, coalesce(p.begun, e.begun) as begun, \
-    coalesce(p.first_started, e.first_started) as first_started, coalesce(p.met, e.met) as met, \
-    coalesce(p.token, e.token) as token, coalesce(p.worker, e.worker) as worker, \
-    coalesce(p.since, e.since) as since, p.unmet, p.max_attempts, \
-    coalesce(p.cancel_requested, false) as cancel_requested, e.reason::bigint as reason, \
-    e.attempt_end::bigint as attempt_end, e.output, \
-    case when e.seq is null then d.error else e.error end as error, \
-    d.attempts as diary_attempts, d.attempts_dropped, d.progress, d.progress_token, d.log, \
+    p.state::bigint as state, p.at, p.updated_at, p.attempts, p.recoveries, p.generation, p.begun, \
+    p.first_started, p.met, p.token, p.worker, p.since, p.unmet, p.max_attempts, \
+    p.cancel_requested, p.reason::bigint as reason, p.attempt_end::bigint as attempt_end, p.output, \
+    d.error, d.attempts as diary_attempts, d.attempts_dropped, d.progress, d.progress_token, d.log, \
     d.log_dropped, \
-    case when coalesce(p.steps, e.steps) > 0 then \
+    case when p.steps > 0 then \
       (select array_agg(s.name order by s.number) from windlass.step s where s.seq = j.seq) end \
       as step_names, \
-    case when coalesce(p.steps, e.steps) > 0 then \
+    case when p.steps > 0 then \
       (select array_agg(s.result order by s.number) from windlass.step s where s.seq = j.seq) end \
       as step_results";
 
@@ -40,8 +33,7 @@ pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, 
 pub(super) const TABLES: &str = "windlass.job j \
     join windlass.line l on l.id = j.line join windlass.queue q on q.id = l.queue \
     join windlass.kind k on k.id = l.kind \
-    left join windlass.place p on p.seq = j.seq left join windlass.ended e on e.seq = j.seq \
-    left join windlass.diary d on d.seq = j.seq";
+    join windlass.place p on p.seq = j.seq left join windlass.diary d on d.seq = j.seq";
 
 /// The record of a row with [`COLUMNS`].
 pub(super) fn read(row: &Row) -> Read<JobRecord> {

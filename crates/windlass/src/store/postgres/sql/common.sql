@@ -146,22 +146,52 @@ begin
   end if;
 end $$;
 
--- The open job, locked; nothing if it is not open.
+-- The job, locked; nothing if it is not kept.
 create function windlass._hold(_seq bigint) returns windlass.place language sql volatile as $$
   select * from windlass.place where seq = _seq for update
 $$;
 
+-- Takes a waiting job out of where it is found.
+create function windlass._unlist(_p windlass.place) returns void language plpgsql as $$
+begin
+  if _p.state = 1 then
+    delete from windlass.due where at = _p.at and seq = _p.seq;
+  elsif _p.state = 2 then
+    if _p.lane_queue is not null then
+      delete from windlass.lined where queue = _p.lane_queue and lane = _p.lane and rank = _p.rank and at = _p.at
+        and seq = _p.seq;
+    end if;
+    if _p.lane_queue is null or _p.offered then
+      delete from windlass.ready where line = _p.line and rank = _p.rank and at = _p.at and seq = _p.seq;
+    end if;
+  end if;
+end $$;
+
+-- Puts a waiting job where it is found.
+create function windlass._list(_p windlass.place) returns void language plpgsql as $$
+begin
+  if _p.state = 1 then
+    insert into windlass.due (at, seq) values (_p.at, _p.seq);
+  elsif _p.state = 2 and _p.lane_queue is null then
+    insert into windlass.ready (line, rank, at, seq) values (_p.line, _p.rank, _p.at, _p.seq);
+  elsif _p.state = 2 then
+    insert into windlass.lined (queue, lane, rank, at, seq) values (_p.lane_queue, _p.lane, _p.rank, _p.at, _p.seq);
+  end if;
+end $$;
+
 -- Writes where an open job now stands.
 create function windlass._put(_old windlass.place, _new windlass.place) returns void language plpgsql as $$
 begin
+  perform windlass._unlist(_old);
   update windlass.place set at = _new.at, rank = _new.rank, updated_at = _new.updated_at,
     attempts = _new.attempts, recoveries = _new.recoveries, generation = _new.generation,
-    state = _new.state, steps = _new.steps,
-    offered = case when _new.lane_queue is null then true else _new.offered and _new.state = 2 and _old.state = 2 end,
+    state = _new.state, steps = _new.steps, offered = false,
     begun = _new.begun, cancel_requested = _new.cancel_requested, told = _new.told, unmet = _new.unmet,
-    token = _new.token, since = _new.since, max_attempts = _new.max_attempts,
-    first_started = _new.first_started, worker = _new.worker, met = _new.met
+    token = _new.token, since = _new.since, max_attempts = _new.max_attempts, attempt_end = null, reason = null,
+    first_started = _new.first_started, worker = _new.worker, met = _new.met, output = _new.output,
+    lane_queue = _new.lane_queue, lane = _new.lane, partition = _new.partition, object = _new.object
     where seq = _new.seq;
+  perform windlass._list(_new);
   perform windlass._count(_new.line, _new.lane_queue, _new.lane, _old.state, _new.state);
   if _new.lane_queue is not null then
     perform windlass._after(1, _new.lane_queue, _new.lane, null);
@@ -184,18 +214,31 @@ begin
       error = case when _end in (1, 4, 5) then _error else d.error end;
 end $$;
 
--- An open job has ended. Its row moves to `ended`; its key, lane and object are told.
--- `_end` is how its last attempt ended, null if it ends without one.
+-- An open job has ended. Its key, lane and object are told. `_end` is how its last attempt ended, null
+-- if it ends without one.
 create function windlass._end(_p windlass.place, _now bigint, _state int, _reason int, _end int,
                               _output bytea, _error text, _recoveries int) returns void
 language plpgsql as $$
+declare
+  _queue int;
 begin
-  delete from windlass.place where seq = _p.seq;
-  insert into windlass.ended (seq, at, updated_at, line, attempts, recoveries, generation, state, reason,
-      attempt_end, begun, steps, token, since, first_started, worker, output, error, met)
-    values (_p.seq, _now, _now, _p.line, _p.attempts, _recoveries, _p.generation, _state, _reason,
-      _end, _p.begun, _p.steps, _p.token, case when _end is not null then _p.since end, _p.first_started,
-      case when _end is not null then _p.worker end, _output, _error, _p.met);
+  perform windlass._unlist(_p);
+  update windlass.place set state = _state, at = _now, updated_at = _now, reason = _reason, attempt_end = _end,
+    recoveries = _recoveries, output = _output, steps = _p.steps, offered = false, unmet = null,
+    since = case when _end is not null then since end, worker = case when _end is not null then worker end,
+    lane_queue = null, lane = null, partition = null, object = null, expires_at = null
+    where seq = _p.seq;
+  insert into windlass.diary (seq, error) select _p.seq, _error where _error is not null
+    on conflict (seq) do update set error = excluded.error;
+  if _error is null then
+    update windlass.diary set error = null where seq = _p.seq and error is not null;
+  end if;
+  if _state = 5 then
+    select queue into _queue from windlass.line where id = _p.line;
+    insert into windlass.dead (queue, at, seq) values (_queue, _now, _p.seq);
+  else
+    insert into windlass.past (at, seqs) values (_now, array[_p.seq]);
+  end if;
   perform windlass._count(_p.line, _p.lane_queue, _p.lane, _p.state, _state);
   if not _p.plain then
     delete from windlass.key k using windlass.job j
@@ -252,7 +295,7 @@ begin
   if found then
     insert into windlass.after (what, a) select 4, l.queue from windlass.line l
       where l.kind = _kind
-        and exists (select from windlass.place p where p.state = 2 and p.offered and p.line = l.id);
+        and exists (select from windlass.ready r where r.line = l.id);
   end if;
 end $$;
 

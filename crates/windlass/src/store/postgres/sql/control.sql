@@ -1,49 +1,27 @@
 -- What people do to jobs and queues.
 
--- A finished job as it stood in its place, to be put there again or to be told of.
-create function windlass._revive(_seq bigint) returns windlass.place language plpgsql as $$
-declare
-  _e windlass.ended;
-  _p windlass.place;
-  _j windlass.job;
-  _q windlass.queue;
-begin
-  select * into _e from windlass.ended where seq = _seq for update;
-  if not found then return null; end if;
-  select * into _j from windlass.job where seq = _seq;
-  select q.* into _q from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _e.line;
-  _p.seq := _seq; _p.line := _e.line; _p.attempts := _e.attempts; _p.recoveries := _e.recoveries;
-  _p.generation := _e.generation; _p.state := _e.state; _p.steps := _e.steps; _p.begun := _e.begun;
-  _p.token := _e.token; _p.since := _e.since; _p.worker := _e.worker; _p.first_started := _e.first_started;
-  _p.met := _e.met; _p.at := _e.at; _p.updated_at := _e.updated_at; _p.rank := 0; _p.offered := false;
-  _p.cancel_requested := false; _p.told := false;
-  _p.plain := windlass._is_plain(_j.spec);
-  if _j.spec ? 'lane' then
-    _p.lane_queue := _q.id;
-    _p.partition := (_j.spec->'lane'->>'partition')::bigint;
-    _p.lane := windlass._lane(_p.partition, _q.lanes);
-  end if;
-  if _j.spec ? 'object' then
-    _p.object := array_to_string(array(select jsonb_array_elements_text(_j.spec->'object')), '/');
-  end if;
-  return _p;
-end $$;
-
--- The job, locked wherever it stands; its state tells where that is. Nothing if it is unknown.
+-- The job, locked, and with what it had while it was open. Nothing if it is unknown.
 create function windlass._locate(_id uuid) returns windlass.place language plpgsql as $$
 declare
-  _seq bigint;
   _p windlass.place;
+  _spec jsonb;
+  _q windlass.queue;
 begin
-  for _try in 1..100 loop
-    select seq into _seq from windlass.job where id = _id;
-    if not found then return null; end if;
-    _p := windlass._hold(_seq);
-    if _p.seq is not null then return _p; end if;
-    _p := windlass._revive(_seq);
-    if _p.seq is not null then return _p; end if;
-  end loop;
-  raise exception 'job % moves too fast', _id using errcode = '40001';
+  select p.* into _p from windlass.job j join windlass.place p using (seq) where j.id = _id for update of p;
+  if not found then return null; end if;
+  if _p.state >= 4 and not _p.plain then
+    select spec into _spec from windlass.job where seq = _p.seq;
+    if _spec ? 'lane' then
+      select q.* into _q from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
+      _p.lane_queue := _q.id;
+      _p.partition := (_spec->'lane'->>'partition')::bigint;
+      _p.lane := windlass._lane(_p.partition, _q.lanes);
+    end if;
+    if _spec ? 'object' then
+      _p.object := array_to_string(array(select jsonb_array_elements_text(_spec->'object')), '/');
+    end if;
+  end if;
+  return _p;
 end $$;
 
 -- Calls a job off. 0 it is cancelled, 1 its handler is asked.
@@ -87,7 +65,6 @@ create function windlass._replay(_p windlass.place, _id uuid, _now bigint) retur
 declare
   _j windlass.job;
   _q windlass.place := _p;
-  _e windlass.ended;
   _dependency jsonb;
   _state int;
   _met uuid[] := '{}';
@@ -96,7 +73,6 @@ declare
   _queue windlass.queue;
 begin
   select * into _j from windlass.job where seq = _p.seq;
-  select * into _e from windlass.ended where seq = _p.seq;
   for _dependency in select d from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) d loop
     _state := windlass._dependable((_dependency->>'on')::uuid);
     if _state is null or _state = 4 or (_state > 4 and (_dependency->>'on_failure')::int = 1) then
@@ -121,15 +97,17 @@ begin
     end if;
   end if;
   if _p.worker is not null then
-    perform windlass._note_attempt(_p, _e.at, _e.attempt_end, case when _e.attempt_end in (1, 4, 5) then _e.error end);
+    perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
+      where d.seq = _p.seq and _p.attempt_end in (1, 4, 5)));
   end if;
   update windlass.diary set error = null, progress = null where seq = _p.seq;
   select q.* into _queue from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
-  delete from windlass.ended where seq = _p.seq;
+  if _p.state = 5 then
+    delete from windlass.dead where queue = _queue.id and at = _p.at and seq = _p.seq;
+  end if;
   _q.attempts := 0; _q.recoveries := 0; _q.generation := _p.generation + 1; _q.begun := false;
-  _q.since := null; _q.worker := null; _q.first_started := null; _q.max_attempts := null;
-  _q.met := nullif(_met, '{}'); _q.updated_at := _now; _q.at := _now;
-  _q.offered := _q.lane_queue is null;
+  _q.since := null; _q.worker := null; _q.first_started := null; _q.max_attempts := null; _q.output := null;
+  _q.met := nullif(_met, '{}'); _q.updated_at := _now; _q.at := _now; _q.cancel_requested := false;
   if _unmet > 0 then
     _q.state := 0;
     _q.unmet := _unmet;
@@ -137,9 +115,7 @@ begin
     _q.state := 2;
     _q.rank := windlass._rank(_queue.ageing, _j.priority, _now);
   end if;
-  insert into windlass.place select _q.*;
-  perform windlass._count(_q.line, _q.lane_queue, _q.lane, _p.state, _q.state);
-  if _q.lane_queue is not null then perform windlass._after(1, _q.lane_queue, _q.lane, null); end if;
+  perform windlass._put(_p, _q);
   insert into windlass.edge (on_id, seq, on_failure, met)
     select (d->>'on')::uuid, _p.seq, (d->>'on_failure')::int, (d->>'on')::uuid = any (_met)
       from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) d on conflict do nothing;
@@ -163,10 +139,9 @@ $$;
 
 -- The jobs a filter means, by acceptance.
 create function windlass._select(_filter jsonb, _now bigint) returns uuid[] language sql as $$
-  select coalesce(array_agg(j.id order by j.seq), '{}') from windlass.job j
-    left join windlass.place p on p.seq = j.seq left join windlass.ended e on e.seq = j.seq
-    where windlass._means(_filter, coalesce(case when p.state = 1 and p.at <= _now then 2 else p.state end, e.state), j.line,
-      j.spec, j.created_at)
+  select coalesce(array_agg(j.id order by j.seq), '{}') from windlass.job j join windlass.place p on p.seq = j.seq
+    where windlass._means(_filter, case when p.state = 1 and p.at <= _now then 2 else p.state end, j.line, j.spec,
+      j.created_at)
 $$;
 
 -- Each of these jobs after those of them that it depends on, otherwise by acceptance.
@@ -250,7 +225,10 @@ begin
   end if;
   delete from windlass.key where seq = _p.seq;
   placed := windlass._accept_batch(windlass._items(jsonb_build_array(_edited)), null, 1, _now)->0;
-  update windlass.ended set state = 6, reason = 5, at = _now, updated_at = _now where seq = _p.seq;
+  delete from windlass.dead d using windlass.line l
+    where l.id = _p.line and d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;
+  update windlass.place set state = 6, reason = 5, at = _now, updated_at = _now where seq = _p.seq;
+  insert into windlass.past (at, seqs) values (_now, array[_p.seq]);
   perform windlass._count(_p.line, _p.lane_queue, _p.lane, 5, 6);
   perform windlass._tell_end(_p, _now, 6, 5, null);
   perform windlass._spread(_p.seq, null, _now);

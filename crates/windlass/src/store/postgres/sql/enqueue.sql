@@ -33,21 +33,9 @@ $$;
 
 -- The state of a job someone wants to depend on, which cannot change before this transaction ends;
 -- null if it is unknown.
-create function windlass._dependable(_id uuid) returns int language plpgsql as $$
-declare
-  _seq bigint;
-  _state int;
-begin
-  for _try in 1..100 loop
-    select seq into _seq from windlass.job where id = _id;
-    if not found then return null; end if;
-    select state into _state from windlass.place where seq = _seq for key share;
-    if found then return _state; end if;
-    select state into _state from windlass.ended where seq = _seq for key share;
-    if found then return _state; end if;
-  end loop;
-  raise exception 'job % moves too fast', _id using errcode = '40001';
-end $$;
+create function windlass._dependable(_id uuid) returns int language sql as $$
+  select p.state::int from windlass.job j join windlass.place p using (seq) where j.id = _id for share of p
+$$;
 
 -- Accepts a job that has passed every check, and tells the state it is in.
 create function windlass._accept(_item windlass.item, _seq bigint, _now bigint) returns int language plpgsql as $$
@@ -71,8 +59,8 @@ begin
     select array_agg((d->>'on')::uuid order by n) filter (where s.met),
         count(*) filter (where not s.met) into _met, _unmet
       from jsonb_array_elements(_item.spec->'depends_on') with ordinality as e(d, n)
-      cross join lateral (select coalesce((select e.state = 4 or (d->>'on_failure')::int = 1
-          from windlass.job o join windlass.ended e using (seq) where o.id = (d->>'on')::uuid), false) as met) s;
+      cross join lateral (select coalesce((select x.state = 4 or (x.state > 4 and (d->>'on_failure')::int = 1)
+          from windlass.job o join windlass.place x using (seq) where o.id = (d->>'on')::uuid), false) as met) s;
     insert into windlass.edge (on_id, seq, on_failure, met)
       select (d->>'on')::uuid, _seq, (d->>'on_failure')::int, coalesce((d->>'on')::uuid = any (_met), false)
         from jsonb_array_elements(_item.spec->'depends_on') d;
@@ -98,9 +86,8 @@ begin
     _p.at := _now;
     _p.rank := windlass._rank(_q.ageing, _item.priority, _now);
   end if;
-  _p.offered := true;
+  _p.offered := false;
   if _item.spec ? 'lane' then
-    _p.offered := false;
     _p.lane_queue := _q.id;
     _p.partition := (_item.spec->'lane'->>'partition')::bigint;
     _p.lane := windlass._lane(_p.partition, _q.lanes);
@@ -113,6 +100,7 @@ begin
     _p.object := array_to_string(array(select jsonb_array_elements_text(_item.spec->'object')), '/');
   end if;
   insert into windlass.place select _p.*;
+  perform windlass._list(_p);
   perform windlass._count(_p.line, _p.lane_queue, _p.lane, null, _p.state);
   perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'enqueued');
   perform windlass._tell(_now, 'job.enqueued', _seq, null, _item.priority);
@@ -430,10 +418,15 @@ begin
     select f.*, q.id as queue, q.ageing, windlass._start_time(f.start_kind, f.start_us, _now) as due
       from fresh f join windlass.line l on l.id = f.line join windlass.queue q on q.id = l.queue
   ), placed as (
-    insert into windlass.place (seq, at, rank, updated_at, line, state, offered, plain)
+    insert into windlass.place (seq, at, rank, updated_at, line, state, plain)
       select seq, greatest(due, _now), case when due > _now then 0 else windlass._rank(ageing, priority, _now) end,
-          _now, line, case when due > _now then 1 else 2 end, true, true
-        from timed order by seq
+          _now, line, case when due > _now then 1 else 2 end, true
+        from timed
+  ), listed as (
+    insert into windlass.ready (line, rank, at, seq)
+      select line, windlass._rank(ageing, priority, _now), _now, seq from timed where due <= _now
+  ), waiting as (
+    insert into windlass.due (at, seq) select due, seq from timed where due > _now
   ), counted as (
     insert into windlass.tally (line, queue, scheduled, ready, t_enqueued)
       select line, queue, count(*) filter (where due > _now), count(*) filter (where due <= _now), count(*)

@@ -16,9 +16,7 @@ begin
     exit when not found;
     select sum(dead) - _house.dead_letters into _surplus from windlass.tally where queue = _queue and line is not null;
     while _surplus > 0 loop
-      select e.seq into _seq from windlass.line l cross join lateral (
-          select seq, at from windlass.ended where line = l.id and state = 5 order by at, seq limit 1) e
-        where l.queue = _queue order by e.at, e.seq limit 1;
+      select seq into _seq from windlass.dead where queue = _queue order by at, seq limit 1;
       exit when not found;
       update windlass.queue set dropped = dropped + 1 where id = _queue;
       perform windlass._remove(_seq, 2, _now);
@@ -38,29 +36,50 @@ begin
   select sum(completed) + sum(cancelled) - _house.history_jobs into _surplus from windlass.tally where line is not null;
   if _surplus is null or _surplus <= _slack then return 0; end if;
   select _surplus - count(*) into _surplus from (
-    select e.seq from windlass.edge d join windlass.job j on j.id = d.on_id join windlass.ended e on e.seq = j.seq
-      where e.state <> 5
+    select p.seq from windlass.edge d join windlass.job j on j.id = d.on_id join windlass.place p on p.seq = j.seq
+      where p.state in (4, 6)
     union
-    select e.seq from windlass.key k join windlass.ended e on e.seq = k.seq where k.until > _now and e.state <> 5) kept;
+    select p.seq from windlass.key k join windlass.place p on p.seq = k.seq
+      where k.until > _now and p.state in (4, 6)) kept;
   return windlass._purge(_now, null, least(_surplus, 1000));
 end $$;
 
 -- Deletes finished jobs that ended before `_before`, at most so many, the oldest first. What an open
--- job depends on, and what holds a key, stays.
+-- job depends on, and what holds a key, is looked at again later.
 create function windlass._purge(_now bigint, _before bigint, _most bigint) returns bigint language plpgsql as $$
 declare
-  _seqs bigint[];
+  _past windlass.past;
+  _seqs bigint[] := '{}';
+  _kept bigint[] := '{}';
+  _all bigint[];
+  _rest bigint[];
 begin
-  if _most <= 0 then return 0; end if;
-  select array_agg(seq) into _seqs from (
-    select e.seq from windlass.ended e join windlass.job j on j.seq = e.seq
-      where e.state <> 5 and (_before is null or e.at <= _before)
-        and not exists (select from windlass.edge d where d.on_id = j.id)
-        and not exists (select from windlass.key k where k.seq = e.seq and k.until > _now)
-      order by e.at, e.seq limit _most for update of e skip locked) old;
-  if _seqs is null then return 0; end if;
+  while cardinality(_seqs) < _most loop
+    select * into _past from windlass.past where _before is null or at <= _before
+      order by at, id limit 1 for update skip locked;
+    exit when not found;
+    delete from windlass.past where at = _past.at and id = _past.id;
+    -- What was replayed meanwhile, or is gone, is no longer past.
+    select coalesce(array_agg(p.seq order by p.seq), '{}') into _all from windlass.place p
+      where p.seq = any (_past.seqs) and p.state in (4, 6) and p.at = _past.at;
+    select coalesce(array_agg(s) filter (where not held), '{}'), _kept || coalesce(array_agg(s) filter (where held), '{}')
+      into _all, _kept from (
+        select s, exists (select from windlass.edge d join windlass.job j on j.id = d.on_id where j.seq = s)
+          or exists (select from windlass.key k where k.seq = s and k.until > _now) as held
+        from unnest(_all) s) x;
+    _rest := _all[_most - cardinality(_seqs) + 1 :];
+    if cardinality(_rest) > 0 then
+      insert into windlass.past (at, seqs) values (_past.at, _rest);
+    end if;
+    _seqs := _seqs || _all[1 : _most - cardinality(_seqs)];
+  end loop;
+  if cardinality(_kept) > 0 then
+    insert into windlass.past (at, seqs) select p.at, array_agg(p.seq) from windlass.place p
+      where p.seq = any (_kept) group by p.at;
+  end if;
+  if cardinality(_seqs) = 0 then return 0; end if;
   with gone as (
-    delete from windlass.ended where seq = any (_seqs) returning seq, line, state
+    delete from windlass.place where seq = any (_seqs) returning seq, line, state
   ), counted as (
     insert into windlass.tally (line, queue, completed, cancelled)
       select g.line, l.queue, -count(*) filter (where g.state = 4), -count(*) filter (where g.state = 6)
@@ -162,8 +181,6 @@ end $$;
 
 create function windlass._tell_if_empty(_queue int, _name text, _now bigint) returns void language plpgsql as $$
 begin
-  if exists (select from windlass.line l, windlass.place p
-      where l.queue = _queue and p.line = l.id and p.state = 2 and p.offered) then return; end if;
   if (select sum(blocked + scheduled + ready + running) from windlass.tally
       where queue = _queue and line is not null) = 0 then
     perform windlass._tell_of(_now, 'queue.empty', jsonb_build_object('queue', _name));

@@ -15,7 +15,7 @@ begin
   while cardinality(_stack) > 0 loop
     _seq := _stack[cardinality(_stack)];
     _stack := _stack[1 : cardinality(_stack) - 1];
-    select j.id, e.state into _id, _state from windlass.job j join windlass.ended e using (seq) where j.seq = _seq;
+    select j.id, p.state into _id, _state from windlass.job j join windlass.place p using (seq) where j.seq = _seq;
     delete from windlass.edge where seq = _seq;
     for _edge in
       select e.seq, e.on_failure from windlass.edge e join windlass.job j on j.seq = e.seq
@@ -83,7 +83,6 @@ create function windlass._remove(_seq bigint, _reason int, _now bigint) returns 
 declare
   _id uuid;
   _p windlass.place;
-  _state int;
   _line int;
   _waiting bigint[];
   _dependent bigint;
@@ -95,16 +94,17 @@ begin
     where e.on_id = _id and not e.met;
   delete from windlass.edge where seq = _seq;
   perform windlass._tell(_now, 'job.removed', _seq, null, _reason);
-  delete from windlass.place where seq = _seq returning * into _p;
-  if _p.seq is not null then
-    _state := _p.state;
-    if _p.lane_queue is not null then
-      perform windlass._after(1, _p.lane_queue, _p.lane, null);
-    end if;
-  else
-    delete from windlass.ended where seq = _seq returning state into _state;
+  _p := windlass._hold(_seq);
+  perform windlass._unlist(_p);
+  delete from windlass.place where seq = _seq;
+  if _p.state = 5 then
+    delete from windlass.dead d using windlass.line l
+      where l.id = _p.line and d.queue = l.queue and d.at = _p.at and d.seq = _seq;
   end if;
-  perform windlass._count(_line, _p.lane_queue, _p.lane, _state, null);
+  if _p.lane_queue is not null then
+    perform windlass._after(1, _p.lane_queue, _p.lane, null);
+  end if;
+  perform windlass._count(_line, _p.lane_queue, _p.lane, _p.state, null);
   delete from windlass.diary where seq = _seq;
   delete from windlass.step where seq = _seq;
   delete from windlass.key where seq = _seq;

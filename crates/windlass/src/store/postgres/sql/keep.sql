@@ -58,10 +58,10 @@ begin
   perform windlass._keep_history(_house, _now, 0);
   purged := purged + windlass._purge_objects(_now);
   select least(
-      (select at from windlass.place where state = 1 order by at limit 1),
+      (select at from windlass.due order by at limit 1),
       (select expires_at from windlass.place where expires_at is not null and state < 3 and attempts = 0
         and generation = 0 order by expires_at limit 1),
-      (select at + _house.history_age from windlass.ended where state <> 5 order by at limit 1),
+      (select at + _house.history_age from windlass.past order by at limit 1),
       (select purge_at from windlass.object o where purge_at is not null
         and not exists (select from windlass.place p where p.object = o.address) order by purge_at limit 1))
     into next_in;

@@ -15,27 +15,35 @@ create function windlass._offer(_queue int, _lane bigint) returns boolean langua
 declare
   _q windlass.queue;
   _current bigint;
+  _current_line int;
   _next bigint;
+  _next_line int;
+  _rank bigint;
+  _at bigint;
 begin
   perform windlass._lock_lane(_queue, _lane);
   select * into _q from windlass.queue where id = _queue;
   -- A claim may be taking it at this moment: then it runs when this goes on.
-  select seq into _current from windlass.place
-    where lane_queue = _queue and lane = _lane and state = 2 and offered for update;
+  select p.seq, p.line into _current, _current_line from windlass.place p
+    where p.lane_queue = _queue and p.lane = _lane and p.state = 2 and p.offered for update;
   if not exists (select from windlass.place where lane_queue = _queue and lane = _lane and state = 3)
     and not (_q.lanes is not null and _lane = any (_q.paused_lanes))
   then
-    select p.seq into _next from windlass.place p
-      where p.lane_queue = _queue and p.lane = _lane and p.state = 2
+    select p.seq, p.line, l.rank, l.at into _next, _next_line, _rank, _at
+      from windlass.lined l join windlass.place p on p.seq = l.seq
+      where l.queue = _queue and l.lane = _lane
         and (p.begun or not exists (select from windlass.place h
           where h.lane_queue = _queue and h.lane = _lane and h.partition = p.partition
             and h.begun and h.state < 3))
-      order by p.rank, p.at, p.seq limit 1;
+      order by l.rank, l.at, l.seq limit 1;
   end if;
   if _current is distinct from _next then
     update windlass.place set offered = false where seq = _current;
+    delete from windlass.ready r using windlass.place p
+      where p.seq = _current and r.line = _current_line and r.rank = p.rank and r.at = p.at and r.seq = _current;
     update windlass.place set offered = true where seq = _next;
     if _next is not null then
+      insert into windlass.ready (line, rank, at, seq) values (_next_line, _rank, _at, _next);
       insert into windlass.after (what, a) values (4, _queue);
     end if;
   end if;
@@ -62,13 +70,23 @@ begin
   select * into _q from windlass.queue where id = _queue;
   insert into windlass.after (what, a, b)
     select distinct 1, p.lane_queue, p.lane from windlass.place p where p.lane_queue = _queue;
+  perform from windlass.place p join windlass.line l on l.id = p.line
+    where l.queue = _queue and p.state < 4 order by p.seq for update of p;
+  delete from windlass.ready r using windlass.line l where l.queue = _queue and r.line = l.id;
+  delete from windlass.lined where queue = _queue;
   update windlass.place p set
       lane = case when p.lane_queue is not null then windlass._lane(p.partition, _q.lanes) end,
-      rank = windlass._rank(_q.ageing, j.priority, case when p.state = 2 then p.at else 0 end),
-      offered = p.lane_queue is null
-    from windlass.job j
-    where j.seq = p.seq and p.line in (select id from windlass.line where queue = _queue)
+      rank = case when p.state = 2 then windlass._rank(_q.ageing, j.priority, p.at) else p.rank end,
+      offered = false
+    from windlass.job j, windlass.line l
+    where l.queue = _queue and p.line = l.id and j.seq = p.seq and p.state < 4
       and (p.lane_queue is not null or p.state = 2);
+  insert into windlass.ready (line, rank, at, seq)
+    select p.line, p.rank, p.at, p.seq from windlass.place p join windlass.line l on l.id = p.line
+      where l.queue = _queue and p.state = 2 and p.lane_queue is null;
+  insert into windlass.lined (queue, lane, rank, at, seq)
+    select p.lane_queue, p.lane, p.rank, p.at, p.seq from windlass.place p
+      where p.lane_queue = _queue and p.state = 2;
   insert into windlass.after (what, a, b)
     select distinct 1, p.lane_queue, p.lane from windlass.place p where p.lane_queue = _queue;
   -- What waits and runs in each lane is counted anew; what has happened there stays.

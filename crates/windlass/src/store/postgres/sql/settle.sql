@@ -81,6 +81,8 @@ begin
     join windlass.job j on j.id = i.job
     where p.seq = j.seq and p.state = 3 and p.token = i.token and i.report is null
     returning i.n::int, p.at, p.cancel_requested, null::jsonb;
+  update windlass.lease s set told = false where s.told
+    and s.token in (select t / 16384 * 16384 from unnest(_tokens) t);
   update windlass.worker w set seen_at = _now where w.seen_at < _now - 5000000 and w.id in (
     select p.worker from unnest(_jobs, _tokens) as i(job, token) join windlass.job j on j.id = i.job
       join windlass.place p on p.seq = j.seq where p.state = 3 and p.token = i.token limit 1);
@@ -194,8 +196,7 @@ begin
   if _state >= 4 then
     perform windlass._spread(_p.seq, _error, _now);
   end if;
-  return coalesce((select p.state from windlass.place p where p.seq = _p.seq),
-                  (select e.state from windlass.ended e where e.seq = _p.seq), _state);
+  return coalesce((select p.state from windlass.place p where p.seq = _p.seq), _state);
 end $$;
 
 create function windlass.settle(_jobs uuid[], _tokens bigint[], _verdicts smallint[], _args bigint[],
@@ -217,32 +218,32 @@ begin
   select * into _house from windlass.house;
   -- Jobs that are done and with which nothing else ends: all at once.
   with gone as (
-    delete from windlass.place p
-      using unnest(_jobs, _tokens, _verdicts, _outputs, _extras) with ordinality
+    update windlass.place p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
+        output = i.output
+      from unnest(_jobs, _tokens, _verdicts, _outputs, _extras) with ordinality
           as i(job, token, verdict, output, extra, n)
         join windlass.job j on j.id = i.job
       where p.seq = j.seq and p.state = 3 and p.token = i.token and p.plain and i.verdict = 0 and i.extra is null
         and coalesce(octet_length(i.output), 0) <= _house.payload_bytes
-      returning p.*, i.job, i.output, i.n
-  ), kept as (
-    insert into windlass.ended (seq, at, updated_at, line, attempts, recoveries, generation, state, attempt_end, begun,
-        steps, token, since, first_started, worker, output, met)
-      select seq, _now, _now, line, attempts, 0, generation, 4, 0, begun, steps, token, since, first_started, worker,
-          output, met from gone
+      returning p.seq, p.line, p.attempts, p.since, p.worker, i.job, i.n
+  ), past as (
+    insert into windlass.past (at, seqs) select _now, array_agg(seq) from gone having count(*) > 0
   ), counted as (
     insert into windlass.tally (line, queue, running, completed, t_completed)
       select g.line, l.queue, -count(*), count(*), count(*) from gone g join windlass.line l on l.id = g.line
         group by g.line, l.queue
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
-      select _now, count(*), 'job.completed', array_agg(job order by n), array_agg(line order by n),
-          array_agg(attempts::bigint order by n), array_agg(_now - since order by n),
-          jsonb_build_object('worker', worker) from gone group by worker
+      select _now, count(*), 'job.completed', array_agg(job), array_agg(line),
+          array_agg(attempts::bigint), array_agg(_now - since), jsonb_build_object('worker', worker)
+        from (select * from gone order by n) g group by worker
   )
   select array_agg(n), array_agg(job), array_agg(seq), array_agg(distinct line)
     into _done, _done_jobs, _done_seqs, _done_lines from gone;
   if _done is not null then
     return query select d::int, 4, null::jsonb, null::text[] from unnest(_done) d;
+    -- A diary that told of earlier failures tells of a success now.
+    update windlass.diary d set error = null where d.seq = any (_done_seqs) and d.error is not null;
     for _item in
       select s.seq from unnest(_done_jobs, _done_seqs) as s(job, seq)
         where exists (select from windlass.edge e where e.on_id = s.job and not e.met)
@@ -287,6 +288,24 @@ begin
   return query select null::int, null::int, null::jsonb, windlass._finish(_now);
 end $$;
 
+-- Makes a batch of leases end when the first of them does; it goes with the last. Leases that were only
+-- told of keep it until someone acts on them.
+create function windlass._tidy_lease(_lease windlass.lease) returns bigint language plpgsql as $$
+declare
+  _until bigint;
+  _told boolean;
+begin
+  select min(p.at), bool_and(p.told) into _until, _told from windlass.place p
+    where p.seq = any (_lease.seqs) and p.state = 3 and p.token > _lease.token and p.token < _lease.token + 16384;
+  if _until is null then
+    delete from windlass.lease where token = _lease.token;
+  elsif _until <> _lease.until or _told <> _lease.told then
+    update windlass.lease set until = _until, told = _told where token = _lease.token;
+    if _told then _until := null; end if;
+  end if;
+  return _until;
+end $$;
+
 -- Gives back jobs whose lease has ended, or with `_all` every job that runs. Reasons: 0 the lease was
 -- not renewed, 1 a restart, 2 someone said so.
 create function windlass.rescue(_observe boolean, _max_recoveries int, _delay bigint, _reason int, _all boolean)
@@ -302,13 +321,17 @@ declare
   _text text := 'crashed: its worker was lost while running it';
   _o windlass.object;
   _job uuid;
+  _lease windlass.lease;
 begin
+  for _lease in
+    select * from windlass.lease s where (_all or s.until <= _now) and (not s.told or not _observe)
+      order by s.until, s.token for update skip locked
+  loop
+  exit when _looked >= 1000;
   for _p in
-    select p.* from windlass.line l cross join lateral (
-        select * from windlass.place p where p.line = l.id and p.state = 3 and (_all or p.at <= _now)
-          and (not p.told or not _observe)
-          order by p.at limit 1000 for update skip locked) p
-      order by p.at, p.token limit 1000
+    select * from windlass.place p where p.seq = any (_lease.seqs) and p.state = 3
+      and p.token > _lease.token and p.token < _lease.token + 16384 and (_all or p.at <= _now)
+      and (not p.told or not _observe) order by p.at, p.token for update skip locked
   loop
     _looked := _looked + 1;
     select j.id into _job from windlass.job j where j.seq = _p.seq;
@@ -352,8 +375,15 @@ begin
     if _state >= 4 then perform windlass._spread(_p.seq, _text, _now); end if;
     return query select _job, _state, null::boolean, null::bigint, null::text[];
   end loop;
-  return query select null::uuid, null::int, _looked = 1000,
-    (select greatest(min(p.at) - _now, 0) from windlass.line l cross join lateral (
-      select p.at from windlass.place p where p.line = l.id and p.state = 3 and not p.told order by p.at limit 1) p),
+  perform windlass._tidy_lease(_lease);
+  end loop;
+  -- What has ended or was renewed since is not what is next.
+  loop
+    select * into _lease from windlass.lease s where not s.told order by s.until, s.token limit 1
+      for update skip locked;
+    exit when not found or windlass._tidy_lease(_lease) is not distinct from _lease.until;
+  end loop;
+  return query select null::uuid, null::int, _looked >= 1000,
+    (select greatest(s.until - _now, 0) from windlass.lease s where not s.told order by s.until limit 1),
     windlass._finish(_now);
 end $$;

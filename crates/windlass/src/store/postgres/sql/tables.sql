@@ -1,7 +1,8 @@
--- What is kept. A job's own words stand in `job` and never change; where it stands is a narrow row,
--- in `place` while it is open and in `ended` afterwards, so that the hot path never rewrites a wide
--- row and history never shares pages with waiting work. Whoever changes a job holds the lock of its
--- row in `place` or `ended`: that row is the job's lock, and there is no other.
+-- What is kept. A job's own words stand in `job` and never change. Where it stands is one narrow row
+-- in `place`, for as long as it is kept: none of its indexes knows of its state, so that PostgreSQL
+-- changes it within its page and writes no index. What is ready, due, leased or past stands in narrow
+-- tables of its own, from which claims and timers take it; history never shares pages with them.
+-- Whoever changes a job holds the lock of its row in `place`: that row is the job's lock.
 --
 -- Times are microseconds since 1970. States: 0 blocked, 1 scheduled, 2 ready, 3 running,
 -- 4 completed, 5 dead, 6 cancelled.
@@ -51,12 +52,13 @@ create table windlass.job (
   spec jsonb
 );
 
--- Where an open job stands. `at` is when it is due, since when it is ready, before when it may not
--- start, or when its lease ends, as its state has it.
+-- Where a job stands. `at` is when it is due, since when it is ready, before when it may not start,
+-- when its lease ends, or when it ended, as its state has it. `lane_queue`, `object` and `expires_at`
+-- are there only while they matter.
 create table windlass.place (
   seq bigint primary key,
   at bigint not null,
-  rank bigint not null,
+  rank bigint not null default 0,
   updated_at bigint not null,
   line int not null,
   attempts int not null default 0,
@@ -64,11 +66,13 @@ create table windlass.place (
   generation int not null default 0,
   state smallint not null,
   steps smallint not null default 0,
-  offered boolean not null,
   plain boolean not null,
+  offered boolean not null default false,
   begun boolean not null default false,
   cancel_requested boolean not null default false,
   told boolean not null default false,
+  reason smallint,
+  attempt_end smallint,
   unmet int,
   lane_queue int,
   token bigint,
@@ -79,41 +83,65 @@ create table windlass.place (
   partition bigint,
   expires_at bigint,
   worker text,
+  output bytea,
   object text collate "C",
   met uuid[]
-) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
-create index place_ready on windlass.place (line, rank, at, seq) where state = 2 and offered;
-create index place_due on windlass.place (at, seq) where state = 1;
-create index place_leased on windlass.place (line, at) where state = 3;
-create index place_expiring on windlass.place (expires_at, seq)
-  where expires_at is not null and state < 3 and attempts = 0 and generation = 0;
-create index place_lane on windlass.place (lane_queue, lane, rank, at, seq) where lane_queue is not null;
+) with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05);
+create index place_expiring on windlass.place (expires_at, seq) where expires_at is not null;
+create index place_lane on windlass.place (lane_queue, lane) where lane_queue is not null;
 create index place_object on windlass.place (object, seq) where object is not null;
 
--- Where a finished job stands, with its last attempt.
-create table windlass.ended (
-  seq bigint primary key,
-  at bigint not null,
-  updated_at bigint not null,
+-- Jobs that a claim may take. Of a lane, one at most.
+create table windlass.ready (
   line int not null,
-  attempts int not null,
-  recoveries int not null,
-  generation int not null,
-  state smallint not null,
-  reason smallint,
-  attempt_end smallint,
-  begun boolean not null,
-  steps smallint not null,
-  token bigint,
-  since bigint,
-  first_started bigint,
-  worker text,
-  output bytea,
-  error text,
-  met uuid[]
-) with (autovacuum_vacuum_scale_factor = 0.05);
-create index ended_at on windlass.ended (at, seq) where state <> 5;
-create index ended_dead on windlass.ended (line, at, seq) where state = 5;
+  rank bigint not null,
+  at bigint not null,
+  seq bigint not null,
+  primary key (line, rank, at, seq)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+
+-- Ready jobs that have a lane, in its order.
+create table windlass.lined (
+  queue int not null,
+  lane bigint not null,
+  rank bigint not null,
+  at bigint not null,
+  seq bigint not null,
+  primary key (queue, lane, rank, at, seq)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+
+-- Jobs that wait for a time.
+create table windlass.due (
+  at bigint not null,
+  seq bigint not null,
+  primary key (at, seq)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+
+-- Jobs that were claimed together. `until` is not later than the first of their leases ends; who
+-- looks then sees to it that it is true again.
+create table windlass.lease (
+  token bigint primary key,
+  until bigint not null,
+  told boolean not null default false,
+  seqs bigint[] not null
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+create index lease_until on windlass.lease (until, token);
+
+-- Completed and cancelled jobs that ended together, to be let go of, the oldest first.
+create table windlass.past (
+  at bigint not null,
+  id bigint generated always as identity,
+  seqs bigint[] not null,
+  primary key (at, id)
+) with (autovacuum_vacuum_scale_factor = 0.02);
+
+-- Dead letters.
+create table windlass.dead (
+  queue int not null,
+  at bigint not null,
+  seq bigint not null,
+  primary key (queue, at, seq)
+);
 
 -- What a job's attempts had to say, for jobs that had more to say than their outcome.
 create table windlass.diary (

@@ -19,8 +19,8 @@ begin
         from windlass.tally where line is not null group by line) t
       join windlass.line l on l.id = t.line join windlass.queue q on q.id = l.queue
       join windlass.kind k on k.id = l.kind
-      left join (select line, count(*) as n from windlass.place where state = 1 and at <= _now group by line) d
-        on d.line = t.line),
+      left join (select p.line, count(*) as n from windlass.due d join windlass.place p on p.seq = d.seq
+          where d.at <= _now group by p.line) d on d.line = t.line),
     'queues', (select coalesce(jsonb_agg(jsonb_build_object('queue', q.name, 'settings', windlass._settings(q),
         'waiting', windlass._depth(q.id), 'dropped', q.dropped,
         'lanes', (select coalesce(jsonb_agg(jsonb_build_object('lane', t.lane, 'waiting', t.waiting, 'running', t.running,
@@ -31,7 +31,9 @@ begin
             from windlass.tally where queue = q.id and line is null group by lane) t)) order by q.name), '[]')
       from windlass.queue q),
     'workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', w.id, 'card', w.card, 'stopping', w.stopping,
-        'running', (select count(*) from windlass.place p where p.state = 3 and p.worker = w.id)) order by w.id), '[]')
+        'running', (select count(*) from windlass.lease s cross join lateral unnest(s.seqs) as x(seq)
+          join windlass.place p on p.seq = x.seq and p.state = 3 and p.token > s.token and p.token < s.token + 16384
+          where p.worker = w.id)) order by w.id), '[]')
       from windlass.worker w where w.seen_at > _now - 60000000));
 end $$;
 
@@ -46,9 +48,8 @@ begin
   select * into _j from windlass.job where id = _id;
   if not found then return null; end if;
   select * into _p from windlass.place where seq = _j.seq;
-  if not found then
-    return (select jsonb_build_object('state', e.state, 'at', e.at, 'reason', e.reason) from windlass.ended e
-      where e.seq = _j.seq);
+  if _p.state >= 4 then
+    return jsonb_build_object('state', _p.state, 'at', _p.at, 'reason', _p.reason);
   end if;
   if _p.state = 1 and _p.at <= _now then
     _p.state := 2;
@@ -57,14 +58,14 @@ begin
   select jsonb_build_object('now', _now, 'state', _p.state, 'at', _p.at, 'attempts', _p.attempts,
       'cancel_requested', _p.cancel_requested, 'queue', q.name, 'kind', k.name, 'paused', q.paused,
       'full_at', k.full_at,
-      'running', (select count(*) from windlass.place r where r.state = 3
-        and r.line in (select id from windlass.line where kind = k.id)),
+      'running', (select coalesce(sum(t.running), 0) from windlass.tally t
+        where t.line in (select id from windlass.line where kind = k.id)),
       'blockers', (select coalesce(jsonb_agg(e.on_id order by n), '[]')
         from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) with ordinality as d(d, n)
         join windlass.edge e on e.on_id = (d->>'on')::uuid and e.seq = _j.seq and not e.met
         where _p.state = 0 and exists (select from windlass.job o where o.id = e.on_id)),
-      'ahead', (select count(*) from (select from windlass.place o where o.state = 2 and o.offered and o.line = _p.line
-        and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq) limit 1000) some_ahead))
+      'ahead', (select count(*) from (select from windlass.ready o where o.line = _p.line
+        and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq) limit 1000) ahead))
     into _facts
     from windlass.line l join windlass.queue q on q.id = l.queue join windlass.kind k on k.id = l.kind
     where l.id = _p.line;
