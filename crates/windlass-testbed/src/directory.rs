@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,6 +33,8 @@ impl Directory {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
+            // A signal to the whole group, such as Ctrl-C, must leave it alone.
+            .process_group(0)
             .spawn();
         Self { path, guard: guard.expect("there is a shell") }
     }

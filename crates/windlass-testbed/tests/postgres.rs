@@ -1,5 +1,6 @@
 //! The PostgreSQL server of the testbed does what tests of the store rely on.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -120,6 +121,7 @@ fn a_killed_test_process_leaves_neither_a_server_nor_a_file() {
     let mut victim = Command::new(std::env::current_exe().expect("it runs"))
         .args(["--exact", NAME, "--nocapture"])
         .env("WINDLASS_TESTBED_VICTIM", "1")
+        .process_group(0)
         .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("it starts");
@@ -132,7 +134,10 @@ fn a_killed_test_process_leaves_neither_a_server_nor_a_file() {
     let process = process.rsplit(' ').next().and_then(|word| word.parse().ok());
     let process = process.expect("a number");
     assert!(is_alive(process) && Path::new(&directory).exists());
-    victim.kill().expect("it runs");
+    // The whole group, as Ctrl-C and `timeout` do.
+    let group = format!("-{}", victim.id());
+    let killed = Command::new("kill").args(["-s", "KILL", "--", &group]).status();
+    assert!(killed.expect("there is `kill`").success());
     victim.wait().expect("it ends");
     while is_alive(process) || Path::new(&directory).exists() {
         std::thread::yield_now();

@@ -1,10 +1,12 @@
 //! Wakes over NATS: core publish and subscribe on one subject, `windlass.wake` by default.
 //!
 //! The message is `q:` and the queue, or `c` for a cancellation. The client could reconnect by
-//! itself, but says so before it listens again; so a connection that is lost is left, and a new
-//! one made, like everywhere else.
+//! itself, but says so before it listens again, and does not say what was lost with the old
+//! connection; so one that is lost is left, and a new one made, like everywhere else.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_nats::{Client, ConnectOptions, Event, RequestErrorKind, ServerAddr, Subscriber};
 use async_trait::async_trait;
@@ -46,6 +48,9 @@ impl NatsWake {
     }
 }
 
+/// When a client that was lost may connect by itself: it is left by then, and finds that out.
+const TOO_LATE: Duration = Duration::from_secs(10);
+
 struct Nats {
     address: ServerAddr,
     subject: String,
@@ -66,12 +71,20 @@ impl Transport for Nats {
 
     async fn connect(&self, listening: bool) -> Result<Line, BoxError> {
         let lost = Arc::new(Notify::new());
-        let tell = lost.clone();
+        let (tell, tell_early) = (lost.clone(), lost.clone());
+        let is_first = AtomicBool::new(true);
         let client = ConnectOptions::new()
             .name("windlass")
             // Listeners of this process were rung already.
             .no_echo()
             .max_reconnects(1)
+            .reconnect_delay_callback(move |_| {
+                if is_first.swap(false, Ordering::SeqCst) {
+                    return Duration::ZERO;
+                }
+                tell_early.notify_one();
+                TOO_LATE
+            })
             .event_callback(move |event| {
                 if matches!(event, Event::Disconnected | Event::Closed) {
                     tell.notify_one();

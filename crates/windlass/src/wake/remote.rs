@@ -156,6 +156,9 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Outbox {
     waiting: BTreeSet<Ring>,
+    /// On their way at this moment. Kept here and not by whoever says them, who is dropped when the
+    /// connection is found lost.
+    leaving: BTreeSet<Ring>,
     /// Said a moment ago: the same again waits.
     resting: BTreeSet<Ring>,
 }
@@ -233,29 +236,33 @@ impl Shared {
         }
     }
 
-    /// Rings that may go out now. They are taken for said.
+    /// Rings that may go out now.
     fn take(&self) -> BTreeSet<Ring> {
         let mut outbox = self.outbox();
         let ready: BTreeSet<Ring> = outbox.waiting.difference(&outbox.resting).cloned().collect();
         outbox.waiting.retain(|ring| !ready.contains(ring));
-        outbox.resting.extend(ready.iter().cloned());
+        outbox.leaving = ready.clone();
         ready
     }
 
-    /// These were not said after all.
-    fn put_back(&self, rings: BTreeSet<Ring>) {
+    /// What was on its way when the last connection was lost may not have arrived.
+    fn begin_anew(&self) {
         let mut outbox = self.outbox();
-        outbox.resting.retain(|ring| !rings.contains(ring));
-        outbox.waiting.extend(rings);
+        let leaving = std::mem::take(&mut outbox.leaving);
+        outbox.waiting.extend(leaving);
     }
 
-    /// These were said; the same again may be said after a while.
-    fn rest(self: &Arc<Self>, rings: BTreeSet<Ring>) {
-        self.empty.send_replace(self.outbox().waiting.is_empty());
+    /// What was on its way has arrived; the same again may go after a while.
+    fn rest(self: &Arc<Self>) {
+        let mut outbox = self.outbox();
+        let said = std::mem::take(&mut outbox.leaving);
+        outbox.resting.extend(said.iter().cloned());
+        self.empty.send_replace(outbox.waiting.is_empty());
+        drop(outbox);
         let shared = self.clone();
         tokio::spawn(async move {
             shared.clock.sleep(REST).await;
-            shared.outbox().resting.retain(|ring| !rings.contains(ring));
+            shared.outbox().resting.retain(|ring| !said.contains(ring));
             shared.more.notify_one();
         });
     }
@@ -307,15 +314,14 @@ async fn hear(shared: &Shared, ear: &mut dyn Ear) -> BoxError {
 }
 
 async fn speak(shared: &Arc<Shared>, mouth: &mut dyn Mouth) -> BoxError {
+    shared.begin_anew();
     loop {
-        let rings = shared.take();
-        if !rings.is_empty() {
-            let words: Vec<String> = rings.iter().map(word).collect();
+        let words: Vec<String> = shared.take().iter().map(word).collect();
+        if !words.is_empty() {
             if let Err(why) = shared.in_time(mouth.say(&words)).await {
-                shared.put_back(rings);
                 return why;
             }
-            shared.rest(rings);
+            shared.rest();
             continue;
         }
         tokio::select! {
@@ -497,6 +503,24 @@ mod tests {
         pass(REST).await;
         assert_eq!(server.said(), [["q:mail"]]);
         assert_eq!(server.state().attempts, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ring_on_its_way_when_the_connection_ends_goes_out_again_and_so_do_later_ones() {
+        let server = Server::default();
+        let wake = over(&server).await;
+        server.silent.send_replace(true);
+        wake.ring(&[queue("mail")]).await;
+        pass(MOMENT).await;
+        server.state().ears.clear();
+        pass(MOMENT).await;
+        server.silent.send_replace(false);
+        pass(FIRST_PAUSE).await;
+        assert_eq!(server.said(), [["q:mail"]]);
+        pass(REST).await;
+        wake.ring(&[queue("mail")]).await;
+        pass(MOMENT).await;
+        assert_eq!(server.said(), [["q:mail"]]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -131,13 +131,36 @@ async fn behind_a_pooler_a_wake_that_does_not_listen_still_rings_others() {
     let pooled = pooler.url_for("postgres");
     let pooled = PostgresWake::connect_with(&pooled, options).await.expect("it connects");
     let direct = PostgresWake::connect(&server.url()).await.expect("it connects");
+    let listening = "SELECT count(*) FROM pg_stat_activity WHERE query ~ '^LISTEN'";
+    assert_eq!(server.sql("postgres", listening), "1", "the pooled one does not listen");
     let mut heard = direct.listen(Interest::Queues(None));
     let mut own = pooled.listen(Interest::Queues(None));
     pooled.ring(&[mail()]).await;
     own.heard().await;
     heard.heard().await;
-    let listening = "SELECT count(*) FROM pg_stat_activity WHERE query ~ '^LISTEN'";
-    assert_eq!(server.sql("postgres", listening), "1", "the pooled one does not listen");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_hears_its_own_ring_at_once_and_not_again_from_the_server() {
+    let Some(postgres) = or_skip(Postgres::shared()) else { return };
+    let Some(redis) = or_skip(Redis::start()) else { return };
+    let Some(nats) = or_skip(Nats::start()) else { return };
+    for (kind, url) in
+        [(Kind::Postgres, postgres.url()), (Kind::Redis, redis.url()), (Kind::Nats, nats.url())]
+    {
+        let here = connect(kind, &url, WakeOptions::default()).await.expect("it connects");
+        let there = connect(kind, &url, WakeOptions::default()).await.expect("it connects");
+        let mut own = here.listen(Interest::Queues(None));
+        let mut other = there.listen(Interest::Queues(None));
+        here.ring(&[mail()]).await;
+        assert!(is_rung(&mut *own).await, "no round trip is needed");
+        other.heard().await;
+        // What comes back from there is heard after anything that went there before.
+        let mut cancels = here.listen(Interest::Cancels);
+        there.ring(&[Ring::Cancel]).await;
+        cancels.heard().await;
+        assert!(!is_rung(&mut *own).await, "it was rung twice");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
