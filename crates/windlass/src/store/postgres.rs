@@ -11,6 +11,7 @@ mod connect;
 mod event;
 mod explain;
 mod fault;
+pub(crate) mod inside;
 mod migrate;
 mod record;
 mod wire;
@@ -1187,6 +1188,10 @@ impl Store for PostgresStore {
 
     fn durability(&self) -> Durability {
         Durability::Sync
+    }
+
+    fn schema(&self) -> Option<&Schema> {
+        Some(&self.schema)
     }
 
     async fn close(&self) {

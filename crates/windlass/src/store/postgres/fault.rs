@@ -27,7 +27,7 @@ impl OpenFault {
 }
 
 /// The SQL state of our own refusals.
-const REFUSED: &str = "WL001";
+pub(super) const REFUSED: &str = "WL001";
 
 /// What to make of a call that failed.
 pub(super) enum Verdict {

@@ -76,11 +76,21 @@ declare
   _detail text;
 begin
   perform windlass._finish(_now);
-  return query update windlass.place p set at = _now + i.lease, told = false, updated_at = _now
-    from unnest(_jobs, _tokens, _leases, _reports) with ordinality as i(job, token, lease, report, n)
-    join windlass.job j on j.id = i.job
-    where p.seq = j.seq and p.state = 3 and p.token = i.token and i.report is null
-    returning i.n::int, p.at, p.cancel_requested, null::jsonb;
+  -- A job that is being settled at this moment keeps the lease it has: nobody waits for it here.
+  return query with asked as (
+    select i.n::int as n, i.lease, p.seq, p.at, p.cancel_requested
+      from unnest(_jobs, _tokens, _leases, _reports) with ordinality as i(job, token, lease, report, n)
+      join windlass.job j on j.id = i.job join windlass.place p on p.seq = j.seq
+      where p.state = 3 and p.token = i.token and i.report is null
+  ), held as (
+    select a.n, a.lease, p.ctid as place from asked a join windlass.place p on p.seq = a.seq
+      where p.state = 3 for update of p skip locked
+  ), renewed as (
+    update windlass.place p set at = _now + h.lease, told = false, updated_at = _now from held h
+      where p.ctid = h.place returning h.n, p.at, p.cancel_requested
+  )
+  select a.n, coalesce(r.at, a.at), coalesce(r.cancel_requested, a.cancel_requested), null::jsonb
+    from asked a left join renewed r on r.n = a.n;
   update windlass.lease s set told = false where s.told
     and s.token in (select t / 16384 * 16384 from unnest(_tokens) t);
   update windlass.worker w set seen_at = _now where w.seen_at < _now - 5000000 and w.id in (
