@@ -292,11 +292,14 @@ async fn one_lane_can_be_paused_and_cleared_alone() {
     pass(SECOND).await;
     assert_eq!(seen.ends(), [0, 2, 4, 6, 8]);
     assert_eq!(client.lane_status(1).await.expect("there").state, LaneState::Paused);
+    client.pause(Some(0)).await.expect("paused");
+    client.enqueue(order(10)).await.expect("accepted");
     assert_eq!(client.clear(Some(1)).await.expect("cleared"), 5);
+    client.resume(Some(0)).await.expect("resumed");
     client.resume(Some(1)).await.expect("resumed");
-    client.enqueue_many([order(10), order(11)]).await.expect("accepted");
+    client.enqueue(order(11)).await.expect("accepted");
     pass(SECOND).await;
-    assert_eq!(seen.ends().len(), 7);
+    assert_eq!(seen.ends().len(), 7, "what waited in the other lane was not cleared");
     assert!(client.pause(Some(2)).await.is_err(), "there is no such lane");
 }
 
