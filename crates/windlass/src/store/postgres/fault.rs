@@ -155,6 +155,7 @@ pub(super) fn refusal(detail: &Value, job: Option<JobId>) -> Option<Refusal> {
             limit: number("limit")?,
         },
         "id_reused" => Refusal::IdReused { job: own()? },
+        "id_twice" => Refusal::IdTwiceInBatch { job: own()? },
         "unknown_dependency" => {
             Refusal::UnknownDependency { job: own()?, dependency: id("dependency")? }
         }
