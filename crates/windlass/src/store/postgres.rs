@@ -19,7 +19,7 @@ mod wire;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 pub use connect::{PostgresAddress, Schema};
@@ -65,6 +65,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a call is made again when the database rolled it back for the sake of others.
 const TRIES: u32 = 10;
 
+/// How often dead rows are looked for, and how many are worth clearing away.
+const SWEEP_PAUSE: Duration = Duration::from_secs(2);
+const SWEEP_ROWS: i64 = 20_000;
+
 /// A value for the database, and its type.
 type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
@@ -76,6 +80,7 @@ pub struct PostgresStore {
     wake: Arc<dyn Wake>,
     committed: watch::Sender<u64>,
     names: Mutex<Names>,
+    swept: Mutex<Option<Instant>>,
 }
 
 /// Numbers of lines, which never change.
@@ -109,6 +114,7 @@ impl PostgresStore {
             wake,
             committed: watch::Sender::new(0),
             names: Mutex::default(),
+            swept: Mutex::default(),
         };
         store.settle_in().await.map_err(|error| OpenFault::new(error.to_string()))?;
         Ok(store)
@@ -178,6 +184,34 @@ impl PostgresStore {
             rings.into_iter().flatten().filter_map(|ring| read_ring(&ring)).collect();
         if !rings.is_empty() {
             self.wake.ring(&rings).await;
+        }
+    }
+
+    /// Clears away what claims have left behind, which they would walk through: autovacuum looks
+    /// once in a minute, and a busy queue goes through a million jobs in that time.
+    async fn sweep(&self) {
+        const TABLES: &str = "windlass.ready, windlass.due, windlass.lined, windlass.lease, \
+             windlass.tally, windlass.after, windlass.house";
+        {
+            let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+            if swept.is_some_and(|swept| swept.elapsed() < SWEEP_PAUSE) {
+                return;
+            }
+            *swept = Some(Instant::now());
+        }
+        let sql = "select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables \
+             where schemaname = 'windlass' and relname in ('ready', 'due', 'lease', 'tally')";
+        let dead = self.one("look for dead rows", sql, &[]).await;
+        if dead.map_or(0, |row| row.get::<_, i64>(0)) < SWEEP_ROWS {
+            return;
+        }
+        // Whoever may not, or comes second, leaves it to others.
+        if let Ok(client) = self.pool.get().await {
+            let sql = self.schema.in_sql(&format!("vacuum (skip_locked) {TABLES}"));
+            let swept = tokio::time::timeout(PATIENCE, client.batch_execute(&sql)).await;
+            if !matches!(swept, Ok(Ok(()))) {
+                drop(deadpool_postgres::Object::take(client));
+            }
         }
     }
 
@@ -897,6 +931,7 @@ impl Store for PostgresStore {
         if !rings.is_empty() {
             self.wake.ring(&rings).await;
         }
+        self.sweep().await;
         Ok(Promoted {
             purged: row.get::<_, i64>("purged").cast_unsigned(),
             next_in: row.get::<_, Option<i64>>("next_in").map(wire::duration),
