@@ -1,46 +1,60 @@
-//! Schemas on a shared server, with a clock that tests move.
+//! Schemas on a shared server, with a clock that tests move; jobs, engines and waiting.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use windlass::Limits;
+use serde::{Deserialize, Serialize};
+use windlass::core::job::NewJob;
+use windlass::core::ledger::{Claim, KindClaim};
 use windlass::store::postgres::{PostgresAddress, PostgresStore};
 use windlass::wake::LocalWake;
+use windlass::{Engine, Job, JobId, JobRecord, JobState, Limits, Name, StateName};
 use windlass_testbed::{Postgres, or_skip};
 
 /// A database of its own on the shared server.
-pub struct Ground {
-    pub server: &'static Postgres,
-    pub database: String,
+pub(crate) struct Ground {
+    pub(crate) server: &'static Postgres,
+    pub(crate) database: String,
     made: AtomicUsize,
 }
 
 impl Ground {
     /// `None` if there is no server to be had.
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let server = or_skip(Postgres::shared())?;
         let database = server.create_database();
         Some(Self { server, database, made: AtomicUsize::new(0) })
     }
 
+    /// Engines on one schema that nobody has used.
+    pub(crate) async fn engines(&self, how_many: usize) -> Vec<Engine> {
+        let address = self.text_address();
+        let mut engines = Vec::new();
+        for _ in 0..how_many {
+            engines.push(open(&address).await);
+        }
+        engines
+    }
+
     /// The address of a schema that nobody has used.
-    pub fn address(&self) -> PostgresAddress {
+    pub(crate) fn address(&self) -> PostgresAddress {
         self.text_address().parse().expect("the address is well formed")
     }
 
     /// The same as text.
-    pub fn text_address(&self) -> String {
+    pub(crate) fn text_address(&self) -> String {
         let made = self.made.fetch_add(1, Ordering::SeqCst);
         format!("{}?windlass_schema=s{made}", self.server.url_for(&self.database))
     }
 
-    pub fn sql(&self, statements: &str) -> String {
+    pub(crate) fn sql(&self, statements: &str) -> String {
         self.server.sql(&self.database, statements)
     }
 
     /// Makes a clock for all stores, which stands still until it is moved.
-    pub fn make_clock(&self) {
+    pub(crate) fn make_clock(&self) {
         // What is tested on it is the rules, not the disk.
         self.server.sql(
             "postgres",
@@ -49,13 +63,18 @@ impl Ground {
         self.sql("create table public.clock (us bigint); insert into public.clock values (1700000000000000)");
     }
 
-    pub fn advance(&self, by: Duration) {
+    pub(crate) fn advance(&self, by: Duration) {
         self.sql(&format!("update public.clock set us = us + {}", by.as_micros()));
     }
 
     /// A store on the clock of [`Ground::make_clock`].
-    pub async fn store(&self, limits: Limits) -> Arc<PostgresStore> {
-        let address = self.address();
+    pub(crate) async fn store(&self, limits: Limits) -> Arc<PostgresStore> {
+        self.store_at(&self.text_address(), limits).await
+    }
+
+    /// The same on a schema of one's choice.
+    pub(crate) async fn store_at(&self, address: &str, limits: Limits) -> Arc<PostgresStore> {
+        let address: PostgresAddress = address.parse().expect("the address is well formed");
         let store = PostgresStore::open(&address, limits, Arc::new(LocalWake::new())).await;
         let store = store.expect("the schema can be made");
         self.sql(&format!(
@@ -65,4 +84,76 @@ impl Ground {
         ));
         Arc::new(store)
     }
+}
+
+/// Waits until the condition holds. The deadline is only for a test that would never end.
+pub(crate) async fn until<Fut: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> Fut) {
+    let waiting = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+    assert!(in_time.is_ok(), "waited in vain until {what}");
+}
+
+/// The answer to something that must not take for ever.
+pub(crate) async fn soon<T>(what: &str, answer: impl Future<Output = T>) -> T {
+    let answered = tokio::time::timeout(Duration::from_secs(60), answer).await;
+    answered.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+pub(crate) async fn open(address: &str) -> Engine {
+    Engine::open(address).await.expect("the engine opens")
+}
+
+/// A job that carries a number.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Work {
+    pub(crate) number: u64,
+}
+
+impl Job for Work {
+    const KIND: &'static str = "work";
+    type Output = u64;
+}
+
+pub(crate) fn work(number: u64) -> Work {
+    Work { number }
+}
+
+pub(crate) fn name(text: &str) -> Name {
+    Name::new(text).expect("tests use valid names")
+}
+
+/// A job without a type: kind `work`, queue `default`, its number as its payload.
+pub(crate) fn raw(number: u64) -> NewJob {
+    let payload = format!("{{\"number\":{number}}}").into_bytes();
+    NewJob::new(windlass::new_id(), name("work"), name("default"), payload)
+}
+
+/// A claim of jobs of kind `work`.
+pub(crate) fn claim(worker: &str, limit: usize) -> Claim {
+    let kinds = vec![KindClaim::new(name("work"))];
+    Claim { worker: worker.into(), queues: None, kinds, limit }
+}
+
+/// What is kept of these jobs, in their order.
+pub(crate) async fn records(engine: &Engine, jobs: &[JobId]) -> Vec<JobRecord> {
+    let mut records = Vec::with_capacity(jobs.len());
+    for some in jobs.chunks(1_000) {
+        let found = engine.store().find(some).await.expect("a find is answered");
+        records.extend(found.into_iter().map(|record| record.expect("the job is kept")));
+    }
+    records
+}
+
+/// How many jobs of all queues are in this state.
+pub(crate) async fn count(engine: &Engine, state: StateName) -> u64 {
+    let counts = engine.counts().await.expect("counters are answered");
+    counts.lines.iter().map(|line| line.states[state as usize]).sum()
+}
+
+pub(crate) fn is_completed(record: &JobRecord) -> bool {
+    matches!(record.condition.state, JobState::Completed { .. })
 }

@@ -1,4 +1,8 @@
 //! The PostgreSQL store on a real server.
+//!
+//! Time is real here, because a server's is: whatever is waited for is a condition, with a deadline
+//! that only a broken engine reaches.
 
 mod common;
 mod conformance;
+mod cuts;
