@@ -30,7 +30,8 @@ impl Ground {
 
     /// Engines on one schema that nobody has used.
     pub(crate) async fn engines(&self, how_many: usize) -> Vec<Engine> {
-        let address = self.text_address();
+        // Small pools: a server has a hundred connections for all tests that run.
+        let address = format!("{}&windlass_pool=6", self.text_address());
         let mut engines = Vec::new();
         for _ in 0..how_many {
             engines.push(open(&address).await);
@@ -156,4 +157,49 @@ pub(crate) async fn count(engine: &Engine, state: StateName) -> u64 {
 
 pub(crate) fn is_completed(record: &JobRecord) -> bool {
     matches!(record.condition.state, JobState::Completed { .. })
+}
+
+/// Numbers that look random and are the same in every run.
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// A number below `sides`.
+    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
+
+/// When an attempt began and ended, in the store's time.
+pub(crate) type Interval = (i64, i64);
+
+/// The attempts of a job that have ended, oldest first.
+pub(crate) fn intervals(record: &JobRecord) -> Vec<Interval> {
+    let ended = record.attempts.iter().filter_map(|attempt| {
+        let (end, _) = attempt.ended?;
+        Some((attempt.started_at.as_micros(), end.as_micros()))
+    });
+    ended.collect()
+}
+
+/// The most of these that were going on at once.
+pub(crate) fn most_at_once(intervals: &[Interval]) -> usize {
+    // Whoever ends at the moment at which another begins has made room for it.
+    let ends = intervals.iter().map(|(_, end)| (*end, 0));
+    let begins = intervals.iter().map(|(begin, _)| (*begin, 1));
+    let mut moments: Vec<_> = ends.chain(begins).collect();
+    moments.sort_unstable();
+    let (mut now, mut most) = (0_usize, 0);
+    for (_, begins) in moments {
+        now = if begins == 1 { now + 1 } else { now.saturating_sub(1) };
+        most = most.max(now);
+    }
+    most
 }
