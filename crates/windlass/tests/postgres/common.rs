@@ -40,11 +40,6 @@ impl Ground {
     }
 
     /// The address of a schema that nobody has used.
-    pub(crate) fn address(&self) -> PostgresAddress {
-        self.text_address().parse().expect("the address is well formed")
-    }
-
-    /// The same as text.
     pub(crate) fn text_address(&self) -> String {
         let made = self.made.fetch_add(1, Ordering::SeqCst);
         format!("{}?windlass_schema=s{made}", self.server.url_for(&self.database))

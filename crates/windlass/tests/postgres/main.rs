@@ -3,7 +3,11 @@
 //! Time is real here, because a server's is: whatever is waited for is a condition, with a deadline
 //! that only a broken engine reaches.
 
+mod bouncer;
+mod chaos;
 mod common;
 mod conformance;
 mod cuts;
+mod failover;
 mod many;
+mod waking;
