@@ -3,8 +3,8 @@
 //!
 //! The rules: what was acknowledged is there and completes (L1); what was refused never runs (L2);
 //! what is unknown is there once or not at all (L3); one outcome, by the last attempt (L4);
-//! attempts of a job do not overlap in the store's time (L5); starts are counted (L7); counters,
-//! events and jobs agree (L8).
+//! attempts of a job do not overlap in the store's time (L5), jobs of one key keep their order
+//! (L6); starts are counted (L7); counters, events and jobs agree (L8).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Command, Stdio};
@@ -12,23 +12,31 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use windlass::core::record::AttemptEnd;
 use windlass::{
-    Attempt, Engine, Error, Failure, JobId, JobRecord, Recovery, StateName, Subject, What, Worker,
+    Attempt, Engine, Error, Failure, JobId, JobRecord, KindOptions, Options, Recovery, StateName,
+    Subject, What, Worker,
 };
-use windlass_testbed::{Postgres, or_skip};
+use windlass_testbed::{Fault, Postgres, Proxy, or_skip};
 
 use crate::common::{
-    Dice, Work, intervals, is_completed, most_at_once, records, soon, until, work,
+    Dice, Ground, Interval, Work, claim, intervals, is_completed, most_at_once, records, soon,
+    until, work,
 };
 
 const SEED: u64 = 5;
 const MAX_ATTEMPTS: u32 = 1_000;
 
+/// From this number on, a job follows from another.
+const FOLLOWERS: u64 = 1_000_000_000;
+
 /// The account: what the outside world knows.
 #[derive(Debug, Default)]
 struct Account {
     acknowledged: BTreeSet<JobId>,
+    /// How often an answer was lost for good, or for a while.
+    lost_answers: u64,
     refused: BTreeSet<JobId>,
     unknown: BTreeSet<JobId>,
     /// Which jobs ran, under which fence.
@@ -58,7 +66,7 @@ impl World {
         let (acknowledged, ran) = self.progress();
         until(&format!("things go on after {after} (seed {SEED})"), || async {
             let now = self.progress();
-            now.0 >= acknowledged + 15 && now.1 >= ran + 15
+            now.0 >= acknowledged + 60 && now.1 >= ran + 40
         })
         .await;
     }
@@ -70,22 +78,43 @@ async fn open(address: &str) -> Engine {
     engine.expect("the engine opens")
 }
 
+/// Some jobs have a key, and those of one key keep their order.
+fn key_of(number: u64) -> Option<String> {
+    number.is_multiple_of(5).then(|| format!("key-{}", number % 35))
+}
+
+/// Some jobs continue with another one when they complete.
+fn continues(number: u64) -> bool {
+    number < FOLLOWERS && number.is_multiple_of(13)
+}
+
 /// Enqueues one job after the other and keeps account of the answers.
 async fn produce(engine: Engine, world: World, me: u64) {
-    for number in 0.. {
+    let mut last: Option<JobId> = None;
+    for number in me.. {
         if world.stop.load(Ordering::SeqCst) {
             return;
         }
         let id = windlass::new_id();
         let mut is_unknown = false;
         loop {
-            let job = engine.enqueue(work(me + number)).id(id).max_attempts(MAX_ATTEMPTS);
+            let mut job = engine.enqueue(work(number)).id(id).max_attempts(MAX_ATTEMPTS);
+            if let Some(key) = key_of(number) {
+                job = job.lane(key);
+            }
+            if let Some(last) = last.filter(|_| number.is_multiple_of(7)) {
+                job = job.depends_on(last);
+            }
             match job.await {
                 Ok(_) => {
                     world.account().acknowledged.insert(id);
+                    last = Some(id);
                     break;
                 }
-                Err(Error::Unknown { .. }) => is_unknown = true,
+                Err(Error::Unknown { .. }) => {
+                    is_unknown = true;
+                    world.account().lost_answers += 1;
+                }
                 // A refusal says nothing of a call before it.
                 Err(Error::Refused(_)) if is_unknown => {}
                 Err(Error::Refused(_)) => {
@@ -101,7 +130,7 @@ async fn produce(engine: Engine, world: World, me: u64) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         // A steady load, not a flood.
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
@@ -118,6 +147,10 @@ async fn work_in(engine: &Engine, world: &World) -> Worker {
             world.ran.fetch_add(1, Ordering::SeqCst);
             if attempt.number() == 1 && dice.roll(10) == 0 {
                 return Err(Failure::retry_after(Duration::from_millis(20), "once more"));
+            }
+            if continues(job.number) {
+                let follower = Options::new().max_attempts(MAX_ATTEMPTS);
+                attempt.continue_with_options(work(FOLLOWERS + job.number), follower)?;
             }
             Ok(job.number)
         }
@@ -184,21 +217,22 @@ fn kill_a_backend(server: &Postgres) {
 async fn hurt(server: &mut Postgres, world: &World, address: &str) {
     world.carries_on("the start").await;
     let mut process = Process::start(address);
-    for _ in 0..6 {
-        terminate_backends(server);
-        world.carries_on("its connections were ended").await;
+    for _ in 0..3 {
+        for _ in 0..4 {
+            terminate_backends(server);
+            world.carries_on("its connections were ended").await;
+        }
+        kill_a_backend(server);
+        world.carries_on("a backend was killed").await;
+        // A whole process of workers dies with it.
+        drop(process);
+        server.kill_postmaster();
+        server.start_again();
+        process = Process::start(address);
+        world.carries_on("the server was killed").await;
+        server.restart();
+        world.carries_on("the server was restarted").await;
     }
-    kill_a_backend(server);
-    world.carries_on("a backend was killed").await;
-    // A whole process of workers dies with it.
-    drop(process);
-    server.kill_postmaster();
-    server.start_again();
-    process = Process::start(address);
-    world.carries_on("the server was killed").await;
-    server.restart();
-    world.carries_on("the server was restarted").await;
-    drop(process);
 }
 
 async fn open_jobs(engine: &Engine) -> u64 {
@@ -233,6 +267,35 @@ fn check_record(record: &JobRecord) {
     assert!(record.condition.attempts <= MAX_ATTEMPTS, "L7: {record:?}");
 }
 
+fn number_of(record: &JobRecord) -> u64 {
+    serde_json::from_slice::<Work>(&record.job.payload).expect("we encoded it").number
+}
+
+/// L3: what nobody enqueued is what one completed job continued with, and no other did.
+fn check_strangers(all: &[JobRecord], account: &Account) {
+    let known = |job: &JobId| account.acknowledged.contains(job) || account.unknown.contains(job);
+    let (known, strangers): (Vec<_>, Vec<_>) = all.iter().partition(|record| known(&record.id()));
+    let parents: BTreeSet<JobId> = strangers.iter().filter_map(|job| job.job.parent).collect();
+    let continued = known.iter().filter(|record| continues(number_of(record)));
+    let continued: BTreeSet<JobId> = continued.map(|record| record.id()).collect();
+    assert_eq!((parents.len(), &parents), (strangers.len(), &continued), "L3: one follower each");
+}
+
+/// L6: jobs of a key run one after the other, in the order in which they were accepted.
+fn check_order(all: &[JobRecord]) {
+    let mut by_key: BTreeMap<String, BTreeMap<u64, &JobRecord>> = BTreeMap::new();
+    for record in all {
+        if let Some(key) = key_of(number_of(record)).filter(|_| record.job.lane.is_some()) {
+            by_key.entry(key).or_default().insert(record.sequence, record);
+        }
+    }
+    for (key, jobs) in by_key {
+        let attempts: Vec<Interval> = jobs.into_values().flat_map(intervals).collect();
+        let in_order = attempts.windows(2).all(|pair| pair[0].1 <= pair[1].0);
+        assert!(in_order, "L6: {key} is out of order (seed {SEED}): {attempts:?}");
+    }
+}
+
 /// Compares the account with the store.
 async fn check(engine: &Engine, account: &Account) {
     let all = everything(engine).await;
@@ -246,10 +309,8 @@ async fn check(engine: &Engine, account: &Account) {
         account.refused.iter().all(|job| !account.runs.contains_key(job)),
         "L2: refused and ran"
     );
-    let strange = kept
-        .iter()
-        .find(|job| !account.acknowledged.contains(job) && !account.unknown.contains(job));
-    assert_eq!(strange, None, "L3: nobody enqueued it");
+    check_strangers(&all, account);
+    check_order(&all);
     for record in &all {
         check_record(record);
         let runs = account.runs.get(&record.id()).map_or(&[][..], |runs| &runs[..]);
@@ -273,7 +334,9 @@ async fn check(engine: &Engine, account: &Account) {
     assert!(told.values().all(|times| *times == 1), "L8: completed twice by its events");
     assert_eq!(told.len(), all.len(), "L8: every end was told");
     println!(
-        "{} acknowledged, {} refused, {} unknown, {} runs here",
+        "{} lost answers, {} recoveries, {} acknowledged, {} refused, {} unknown, {} runs here",
+        account.lost_answers,
+        counts.lines.iter().map(|line| line.totals.rescued).sum::<u64>(),
         account.acknowledged.len(),
         account.refused.len(),
         account.unknown.len(),
@@ -308,4 +371,72 @@ async fn under_load_a_server_that_is_hurt_loses_nothing_and_repeats_no_outcome()
     let some: Vec<JobId> = account.acknowledged.iter().copied().collect();
     assert_eq!(records(&engines[1], &some).await.len(), some.len());
     check(&engines[2], &account).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_of_the_server_ends_no_lease() {
+    let Some(mut server) = or_skip(Postgres::start()) else { return };
+    let address = format!("{}?windlass_schema=held", server.url());
+    let (engine, other) = (open(&address).await, open(&address).await);
+    let (entered, leave) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (enters, leaves) = (entered.clone(), leave.clone());
+    let handler = move |job: Work, _: Attempt| {
+        let (enters, leaves) = (enters.clone(), leaves.clone());
+        async move {
+            enters.notify_one();
+            leaves.notified().await;
+            Ok::<u64, Failure>(job.number)
+        }
+    };
+    let worker = engine.worker().handle_with(handler, |terms| terms.lease(Duration::from_secs(60)));
+    let worker = worker.start().await.expect("the worker starts");
+    let job = engine.enqueue(work(1)).await.expect("it is accepted");
+    soon("its start", entered.notified()).await;
+    server.kill_postmaster();
+    server.start_again();
+    until("the server answers", || async { other.counts().await.is_ok() }).await;
+    let taken = other.store().claim(claim("other", 1)).await.expect("it is answered");
+    assert!(taken.jobs.is_empty(), "the lease is a row, and no session's");
+    leave.notify_one();
+    assert_eq!(soon("its outcome", job.outcome()).await.expect("it completes"), 1);
+    let record = job.record().await.expect("it is kept");
+    assert_eq!((record.condition.attempts, record.attempts.len()), (1, 1));
+    worker.stop().await.expect("the worker stops");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_was_cut_off_for_longer_than_its_lease_changes_nothing_when_it_is_back() {
+    let Some(ground) = Ground::new() else { return };
+    let address = ground.text_address();
+    let proxy = Proxy::postgres(ground.server.port());
+    let (engine, far) = (open(&address).await, open(&proxy.url(&address)).await);
+    let (entered, leave) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (enters, leaves) = (entered.clone(), leave.clone());
+    // It does not stop when it is told to: what it returns must be refused by the store.
+    let stubborn = move |_: Work, _: Attempt| {
+        let (enters, leaves) = (enters.clone(), leaves.clone());
+        async move {
+            enters.notify_one();
+            leaves.notified().await;
+            Ok::<u64, Failure>(666)
+        }
+    };
+    let terms = |terms: KindOptions| terms.lease(Duration::from_secs(1));
+    let cut_off = far.worker().handle_with(stubborn, terms).cancel_grace(Duration::from_secs(60));
+    let cut_off = cut_off.start().await.expect("the worker starts");
+    let job = engine.enqueue(work(1)).await.expect("it is accepted");
+    soon("its start", entered.notified()).await;
+    proxy.set(Fault::BlackHole);
+    let prompt = |job: Work| async move { Ok::<u64, Failure>(job.number) };
+    let near = engine.worker().handle_with(prompt, terms);
+    let near = near.start().await.expect("the worker starts");
+    assert_eq!(soon("its outcome", job.outcome()).await.expect("it completes"), 1);
+    leave.notify_one();
+    proxy.heal();
+    let report = soon("its stop", cut_off.stop()).await.expect("the worker stops");
+    assert_eq!((report.completed, report.lost), (0, 1), "{report}");
+    let record = job.record().await.expect("it is kept");
+    assert_eq!(record.output.as_deref(), Some(&b"1"[..]));
+    assert_eq!((record.condition.attempts, record.attempts.len()), (2, 2));
+    near.stop().await.expect("the worker stops");
 }

@@ -11,10 +11,10 @@ use windlass::core::job::{Lane, LeaseToken, NewJob, Unique};
 use windlass::core::ledger::{QueueChange, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::AttemptEnd;
-use windlass::store::{HandedJob, StoreError};
+use windlass::store::{Alteration, HandedJob, Selection, StoreError};
 use windlass::{
     Acceptance, Attempt, CancelReason, Dependency, Engine, Error, Failure, JobId, JobState,
-    OnFailure, Rate, Refusal, StateName, UniqueScope, What,
+    OnFailure, Rate, Refusal, Start, StateName, UniqueScope, What,
 };
 
 use crate::common::{
@@ -497,4 +497,48 @@ async fn a_repeated_batch_meets_itself_and_is_answered_as_such_by_every_engine()
         assert_eq!(new.count(), if round == 0 { 50 } else { 0 });
     }
     assert_eq!(count(&engines[0], StateName::Ready).await, 50);
+}
+
+/// The numbers below `count`, in an order of its own for every seed.
+fn shuffled(count: u64, seed: u64) -> Vec<u64> {
+    let mut dice = Dice::new(seed + 1);
+    let mut numbers: Vec<(u64, u64)> =
+        (0..count).map(|number| (dice.roll(1 << 40), number)).collect();
+    numbers.sort_unstable();
+    numbers.into_iter().map(|(_, number)| number).collect()
+}
+
+/// Moves all of these jobs, and enqueues one for each of as many keys, in an order of its own.
+async fn name_all_of(engine: &Engine, jobs: &[JobId], round: u64, seed: u64) {
+    let order = shuffled(jobs.len() as u64, seed);
+    let mixed = order.iter().filter_map(|at| jobs.get(usize::try_from(*at).ok()?).copied());
+    let start = Start::After(Duration::from_secs(60 + seed));
+    let selection = Selection::Jobs(mixed.collect());
+    let moved = engine.store().alter(selection, Alteration::Reschedule(start)).await;
+    assert_eq!(moved.expect("it is answered").len(), jobs.len());
+    let unique = |number: u64| {
+        let key = format!("{round}-{number}");
+        let unique = Unique { key, scope: UniqueScope::Open, window: None };
+        NewJob { unique: Some(unique), ..raw(number) }
+    };
+    engine.enqueue_raw(order.into_iter().map(unique).collect()).await.expect("it is answered");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_that_name_the_same_jobs_in_another_order_get_in_nobodys_way_for_good() {
+    let Some(ground) = Ground::new() else { return };
+    let engines = ground.engines(4).await;
+    let jobs = accept(&engines[0], (0..40).map(raw).collect()).await;
+    let mut callers = JoinSet::new();
+    for me in 0..8_usize {
+        let (engine, jobs) = (engines[me % 4].clone(), jobs.clone());
+        callers.spawn(async move {
+            for round in 0..5 {
+                name_all_of(&engine, &jobs, round, me as u64 * 100 + round).await;
+            }
+        });
+    }
+    soon("the callers", callers.join_all()).await;
+    assert_eq!(count(&engines[0], StateName::Scheduled).await, 40);
+    assert_eq!(count(&engines[0], StateName::Ready).await, 5 * 40);
 }
