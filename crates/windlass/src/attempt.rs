@@ -119,6 +119,8 @@ struct Inner {
     aborted: AtomicBool,
     report: Mutex<Report>,
     has_reported: AtomicBool,
+    /// The handler has completed the job in a transaction of its own.
+    completed_elsewhere: AtomicBool,
     next: Mutex<Vec<Arc<NewJob>>>,
     steps: Steps,
     slot: Weak<Slot>,
@@ -316,7 +318,7 @@ impl Attempt {
         Ok(id)
     }
 
-    fn take_next(&self) -> Vec<Arc<NewJob>> {
+    pub(crate) fn take_next(&self) -> Vec<Arc<NewJob>> {
         std::mem::take(&mut self.inner().next.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -347,6 +349,30 @@ impl fmt::Debug for Attempt {
 }
 
 impl Attempt {
+    /// The handler completes the job in a transaction of its own.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn note_completion_elsewhere(&self) {
+        self.inner().completed_elsewhere.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn completes_elsewhere(&self) -> bool {
+        self.inner().completed_elsewhere.load(Ordering::SeqCst)
+    }
+
+    /// If the handler completed the job in a transaction that was committed, the lease is over and
+    /// whatever is settled now is refused. If it still counts, that transaction was not committed.
+    fn unless_completed_elsewhere(&self, judged: Judged) -> Judged {
+        if !self.completes_elsewhere() || judged.outcome != Outcome::Completed {
+            return judged;
+        }
+        let error = "the transaction in which it was completed was not committed";
+        Judged {
+            outcome: Outcome::Failed(Default::default()),
+            output: None,
+            error: Some(ErrorText::new(error)),
+        }
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.inner().shared
     }
@@ -440,6 +466,7 @@ pub(crate) fn prepare(shared: &Arc<Shared>, handed: HandedJob, claimed: Steady) 
         aborted: AtomicBool::new(false),
         report: Mutex::default(),
         has_reported: AtomicBool::new(false),
+        completed_elsewhere: AtomicBool::new(false),
         next: Mutex::default(),
         steps: Steps::default(),
         slot: Arc::downgrade(&slot),
@@ -523,6 +550,7 @@ async fn conclude(
         shared.tally(|tally| tally.lost += 1);
         return;
     };
+    let judged = attempt.unless_completed_elsewhere(judged);
     let next = attempt.take_next();
     if attempt.inner().has_reported.load(Ordering::SeqCst) {
         shared.reports_written().await;

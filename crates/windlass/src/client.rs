@@ -233,6 +233,23 @@ impl<J: Job> EnqueueJob<J> {
     option_setters!(options);
 }
 
+#[cfg(feature = "postgres")]
+impl<J: Job> EnqueueJob<J> {
+    /// The engine, and the job as it would be enqueued.
+    pub(crate) fn into_parts(self) -> Result<(Engine, NewJob), Error> {
+        let job = new_job(&self.job, self.options)?;
+        Ok((self.engine, job))
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl Batch {
+    /// The engine, and the jobs so far.
+    pub(crate) fn into_parts(self) -> (Engine, Vec<Arc<NewJob>>) {
+        (self.engine, self.jobs)
+    }
+}
+
 impl<J: Job> IntoFuture for EnqueueJob<J> {
     type Output = Result<Handle<J>, Error>;
     type IntoFuture = BoxFuture<'static, Self::Output>;

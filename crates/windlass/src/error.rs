@@ -157,6 +157,17 @@ pub enum Error {
     #[error("cannot open a PostgreSQL database: build with the feature `postgres`")]
     NoPostgres,
 
+    /// A job was to be part of a transaction, and its engine is not on PostgreSQL.
+    #[error("the engine does not keep its jobs in PostgreSQL, so they cannot join a transaction")]
+    NotPostgres,
+
+    /// A statement in the caller's own transaction failed: roll it back.
+    #[error("the transaction failed; roll it back: {source}")]
+    Transaction {
+        /// What the driver says.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+
     /// The database could not be opened.
     #[cfg(feature = "postgres")]
     #[error("cannot open the PostgreSQL store: {0}")]

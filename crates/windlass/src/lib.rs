@@ -7,6 +7,14 @@ pub mod store;
 pub mod testing;
 pub mod wake;
 
+/// Jobs in your own transactions, on PostgreSQL.
+#[cfg(feature = "postgres")]
+pub mod postgres {
+    pub use crate::store::postgres::inside::{
+        SqlError, Transaction, complete_in, enqueue_in, enqueue_many_in,
+    };
+}
+
 mod attempt;
 mod client;
 mod engine;

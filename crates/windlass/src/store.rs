@@ -250,6 +250,12 @@ pub trait Store: Send + Sync + fmt::Debug {
         None
     }
 
+    /// The schema in which a PostgreSQL store keeps its tables; `None` for other stores.
+    #[cfg(feature = "postgres")]
+    fn schema(&self) -> Option<&postgres::Schema> {
+        None
+    }
+
     /// Makes everything durable and lets go of what is held; later calls are refused. A store that
     /// is dropped without it loses nothing that was acknowledged.
     async fn close(&self) {}

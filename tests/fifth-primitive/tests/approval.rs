@@ -32,6 +32,8 @@ async fn enough_votes_run_the_code_once_and_later_ones_change_nothing() {
     for who in ["anna", "anna", "bert", "carl"] {
         approve(lab.engine(), &approval, "v1.0", who).await.expect("taken");
     }
+    let view = lab.engine().objects(&approval).view("v1.0").await.expect("answered");
+    assert_eq!(view.expect("it is there").alarm_at, None, "the deadline is called off");
     lab.run_everything().await;
     assert_eq!(seen(&log), [("v1.0".to_string(), Decision::Approved)]);
     let votes = lab.engine().objects(&approval).state("v1.0").await.expect("answered");

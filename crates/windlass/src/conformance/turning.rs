@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use windlass_core::event::RecoveryReason;
-use windlass_core::job::{DeadReason, Lane, NewJob, Start, StateName};
+use windlass_core::job::{DeadReason, Lane, NewJob, Start, State, StateName};
 use windlass_core::ledger::{Recovery, Rescue, Settlement};
 use windlass_core::limits;
 use windlass_core::object::{Address, Alarm, News, ObjectStatus, ObjectView, Purge, Ran, Turn};
@@ -24,6 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_refused_turn_leaves_the_attempt_unsettled,
         jobs_of_one_object_do_not_overlap,
         an_alarm_that_died_or_was_cancelled_fails_its_object,
+        an_alarm_that_died_with_a_turn_leaves_its_object_to_the_turn,
         recoveries_are_counted_at_the_object_and_forgiven_by_success,
         a_purge_takes_the_alarm_and_everything_that_waits,
         an_object_is_purged_after_its_delay_unless_that_is_taken_back,
@@ -141,7 +142,12 @@ async fn an_alarm_is_moved_while_it_waits_and_left_alone_while_it_runs(bench: Be
     assert_eq!(bench.state_name(id(1)).await, StateName::Running);
     bench.settle(&handed, Verdict::Retry(HOUR)).await;
     make(&bench, Turn { alarm: Alarm::Move(Start::Now), ..turn("a", 4) }).await;
-    assert_eq!(bench.take().await.attempt, 2, "a retry is moved too");
+    let handed = bench.take().await;
+    assert_eq!(handed.attempt, 2, "a retry is moved too");
+    make(&bench, Turn { alarm: alarm(2, "a", Start::After(HOUR)), ..turn("a", 5) }).await;
+    assert_eq!(view(&bench, "a").await.record.meta.alarm, Some(id(2)), "its successor");
+    let State::Running(lease) = bench.state(id(1)).await else { panic!("it runs") };
+    assert!(!lease.cancel_requested, "and the one that runs goes on");
 }
 
 fn settled_with(handed: &HandedJob, verdict: Verdict, turn: Turn) -> Settlement {
@@ -206,6 +212,17 @@ async fn an_alarm_that_died_or_was_cancelled_fails_its_object(bench: Bench) {
     assert!(bench.topics().await.iter().any(|topic| topic == "test.failed"));
 }
 
+async fn an_alarm_that_died_with_a_turn_leaves_its_object_to_the_turn(bench: Bench) {
+    make(&bench, Turn { alarm: alarm(1, "a", Start::Now), ..turn("a", 0) }).await;
+    let handed = bench.take().await;
+    let verdict = Verdict::Bury(DeadReason::Permanent);
+    let settlement = settled_with(&handed, verdict, Turn { ran: Some(Ran::Badly), ..turn("a", 1) });
+    bench.store.settle(vec![settlement]).await.expect("it is answered");
+    let meta = view(&bench, "a").await.record.meta;
+    assert_eq!((meta.status, meta.failures), (ObjectStatus::Active, 1), "it said nothing else");
+    assert_eq!((meta.alarm, meta.version), (None, 2));
+}
+
 async fn recoveries_are_counted_at_the_object_and_forgiven_by_success(bench: Bench) {
     make(&bench, Turn { alarm: alarm(1, "a", Start::Now), ..turn("a", 0) }).await;
     bench.take().await;
@@ -268,8 +285,10 @@ async fn a_delayed_purge_waits_for_the_last_open_job(bench: Bench) {
 async fn a_job_of_an_unknown_object_is_refused(bench: Bench) {
     let unknown = Refusal::UnknownObject { object: address("a") };
     assert_eq!(refused(bench.enqueue([bound(1, "a")]).await), unknown);
+    make(&bench, turn("a", 0)).await;
     let turn = Turn { jobs: vec![Arc::new(bound(1, "a"))], ..turn("b", 0) };
-    assert_eq!(refused(bench.store.turn(turn).await), unknown, "of another object");
+    assert_eq!(refused(bench.store.turn(turn).await), unknown, "a turn is of one object");
+    assert!(find(&bench, "b").await.is_none());
 }
 
 async fn objects_are_listed_in_order_by_pages_and_by_what_they_are(bench: Bench) {

@@ -11,11 +11,12 @@ mod connect;
 mod event;
 mod explain;
 mod fault;
+pub(crate) mod inside;
 mod migrate;
 mod record;
 mod wire;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -42,7 +43,7 @@ use windlass_core::ledger::{
 use windlass_core::limits::{self, Limits};
 use windlass_core::name::Name;
 use windlass_core::object::{Address, ObjectMeta, ObjectRecord, ObjectView, Turn};
-use windlass_core::outcome::ErrorText;
+use windlass_core::outcome::{ErrorText, Verdict as Outcome};
 use windlass_core::rate::Rate;
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
@@ -543,6 +544,7 @@ struct Ends {
     errors: Vec<Option<String>>,
     extras: Vec<Option<Value>>,
     object_states: Vec<Option<Vec<u8>>>,
+    seen: HashSet<JobId>,
 }
 
 impl Ends {
@@ -566,7 +568,9 @@ impl Ends {
             extra["turn"] = wire::turn(&turn);
             state = turn.state.map(|state| state.to_vec());
         }
-        self.extras.push((extra != json!({})).then_some(extra));
+        // A job that is settled twice in one batch is settled in order, one by one.
+        let again = !self.seen.insert(settlement.job);
+        self.extras.push((again || extra != json!({})).then_some(extra));
         self.object_states.push(state);
     }
 
@@ -584,21 +588,39 @@ impl Ends {
     }
 }
 
-/// What of a batch can be refused without asking the database.
+/// What of a batch can be refused without asking the database, which finds circles in small ones.
 fn check_batch(jobs: &[Arc<NewJob>], limits: &Limits) -> Result<(), Refusal> {
     batch::check(jobs, limits, about_now())?;
+    if jobs.len() <= 500 {
+        return Ok(());
+    }
     batch::refuse_cycles(jobs.iter().map(|job| &**job))
 }
 
 /// What of a settlement can be refused without asking the database.
 fn check_settlement(settlement: &Settlement, limits: &Limits) -> Result<(), Refusal> {
-    let now = about_now();
-    let mut jobs = settlement.next.clone();
-    if let Some(turn) = &settlement.turn {
-        turn.check(now)?;
-        jobs.extend(turn.alarm_job());
-        jobs.extend(turn.jobs.iter().cloned());
+    let next: &[Arc<NewJob>] = match settlement.verdict {
+        Outcome::Complete => &settlement.next,
+        Outcome::Retry(_)
+        | Outcome::Snooze(_)
+        | Outcome::Release
+        | Outcome::Bury(_)
+        | Outcome::Cancel(_) => &[],
+    };
+    match &settlement.turn {
+        Some(turn) => check_turn(turn, next, limits),
+        None => check_batch(next, limits),
     }
+}
+
+/// The same of a turn, and of other jobs that come with it.
+fn check_turn(turn: &Turn, others: &[Arc<NewJob>], limits: &Limits) -> Result<(), Refusal> {
+    turn.check(about_now())?;
+    // On its own: it is no part of the batch if it only moves the alarm there is.
+    if let Some(alarm) = turn.alarm_job() {
+        alarm.check(limits, about_now())?;
+    }
+    let jobs: Vec<Arc<NewJob>> = others.iter().chain(&turn.jobs).cloned().collect();
     check_batch(&jobs, limits)
 }
 
@@ -985,10 +1007,7 @@ impl Store for PostgresStore {
     }
 
     async fn turn(&self, turn: Turn) -> Answer<Turned> {
-        turn.check(about_now())?;
-        let jobs: Vec<Arc<NewJob>> =
-            turn.alarm_job().into_iter().chain(turn.jobs.iter().cloned()).collect();
-        check_batch(&jobs, &self.limits)?;
+        check_turn(&turn, &[], &self.limits)?;
         let said = wire::turn(&turn);
         let state: Option<&[u8]> = turn.state.as_deref();
         let sql = "select * from windlass.turn($1, $2)";
@@ -1190,6 +1209,10 @@ impl Store for PostgresStore {
 
     fn durability(&self) -> Durability {
         Durability::Sync
+    }
+
+    fn schema(&self) -> Option<&Schema> {
+        Some(&self.schema)
     }
 
     async fn close(&self) {

@@ -81,6 +81,11 @@ fn finish(
         for settling in batch {
             match answers.next() {
                 Some(Ok(_)) => tally.count(settling.settlement.verdict),
+                Some(Err(Refusal::LeaseLost { .. }))
+                    if settling.registered.0.completes_elsewhere() =>
+                {
+                    tally.count(windlass_core::outcome::Verdict::Complete);
+                }
                 Some(Err(Refusal::LeaseLost { .. })) | None => tally.lost += 1,
                 Some(Err(Refusal::ObjectChanged { .. })) => {
                     turned.push(settling);

@@ -10,8 +10,8 @@ use windlass::primitives::{
 };
 use windlass::testing::{Lab, Setup, crash_everywhere};
 use windlass::{
-    BoxError, Engine, Error, Failure, Heard, Jitter, JobRecord, KindOptions, Refusal, Retry,
-    StateName, Topics, What,
+    Attempt, BoxError, Engine, Error, Failure, Heard, Jitter, JobRecord, KindOptions, Next,
+    Refusal, Retry, StateName, Topics, What,
 };
 
 use crate::common::{Counter, Fault, HOUR, Notes, SECOND, pass, rig, settle_down};
@@ -414,6 +414,33 @@ async fn an_alarm_that_was_cancelled_by_hand_is_set_again_by_the_next_event() {
     client.add("home", 2).await.expect("taken");
     settle_down().await;
     assert_eq!(notes.all(), ["home: [1, 2] (2, Timeout)"], "its window was over long ago");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alarm_that_has_a_successor_when_it_ends_flushes_nothing() {
+    let notes = Notes::default();
+    let pages = Debounce::new("pages", MINUTE, noting::<u32>(&notes)).sliding(HOUR);
+    let slid = pages.clone();
+    let slide_once = move |attempt: Attempt, next: Next| {
+        let pages = slid.clone();
+        async move {
+            let engine = attempt.engine();
+            if attempt.kind().as_str() == "debounce.pages.alarm" && attempt.sequence() == 1 {
+                engine.debounce(&pages).add("home", 2).await.expect("taken");
+            }
+            next.run().await
+        }
+    };
+    let rig = rig().await;
+    let worker = rig.engine.worker().primitive(pages.clone()).middleware(slide_once);
+    let _worker = worker.start().await.expect("it starts");
+    rig.engine.debounce(&pages).add("home", 1).await.expect("taken");
+    pass(MINUTE).await;
+    settle_down().await;
+    assert!(notes.all().is_empty(), "the window was moved while its alarm was on its way");
+    pass(MINUTE).await;
+    settle_down().await;
+    assert_eq!(notes.all(), ["home: 2 (2, Timeout)"]);
 }
 
 #[tokio::test(start_paused = true)]

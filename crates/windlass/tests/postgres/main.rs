@@ -9,5 +9,6 @@ mod common;
 mod conformance;
 mod cuts;
 mod failover;
+mod inside;
 mod many;
 mod waking;

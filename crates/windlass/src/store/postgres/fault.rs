@@ -27,7 +27,7 @@ impl OpenFault {
 }
 
 /// The SQL state of our own refusals.
-const REFUSED: &str = "WL001";
+pub(super) const REFUSED: &str = "WL001";
 
 /// What to make of a call that failed.
 pub(super) enum Verdict {
@@ -155,6 +155,7 @@ pub(super) fn refusal(detail: &Value, job: Option<JobId>) -> Option<Refusal> {
             limit: number("limit")?,
         },
         "id_reused" => Refusal::IdReused { job: own()? },
+        "id_twice" => Refusal::IdTwiceInBatch { job: own()? },
         "unknown_dependency" => {
             Refusal::UnknownDependency { job: own()?, dependency: id("dependency")? }
         }

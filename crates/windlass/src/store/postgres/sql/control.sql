@@ -227,7 +227,12 @@ begin
   placed := windlass._accept_batch(windlass._items(jsonb_build_array(_edited)), null, 1, _now)->0;
   delete from windlass.dead d using windlass.line l
     where l.id = _p.line and d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;
-  update windlass.place set state = 6, reason = 5, at = _now, updated_at = _now where seq = _p.seq;
+  if _p.worker is not null then
+    perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
+      where d.seq = _p.seq and _p.attempt_end in (1, 4, 5)));
+  end if;
+  update windlass.place set state = 6, reason = 5, at = _now, updated_at = _now, attempt_end = null, worker = null,
+    since = null where seq = _p.seq;
   insert into windlass.past (at, seqs) values (_now, array[_p.seq]);
   perform windlass._count(_p.line, _p.lane_queue, _p.lane, 5, 6);
   perform windlass._tell_end(_p, _now, 6, 5, null);

@@ -223,6 +223,7 @@ declare
   _accepted uuid[] := '{}';
   _aliases jsonb := '{}';
   _address text;
+  _twice uuid;
 begin
   foreach _item in array _items loop
     continue when (_item.spec ? 'object') is not true;
@@ -234,6 +235,11 @@ begin
         jsonb_build_object('refusal', 'unknown_object', 'object', _item.spec->'object'));
     end if;
   end loop;
+  select i.id into _twice from unnest(_items) i group by i.id having count(*) > 1 limit 1;
+  if found then
+    perform windlass._refuse(format('job id %s stands twice in one batch', _twice),
+      jsonb_build_object('refusal', 'id_twice', 'job', _twice));
+  end if;
   -- In this order, so that two batches do not wait for each other.
   perform from windlass.queue q where q.id in (
       select l.queue from windlass.line l join unnest(_items) i on i.line = l.id
@@ -266,7 +272,8 @@ begin
       _items[_i] := _item;
     end if;
   end loop;
-  if _aliases <> '{}' and cardinality(_accepted) > 1 then
+  -- Larger batches were looked at before they came here, but for what goes through an alias.
+  if cardinality(_accepted) > 1 and (_aliases <> '{}' or cardinality(_accepted) <= 500) then
     perform windlass._refuse_cycles(array_agg(i.id), array_agg(i.spec))
       from unnest(_items, _acceptances) as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, acceptance)
       where acceptance = 0 and spec ? 'depends_on';
@@ -433,12 +440,14 @@ begin
         from timed group by line, queue
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a)
-      select _now, count(*), 'job.enqueued', array_agg(id order by seq), array_agg(line order by seq),
-          array_agg(priority::bigint order by seq) from timed having count(*) > 0
-  ), told_due as (
-    insert into windlass.event (at, n, topic, jobs, lines, a)
-      select _now, count(*), 'job.scheduled', array_agg(id order by seq), array_agg(line order by seq),
-          array_agg(due order by seq) from timed where due > _now having count(*) > 0
+      select _now, n, topic, jobs, lines, a from (
+        select 1 as first, count(*) as n, 'job.enqueued' as topic, array_agg(id order by seq) as jobs,
+            array_agg(line order by seq) as lines, array_agg(priority::bigint order by seq) as a
+          from timed having count(*) > 0
+        union all
+        select 2, count(*), 'job.scheduled', array_agg(id order by seq), array_agg(line order by seq),
+            array_agg(due order by seq) from timed where due > _now having count(*) > 0) told
+        order by first
   )
   select array_agg(seq), array_agg(id) into _seqs, _new from timed;
   if coalesce(cardinality(_new), 0) < cardinality(_ids) then

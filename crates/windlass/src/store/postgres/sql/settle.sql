@@ -76,11 +76,21 @@ declare
   _detail text;
 begin
   perform windlass._finish(_now);
-  return query update windlass.place p set at = _now + i.lease, told = false, updated_at = _now
-    from unnest(_jobs, _tokens, _leases, _reports) with ordinality as i(job, token, lease, report, n)
-    join windlass.job j on j.id = i.job
-    where p.seq = j.seq and p.state = 3 and p.token = i.token and i.report is null
-    returning i.n::int, p.at, p.cancel_requested, null::jsonb;
+  -- A job that is being settled at this moment keeps the lease it has: nobody waits for it here.
+  return query with asked as (
+    select i.n::int as n, i.lease, p.seq, p.at, p.cancel_requested
+      from unnest(_jobs, _tokens, _leases, _reports) with ordinality as i(job, token, lease, report, n)
+      join windlass.job j on j.id = i.job join windlass.place p on p.seq = j.seq
+      where p.state = 3 and p.token = i.token and i.report is null
+  ), held as (
+    select a.n, a.lease, p.ctid as place from asked a join windlass.place p on p.seq = a.seq
+      where p.state = 3 for update of p skip locked
+  ), renewed as (
+    update windlass.place p set at = _now + h.lease, told = false, updated_at = _now from held h
+      where p.ctid = h.place returning h.n, p.at, p.cancel_requested
+  )
+  select a.n, coalesce(r.at, a.at), coalesce(r.cancel_requested, a.cancel_requested), null::jsonb
+    from asked a left join renewed r on r.n = a.n;
   update windlass.lease s set told = false where s.told
     and s.token in (select t / 16384 * 16384 from unnest(_tokens) t);
   update windlass.worker w set seen_at = _now where w.seen_at < _now - 5000000 and w.id in (
@@ -169,7 +179,11 @@ begin
   end if;
   if _state >= 4 then
     select d.error into _kept_error from windlass.diary d where d.seq = _p.seq;
-    perform windlass._end(_p, _now, _state, _reason, _end, case when _state = 4 then _output end,
+    if _end in (2, 3) then
+      -- Its own error is not that of the job, so it goes with the attempts of before.
+      perform windlass._note_attempt(_p, _now, _end, _error);
+    end if;
+    perform windlass._end(_p, _now, _state, _reason, nullif(nullif(_end, 2), 3), case when _state = 4 then _output end,
       case when _state = 4 then null when _end in (1, 4, 5) then _error else _kept_error end,
       case when _state = 4 then 0 else _p.recoveries end);
     perform windlass._tell_settled(_p, _now, _state, _reason, null, _end, _error);
@@ -322,16 +336,17 @@ declare
   _o windlass.object;
   _job uuid;
   _lease windlass.lease;
+  _due bigint[];
 begin
-  for _lease in
-    select * from windlass.lease s where (_all or s.until <= _now) and (not s.told or not _observe)
-      order by s.until, s.token for update skip locked
-  loop
-  exit when _looked >= 1000;
+  select array_agg(s.token) into _due from (
+    select s.token from windlass.lease s where (_all or s.until <= _now) and (not s.told or not _observe)
+      order by s.until, s.token limit 1000 for update skip locked) s;
   for _p in
-    select * from windlass.place p where p.seq = any (_lease.seqs) and p.state = 3
-      and p.token > _lease.token and p.token < _lease.token + 16384 and (_all or p.at <= _now)
-      and (not p.told or not _observe) order by p.at, p.token for update skip locked
+    select p.* from windlass.lease s cross join lateral unnest(s.seqs) as x(seq)
+      join windlass.place p on p.seq = x.seq
+      where s.token = any (_due) and p.state = 3 and p.token > s.token and p.token < s.token + 16384
+        and (_all or p.at <= _now) and (not p.told or not _observe)
+      order by p.at, p.token limit 1000 for update of p skip locked
   loop
     _looked := _looked + 1;
     select j.id into _job from windlass.job j where j.seq = _p.seq;
@@ -375,15 +390,14 @@ begin
     if _state >= 4 then perform windlass._spread(_p.seq, _text, _now); end if;
     return query select _job, _state, null::boolean, null::bigint, null::text[];
   end loop;
-  perform windlass._tidy_lease(_lease);
-  end loop;
+  perform windlass._tidy_lease(s) from windlass.lease s where s.token = any (_due);
   -- What has ended or was renewed since is not what is next.
   loop
     select * into _lease from windlass.lease s where not s.told order by s.until, s.token limit 1
       for update skip locked;
     exit when not found or windlass._tidy_lease(_lease) is not distinct from _lease.until;
   end loop;
-  return query select null::uuid, null::int, _looked >= 1000,
+  return query select null::uuid, null::int, _looked >= 1000 or coalesce(cardinality(_due), 0) >= 1000,
     (select greatest(s.until - _now, 0) from windlass.lease s where not s.told order by s.until limit 1),
     windlass._finish(_now);
 end $$;

@@ -252,6 +252,9 @@ create table windlass.event (
 alter table windlass.event alter column jobs set storage external;
 alter table windlass.event alter column a set storage external;
 alter table windlass.event alter column b set storage external;
+alter table windlass.event alter column lines set storage external;
+alter table windlass.lease alter column seqs set storage external;
+alter table windlass.past alter column seqs set storage external;
 create index event_fresh on windlass.event (id) where number is null;
 create index event_number on windlass.event (number) where number is not null;
 

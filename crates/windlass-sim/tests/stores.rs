@@ -1,0 +1,48 @@
+//! One contract, three stores: the same random commands through memory, files and PostgreSQL give
+//! the same answers, and leave the same jobs, objects and counters.
+//!
+//! What may differ, and nothing else: lease tokens; places in the order of acceptance, of which a
+//! database loses some to refused calls; ids of jobs that queues ask for themselves; and how exact
+//! an idle store's guess is of when to look again.
+//!
+//! `WINDLASS_STORES_CASES` sets the number of cases (24 unless set) and `WINDLASS_STORES_SEED` the
+//! first of their seeds.
+
+#[path = "stores/answers.rs"]
+mod answers;
+#[path = "twin/commands.rs"]
+mod commands;
+#[path = "stores/three.rs"]
+mod three;
+
+use windlass_sim::Random;
+use windlass_testbed::{Postgres, or_skip};
+
+use crate::three::{Server, Three};
+
+const COMMANDS: usize = 60;
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    let value = std::env::var(name).ok();
+    value.map_or(otherwise, |value| value.parse().expect("a number"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_files_and_postgresql_answer_alike() {
+    let Some(postgres) = or_skip(Postgres::shared()) else { return };
+    let server = Server::new(postgres).await;
+    let first = number("WINDLASS_STORES_SEED", 1);
+    let cases = number("WINDLASS_STORES_CASES", 24);
+    println!("seeds {first} to {}", first + cases - 1);
+    for seed in first..first + cases {
+        let mut random = Random::new(seed);
+        let mut three = Three::new(&server, &mut random).await;
+        for step in 0..COMMANDS {
+            let taken = three.step(&mut random).await;
+            taken.unwrap_or_else(|difference| {
+                panic!("seed {seed}, command {step}: {difference}");
+            });
+        }
+        three.end().await;
+    }
+}

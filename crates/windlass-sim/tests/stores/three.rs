@@ -1,0 +1,408 @@
+//! Three stores, one clock, and what is asked of all of them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio_postgres::{Client, NoTls};
+use windlass::clock::{BoxFuture, Clock};
+use windlass::store::file::{BookOptions, FileOptions};
+use windlass::store::postgres::PostgresStore;
+use windlass::store::{
+    Alteration, Durability, FileStore, MemoryStore, ObjectFilter, Selection, Store,
+};
+use windlass::wake::LocalWake;
+use windlass_core::event::{Event, RecoveryReason, Subject, What};
+use windlass_core::job::{JobId, LeaseToken};
+use windlass_core::ledger::{Recovery, RecoveryMode, Rescue};
+use windlass_core::limits::Limits;
+use windlass_core::object::Turn;
+use windlass_core::outcome::Verdict;
+use windlass_core::time::{Now, Steady, Timestamp};
+use windlass_sim::Random;
+use windlass_testbed::Postgres;
+
+use crate::answers::{self, words};
+use crate::commands;
+
+/// How the stores differ, in words.
+pub(crate) type Same = Result<(), String>;
+
+const NAMES: [&str; 3] = ["memory", "files", "postgresql"];
+
+/// A clock that only tests move.
+#[derive(Debug, Default)]
+struct Still(AtomicU64);
+
+impl Still {
+    fn wall(&self) -> Timestamp {
+        self.now().wall
+    }
+}
+
+impl Clock for Still {
+    fn now(&self) -> Now {
+        let elapsed = self.0.load(Ordering::SeqCst);
+        let wall = 1_700_000_000_000_000 + elapsed.cast_signed();
+        Now { wall: Timestamp::from_micros(wall), steady: Steady::from_micros(elapsed) }
+    }
+
+    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// A database whose schemas share a clock.
+pub(crate) struct Server {
+    url: String,
+    client: Client,
+    made: Mutex<u64>,
+}
+
+impl Server {
+    pub(crate) async fn new(postgres: &Postgres) -> Self {
+        let url = postgres.url_for(&postgres.create_database());
+        let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("connects");
+        tokio::spawn(connection);
+        // What is compared is the rules, not the disk.
+        let server = Self { url, client, made: Mutex::new(0) };
+        server
+            .run("create table public.clock (us bigint); insert into public.clock values (0)")
+            .await;
+        server
+    }
+
+    async fn run(&self, sql: &str) {
+        self.client.batch_execute(sql).await.expect("the statement runs");
+    }
+
+    async fn store(&self, limits: Limits) -> (PostgresStore, String) {
+        let number = {
+            let mut made = self.made.lock().expect("nobody panics here");
+            *made += 1;
+            *made
+        };
+        let schema = format!("case{number}");
+        let address = format!("{}?windlass_schema={schema}&windlass_pool=2", self.url);
+        let address = address.parse().expect("an address");
+        let store = PostgresStore::open(&address, limits, Arc::new(LocalWake::new())).await;
+        self.run(&format!(
+            "create or replace function {schema}.now_us() returns bigint language sql volatile as \
+             $$ select us from public.clock $$"
+        ))
+        .await;
+        (store.expect("it opens"), schema)
+    }
+}
+
+/// A lease that is or was held: the job, and its token in each store.
+type Held = (JobId, [LeaseToken; 3]);
+
+pub(crate) struct Three<'a> {
+    server: &'a Server,
+    schema: String,
+    directory: PathBuf,
+    clock: Arc<Still>,
+    stores: [Arc<dyn Store>; 3],
+    recovery: Recovery,
+    held: Vec<Held>,
+}
+
+impl<'a> Three<'a> {
+    pub(crate) async fn new(server: &'a Server, random: &mut Random) -> Self {
+        let limits = Limits {
+            dead_letters: if random.coin() { 3 } else { 1_000 },
+            history_jobs: if random.coin() { 5 } else { 1_000 },
+            history_age: Duration::from_millis(if random.coin() { 3_000 } else { 1 << 40 }),
+            ..Limits::default()
+        };
+        let recovery = Recovery {
+            mode: RecoveryMode::Act,
+            max_recoveries: random.between(0, 3) as u32,
+            delay: Duration::from_millis(random.between(0, 500)),
+        };
+        let clock = Arc::new(Still::default());
+        let wake = || Arc::new(LocalWake::new());
+        let memory = MemoryStore::new(limits.clone(), clock.clone(), wake());
+        let (postgres, schema) = server.store(limits.clone()).await;
+        let directory = format!("windlass-stores-{}-{schema}", std::process::id());
+        let directory = std::env::temp_dir().join(directory);
+        let book = BookOptions { limits, recovery, ..BookOptions::default() };
+        let options = FileOptions { book, durability: Durability::Relaxed(Duration::MAX) };
+        let files = FileStore::open(&directory, &options, clock.clone(), wake()).expect("opens");
+        let stores: [Arc<dyn Store>; 3] = [Arc::new(memory), Arc::new(files), Arc::new(postgres)];
+        let three = Self { server, schema, directory, clock, stores, recovery, held: Vec::new() };
+        three.set_clock().await;
+        three
+    }
+
+    async fn set_clock(&self) {
+        let us = self.clock.wall().as_micros();
+        self.server.run(&format!("update public.clock set us = {us}")).await;
+    }
+
+    /// Lets go of everything.
+    pub(crate) async fn end(self) {
+        for store in &self.stores {
+            store.close().await;
+        }
+        let drop = format!("set client_min_messages = error; drop schema {} cascade", self.schema);
+        self.server.run(&drop).await;
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+
+    /// One random command to all of them.
+    pub(crate) async fn step(&mut self, random: &mut Random) -> Same {
+        let wall = self.clock.wall();
+        match random.below(46) {
+            0..=8 => {
+                let jobs = commands::jobs(random, wall);
+                let ask = async |store: &dyn Store| {
+                    words(&answers::without_sequences(store.enqueue(jobs.clone()).await))
+                };
+                self.same("an enqueue", &jobs, ask).await?;
+            }
+            9..=15 => self.claim(random).await?,
+            16..=18 => self.renew(random).await?,
+            19..=25 => self.settle(random).await?,
+            26 => {
+                let rescue =
+                    Rescue { recovery: self.recovery, reason: RecoveryReason::LeaseExpired };
+                let ask = async |store: &dyn Store| {
+                    words(&store.rescue(rescue).await.map(|rescued| (rescued.jobs, rescued.more)))
+                };
+                self.same("a rescue", &rescue, ask).await?;
+            }
+            27 => {
+                let ask = async |store: &dyn Store| {
+                    words(&store.promote().await.map(|promoted| promoted.purged))
+                };
+                self.same("a promote", &(), ask).await?;
+            }
+            28 => self.alter(commands::ids(random), Alteration::Cancel).await?,
+            29 => {
+                let (jobs, start) = (commands::ids(random), commands::start(random));
+                self.alter(jobs, Alteration::Reschedule(start)).await?;
+            }
+            30 => self.alter(commands::ids(random), Alteration::Replay).await?,
+            31 => {
+                let (job, edited) = (commands::id(random), commands::job(random, wall));
+                let ask = async |store: &dyn Store| {
+                    let enqueued = store.replay_edited(job, edited.clone()).await;
+                    words(&answers::without_sequences(enqueued.map(|one| vec![one])))
+                };
+                self.same("an edited replay", &(job, &edited), ask).await?;
+            }
+            32 => self.alter(commands::ids(random), Alteration::Remove).await?,
+            33 => {
+                let (queue, change) = (commands::queue(random), commands::change(random));
+                let ask = async |store: &dyn Store| {
+                    words(&store.configure(queue.clone(), change.clone()).await)
+                };
+                self.same("a setting", &(&queue, &change), ask).await?;
+            }
+            34 if random.coin() => {
+                let queue = commands::queue(random);
+                let ask = async |store: &dyn Store| words(&store.clear(queue.clone()).await);
+                self.same("a clear", &queue, ask).await?;
+            }
+            35..=42 => {
+                let turn = self.turn(random).await;
+                let ask = async |store: &dyn Store| {
+                    let turned = store.turn(turn.clone()).await;
+                    words(&turned.map(|turned| {
+                        (turned.version, answers::without_sequences(Ok(turned.jobs)).ok())
+                    }))
+                };
+                self.same("a turn", &turn, ask).await?;
+            }
+            _ => {
+                let by = random.spread(1_000, 5_000_000);
+                self.clock.0.fetch_add(by, Ordering::SeqCst);
+                self.set_clock().await;
+            }
+        }
+        self.compare().await
+    }
+
+    /// Asks all of them the same and compares the answers.
+    async fn same<C: std::fmt::Debug>(
+        &self,
+        what: &str,
+        asked: &C,
+        ask: impl AsyncFn(&dyn Store) -> String,
+    ) -> Same {
+        let mut answers = Vec::new();
+        for store in &self.stores {
+            answers.push(ask(&**store).await);
+        }
+        alike(what, asked, &answers)
+    }
+
+    async fn alter(&self, jobs: Vec<JobId>, alteration: Alteration) -> Same {
+        let ask = async |store: &dyn Store| {
+            words(&store.alter(Selection::Jobs(jobs.clone()), alteration).await)
+        };
+        self.same("an alteration", &(&jobs, alteration), ask).await
+    }
+
+    async fn claim(&mut self, random: &mut Random) -> Same {
+        let claim = commands::claim(random);
+        let mut handed = Vec::new();
+        for store in &self.stores {
+            handed.push(store.claim(claim.clone()).await.map_err(|error| error.to_string())?);
+        }
+        let seen: Vec<String> = handed
+            .iter()
+            .map(|handed| {
+                let jobs = handed.jobs.iter().map(|handed| {
+                    let mut lease = handed.lease.clone();
+                    lease.token = LeaseToken(0);
+                    (
+                        handed.job.clone(),
+                        lease,
+                        handed.attempt,
+                        handed.recoveries,
+                        handed.created_at,
+                        handed.first_started_at,
+                        handed.steps.clone(),
+                    )
+                });
+                format!("{:?} ready {}", jobs.collect::<Vec<_>>(), handed.ready)
+            })
+            .collect();
+        alike("a claim", &claim, &seen)?;
+        for (index, job) in handed[0].jobs.iter().enumerate() {
+            let tokens = [0, 1, 2].map(|store: usize| handed[store].jobs[index].lease.token);
+            self.held.push((job.job.id, tokens));
+        }
+        Ok(())
+    }
+
+    /// Some leases, of now or of long ago.
+    fn some_held(&self, random: &mut Random) -> Vec<Held> {
+        let recent = self.held.len().saturating_sub(6);
+        let pool = if random.chance(850) { &self.held[recent..] } else { &self.held[..] };
+        let mut some: Vec<Held> = Vec::new();
+        for _ in 0..random.below(4) {
+            // Who settles or renews a job twice in one call is told in another order.
+            let held = pool.get(random.index(pool.len())).copied();
+            some.extend(held.filter(|(job, _)| some.iter().all(|(other, _)| other != job)));
+        }
+        some
+    }
+
+    async fn renew(&mut self, random: &mut Random) -> Same {
+        let wall = self.clock.wall();
+        let held = self.some_held(random);
+        let renewals: Vec<_> = held
+            .iter()
+            .map(|(job, tokens)| commands::renewal(random, (*job, tokens[0]), wall))
+            .collect();
+        let mut answers = Vec::new();
+        for (index, store) in self.stores.iter().enumerate() {
+            let mut renewals = renewals.clone();
+            for (renewal, (_, tokens)) in renewals.iter_mut().zip(&held) {
+                renewal.token = tokens[index];
+            }
+            answers.push(words(&store.renew(renewals).await));
+        }
+        alike("a renewal", &renewals, &answers)
+    }
+
+    async fn settle(&mut self, random: &mut Random) -> Same {
+        let wall = self.clock.wall();
+        let held = self.some_held(random);
+        let mut settlements: Vec<_> = held
+            .iter()
+            .map(|(job, tokens)| commands::settlement(random, (*job, tokens[0]), wall))
+            .collect();
+        for settlement in &mut settlements {
+            if settlement.verdict == Verdict::Complete {
+                // An error of a success is not kept in a database.
+                settlement.error = None;
+            }
+            if random.chance(350) {
+                settlement.turn = Some(Box::new(self.turn(random).await));
+            }
+        }
+        let mut answers = Vec::new();
+        for (index, store) in self.stores.iter().enumerate() {
+            let mut settlements = settlements.clone();
+            for (settlement, (_, tokens)) in settlements.iter_mut().zip(&held) {
+                settlement.token = tokens[index];
+            }
+            answers.push(words(&store.settle(settlements).await));
+        }
+        alike("a settlement", &settlements, &answers)
+    }
+
+    /// A turn of one of the objects as it is now, mostly.
+    async fn turn(&self, random: &mut Random) -> Turn {
+        let object = commands::address(random);
+        let found = self.stores[0].object(&object).await.expect("memory answers");
+        let version = found.map_or(0, |object| object.record.meta.version);
+        commands::turn(random, object, version, self.clock.wall())
+    }
+
+    /// Every job, every object and every counter are the same, and so is what was told of each job.
+    async fn compare(&self) -> Same {
+        // A refused call rolls back what time had done first: let it pass everywhere.
+        for store in &self.stores {
+            store.promote().await.map_err(|error| error.to_string())?;
+        }
+        let ids: Vec<JobId> = (1..=commands::IDS).map(commands::id_of).collect();
+        let ask = async |store: &dyn Store| {
+            let found = store.find(&ids).await;
+            words(&found.map(|all| all.into_iter().map(answers::record).collect::<Vec<_>>()))
+        };
+        self.same("a record", &"find", ask).await?;
+        let ask = async |store: &dyn Store| {
+            words(&store.objects(&ObjectFilter::default(), None, 100).await)
+        };
+        self.same("an object", &"objects", ask).await?;
+        let ask = async |store: &dyn Store| match store.count().await {
+            Ok(counts) => answers::counts(&counts),
+            Err(error) => error.to_string(),
+        };
+        self.same("the counters", &"count", ask).await?;
+        let ask = async |store: &dyn Store| match store.events(0, usize::MAX).await {
+            Ok(events) => told(&events, &ids),
+            Err(error) => error.to_string(),
+        };
+        self.same("what was told", &"events", ask).await
+    }
+}
+
+fn alike<C: std::fmt::Debug>(what: &str, asked: &C, answers: &[String]) -> Same {
+    for (name, answer) in NAMES.iter().zip(answers).skip(1) {
+        if !answers::agree(answer, &answers[0]) {
+            let (one, other) = answers::where_they_part(&answers[0], answer);
+            return Err(format!(
+                "{what} differs\n  {}: {one}\n  {name}: {other}\nasked: {asked:?}\n{}: {}",
+                NAMES[0], NAMES[0], answers[0]
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What was told of each job, queue and object, each in order.
+fn told(events: &[Arc<Event>], pool: &[JobId]) -> String {
+    let mut of_each: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    // A database knows the names of refused jobs, and so of queues that never had one.
+    let nothing = |event: &&Arc<Event>| !matches!(event.what, What::QueueCleared { jobs: 0 });
+    for event in events.iter().filter(nothing) {
+        let about = match &event.subject {
+            Subject::Job { id, .. } if !answers::is_ours(*id, pool) => continue,
+            Subject::Job { id, .. } => id.to_string(),
+            Subject::Queue(queue) => format!("queue {queue}"),
+            Subject::Worker(worker) => format!("worker {worker}"),
+            Subject::Object(object) => object.to_string(),
+        };
+        of_each.entry(about).or_default().push(format!("{} {:?}", event.at, event.what));
+    }
+    format!("{of_each:#?}")
+}

@@ -1,0 +1,181 @@
+//! Jobs in the user's own transaction: with its rows, or not at all.
+
+use serde::{Deserialize, Serialize};
+use sqlx::Connection as _;
+use tokio::sync::Mutex;
+use tokio_postgres::{Client, NoTls};
+use windlass::postgres::{complete_in, enqueue_in, enqueue_many_in};
+use windlass::{Attempt, Engine, Error, Failure, Job, Options, Refusal, State, StateName};
+
+use crate::common::Ground;
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Charge {
+    order: i64,
+}
+
+impl Job for Charge {
+    const KIND: &'static str = "charge";
+    type Output = i64;
+}
+
+struct Shop {
+    engine: Engine,
+    url: String,
+    ground: Ground,
+}
+
+impl Shop {
+    async fn open() -> Option<Self> {
+        let ground = Ground::new()?;
+        let engine = Engine::open(&ground.text_address()).await.expect("it opens");
+        ground.sql("create table orders (id bigint primary key)");
+        let url = ground.server.url_for(&ground.database);
+        Some(Self { engine, url, ground })
+    }
+
+    async fn client(&self) -> Client {
+        let (client, connection) =
+            tokio_postgres::connect(&self.url, NoTls).await.expect("connects");
+        tokio::spawn(connection);
+        client
+    }
+
+    fn orders(&self) -> String {
+        self.ground.sql("select count(*) from orders")
+    }
+}
+
+#[tokio::test]
+async fn a_job_is_there_if_and_only_if_the_transaction_commits() {
+    let Some(shop) = Shop::open().await else { return };
+    let mut client = shop.client().await;
+    for commits in [false, true] {
+        let transaction = client.transaction().await.expect("it begins");
+        transaction.execute("insert into orders values (1)", &[]).await.expect("it is inserted");
+        let handle = enqueue_in(&transaction, shop.engine.enqueue(Charge { order: 1 })).await;
+        let handle = handle.expect("it is accepted");
+        assert!(shop.engine.find(handle.id()).await.expect("answered").is_none(), "not yet");
+        if commits {
+            transaction.commit().await.expect("it commits");
+        } else {
+            transaction.rollback().await.expect("it rolls back");
+        }
+        let found = shop.engine.find(handle.id()).await.expect("answered");
+        assert_eq!(found.is_some(), commits);
+        assert_eq!(shop.orders(), if commits { "1" } else { "0" });
+    }
+    let counts = shop.engine.counts().await.expect("answered");
+    assert_eq!(counts.totals().enqueued, 1, "what was rolled back is not counted");
+    let mut events = shop.engine.subscribe_after(windlass::Topics::all(), Some(0));
+    let mut told = 0;
+    while events.try_next().await.is_some() {
+        told += 1;
+    }
+    assert_eq!(told, 1, "what was rolled back is not told");
+}
+
+#[tokio::test]
+async fn a_refused_job_leaves_what_stands_before_its_savepoint() {
+    let Some(shop) = Shop::open().await else { return };
+    shop.engine.queue("default").expect("a name").max_depth(Some(1)).await.expect("configured");
+    let mut client = shop.client().await;
+    let mut transaction = client.transaction().await.expect("it begins");
+    enqueue_in(&transaction, shop.engine.enqueue(Charge { order: 1 })).await.expect("accepted");
+    let savepoint = transaction.savepoint("one_more").await.expect("it is set");
+    let refused = enqueue_in(&savepoint, shop.engine.enqueue(Charge { order: 2 })).await;
+    let refused = refused.expect_err("the queue is full");
+    assert!(matches!(refused, Error::Refused(Refusal::QueueFull { limit: 1, .. })), "{refused}");
+    savepoint.rollback().await.expect("it rolls back");
+    transaction.commit().await.expect("it commits");
+    let counts = shop.engine.counts().await.expect("answered");
+    assert_eq!(counts.in_state(StateName::Ready), 1);
+}
+
+#[tokio::test]
+async fn a_batch_joins_a_transaction_of_sqlx() {
+    let Some(shop) = Shop::open().await else { return };
+    let mut connection = sqlx::PgConnection::connect(&shop.url).await.expect("it connects");
+    for commits in [false, true] {
+        let mut transaction = connection.begin().await.expect("it begins");
+        let mut batch = shop.engine.batch();
+        let first = batch.add(Charge { order: 1 }).expect("it is added");
+        batch.add_with(Charge { order: 2 }, Options::new().depends_on(first)).expect("it is added");
+        let enqueued = enqueue_many_in(&mut *transaction, batch).await.expect("accepted");
+        assert_eq!(enqueued.len(), 2);
+        if commits {
+            transaction.commit().await.expect("it commits");
+        } else {
+            transaction.rollback().await.expect("it rolls back");
+        }
+    }
+    let counts = shop.engine.counts().await.expect("answered");
+    assert_eq!(counts.in_state(StateName::Ready), 1);
+    assert_eq!(counts.in_state(StateName::Blocked), 1);
+}
+
+/// How a handler deals with its transaction.
+#[derive(Clone, Copy, PartialEq)]
+enum Manner {
+    Commits,
+    Forgets,
+}
+
+async fn charge(
+    job: Charge,
+    attempt: Attempt,
+    State(shop): State<(Mutex<Client>, Manner)>,
+) -> Result<i64, Failure> {
+    let (client, manner) = &*shop;
+    let mut client = client.lock().await;
+    let transaction = client.transaction().await?;
+    transaction.execute("insert into orders values ($1)", &[&job.order]).await?;
+    if job.order == 1 {
+        attempt.continue_with(Charge { order: 2 })?;
+    }
+    complete_in(&transaction, &attempt, &job.order).await?;
+    if *manner == Manner::Commits {
+        transaction.commit().await?;
+    }
+    Ok(job.order)
+}
+
+#[tokio::test]
+async fn a_completion_its_rows_and_its_next_job_are_one_commit() {
+    let Some(shop) = Shop::open().await else { return };
+    let client = Mutex::new(shop.client().await);
+    let worker = shop.engine.worker().state((client, Manner::Commits)).handle(charge);
+    let worker = worker.start().await.expect("it starts");
+    let handle = shop.engine.enqueue(Charge { order: 1 }).await.expect("accepted");
+    assert_eq!(handle.outcome().await.expect("it completes"), 1);
+    let next = shop.engine.jobs().page(None, 10).await.expect("answered");
+    let next = next.jobs.iter().find(|record| record.id() != handle.id()).expect("it is there");
+    let next: windlass::Handle<Charge> = shop.engine.handle(next.id());
+    assert_eq!(next.outcome().await.expect("it completes"), 2);
+    assert_eq!(shop.orders(), "2");
+    let report = worker.stop().await.expect("it stops");
+    assert_eq!((report.completed, report.lost), (2, 0), "{report:?}");
+}
+
+#[tokio::test]
+async fn a_completion_that_is_not_committed_is_a_failed_attempt() {
+    let Some(shop) = Shop::open().await else { return };
+    let client = Mutex::new(shop.client().await);
+    let worker = shop.engine.worker().state((client, Manner::Forgets)).handle(charge);
+    let worker = worker.start().await.expect("it starts");
+    let job = shop.engine.enqueue(Charge { order: 7 }).max_attempts(1);
+    let died = job.await.expect("accepted").outcome().await.expect_err("it dies");
+    assert!(died.to_string().contains("was not committed"), "{died}");
+    assert_eq!(shop.orders(), "0");
+    worker.stop().await.expect("it stops");
+}
+
+#[tokio::test]
+async fn an_engine_on_another_store_cannot_join() {
+    let Some(shop) = Shop::open().await else { return };
+    let elsewhere = Engine::open("memory:").await.expect("it opens");
+    let mut client = shop.client().await;
+    let transaction = client.transaction().await.expect("it begins");
+    let refused = enqueue_in(&transaction, elsewhere.enqueue(Charge { order: 1 })).await;
+    assert!(matches!(refused.expect_err("it cannot"), Error::NotPostgres));
+}
