@@ -101,8 +101,7 @@ async fn produce(engine: Engine, world: World, me: u64) {
             let mut job = engine.enqueue(work(number)).id(id).max_attempts(MAX_ATTEMPTS);
             if let Some(key) = key_of(number) {
                 job = job.lane(key);
-            }
-            if let Some(last) = last.filter(|_| number.is_multiple_of(7)) {
+            } else if let Some(last) = last.filter(|_| number.is_multiple_of(7)) {
                 job = job.depends_on(last);
             }
             match job.await {
@@ -217,7 +216,7 @@ fn kill_a_backend(server: &Postgres) {
 async fn hurt(server: &mut Postgres, world: &World, address: &str) {
     world.carries_on("the start").await;
     let mut process = Process::start(address);
-    for _ in 0..3 {
+    for _ in 0..2 {
         for _ in 0..4 {
             terminate_backends(server);
             world.carries_on("its connections were ended").await;
