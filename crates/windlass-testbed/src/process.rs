@@ -78,6 +78,8 @@ impl Process {
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
         }
+        // It is stopped first, so that it starts no more of them meanwhile.
+        send("STOP", &[self.id()]);
         let children = children(self.id());
         let all: Vec<u32> = std::iter::once(self.id()).chain(children.iter().copied()).collect();
         send("KILL", &all);

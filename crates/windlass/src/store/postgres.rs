@@ -116,7 +116,10 @@ impl PostgresStore {
             names: Mutex::default(),
             swept: Mutex::default(),
         };
-        store.settle_in().await.map_err(|error| OpenFault::new(error.to_string()))?;
+        store.settle_in().await.map_err(|error| match error {
+            StoreError::Refused(Refusal::Unavailable { why }) => OpenFault::new(why),
+            other => OpenFault::new(other.to_string()),
+        })?;
         Ok(store)
     }
 

@@ -1,12 +1,16 @@
-//! Schemas on a shared server, with a clock that tests move.
+//! Schemas on a shared server, with a clock that tests move; jobs, engines and waiting.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use windlass::Limits;
+use serde::{Deserialize, Serialize};
+use windlass::core::job::NewJob;
+use windlass::core::ledger::{Claim, KindClaim};
 use windlass::store::postgres::{PostgresAddress, PostgresStore};
 use windlass::wake::LocalWake;
+use windlass::{Engine, Job, JobId, JobRecord, JobState, Limits, Name, StateName};
 use windlass_testbed::{Postgres, or_skip};
 
 /// A database of its own on the shared server.
@@ -24,12 +28,18 @@ impl Ground {
         Some(Self { server, database, made: AtomicUsize::new(0) })
     }
 
-    /// The address of a schema that nobody has used.
-    pub(crate) fn address(&self) -> PostgresAddress {
-        self.text_address().parse().expect("the address is well formed")
+    /// Engines on one schema that nobody has used.
+    pub(crate) async fn engines(&self, how_many: usize) -> Vec<Engine> {
+        // Small pools: a server has a hundred connections for all tests that run.
+        let address = format!("{}&windlass_pool=6", self.text_address());
+        let mut engines = Vec::new();
+        for _ in 0..how_many {
+            engines.push(open(&address).await);
+        }
+        engines
     }
 
-    /// The same as text.
+    /// The address of a schema that nobody has used.
     pub(crate) fn text_address(&self) -> String {
         let made = self.made.fetch_add(1, Ordering::SeqCst);
         format!("{}?windlass_schema=s{made}", self.server.url_for(&self.database))
@@ -55,7 +65,12 @@ impl Ground {
 
     /// A store on the clock of [`Ground::make_clock`].
     pub(crate) async fn store(&self, limits: Limits) -> Arc<PostgresStore> {
-        let address = self.address();
+        self.store_at(&self.text_address(), limits).await
+    }
+
+    /// The same on a schema of one's choice.
+    pub(crate) async fn store_at(&self, address: &str, limits: Limits) -> Arc<PostgresStore> {
+        let address: PostgresAddress = address.parse().expect("the address is well formed");
         let store = PostgresStore::open(&address, limits, Arc::new(LocalWake::new())).await;
         let store = store.expect("the schema can be made");
         self.sql(&format!(
@@ -65,4 +80,121 @@ impl Ground {
         ));
         Arc::new(store)
     }
+}
+
+/// Waits until the condition holds. The deadline is only for a test that would never end.
+pub(crate) async fn until<Fut: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> Fut) {
+    let waiting = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let in_time = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+    assert!(in_time.is_ok(), "waited in vain until {what}");
+}
+
+/// The answer to something that must not take for ever.
+pub(crate) async fn soon<T>(what: &str, answer: impl Future<Output = T>) -> T {
+    let answered = tokio::time::timeout(Duration::from_secs(60), answer).await;
+    answered.unwrap_or_else(|_| panic!("waited in vain for {what}"))
+}
+
+pub(crate) async fn open(address: &str) -> Engine {
+    Engine::open(address).await.expect("the engine opens")
+}
+
+/// A job that carries a number.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Work {
+    pub(crate) number: u64,
+}
+
+impl Job for Work {
+    const KIND: &'static str = "work";
+    type Output = u64;
+}
+
+pub(crate) fn work(number: u64) -> Work {
+    Work { number }
+}
+
+pub(crate) fn name(text: &str) -> Name {
+    Name::new(text).expect("tests use valid names")
+}
+
+/// A job without a type: kind `work`, queue `default`, its number as its payload.
+pub(crate) fn raw(number: u64) -> NewJob {
+    let payload = format!("{{\"number\":{number}}}").into_bytes();
+    NewJob::new(windlass::new_id(), name("work"), name("default"), payload)
+}
+
+/// A claim of jobs of kind `work`.
+pub(crate) fn claim(worker: &str, limit: usize) -> Claim {
+    let kinds = vec![KindClaim::new(name("work"))];
+    Claim { worker: worker.into(), queues: None, kinds, limit }
+}
+
+/// What is kept of these jobs, in their order.
+pub(crate) async fn records(engine: &Engine, jobs: &[JobId]) -> Vec<JobRecord> {
+    let mut records = Vec::with_capacity(jobs.len());
+    for some in jobs.chunks(1_000) {
+        let found = engine.store().find(some).await.expect("a find is answered");
+        records.extend(found.into_iter().map(|record| record.expect("the job is kept")));
+    }
+    records
+}
+
+/// How many jobs of all queues are in this state.
+pub(crate) async fn count(engine: &Engine, state: StateName) -> u64 {
+    let counts = engine.counts().await.expect("counters are answered");
+    counts.lines.iter().map(|line| line.states[state as usize]).sum()
+}
+
+pub(crate) fn is_completed(record: &JobRecord) -> bool {
+    matches!(record.condition.state, JobState::Completed { .. })
+}
+
+/// Numbers that look random and are the same in every run.
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// A number below `sides`.
+    pub(crate) fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+}
+
+/// When an attempt began and ended, in the store's time.
+pub(crate) type Interval = (i64, i64);
+
+/// The attempts of a job that have ended, oldest first.
+pub(crate) fn intervals(record: &JobRecord) -> Vec<Interval> {
+    let ended = record.attempts.iter().filter_map(|attempt| {
+        let (end, _) = attempt.ended?;
+        Some((attempt.started_at.as_micros(), end.as_micros()))
+    });
+    ended.collect()
+}
+
+/// The most of these that were going on at once.
+pub(crate) fn most_at_once(intervals: &[Interval]) -> usize {
+    // Whoever ends at the moment at which another begins has made room for it.
+    let ends = intervals.iter().map(|(_, end)| (*end, 0));
+    let begins = intervals.iter().map(|(begin, _)| (*begin, 1));
+    let mut moments: Vec<_> = ends.chain(begins).collect();
+    moments.sort_unstable();
+    let (mut now, mut most) = (0_usize, 0);
+    for (_, begins) in moments {
+        now = if begins == 1 { now + 1 } else { now.saturating_sub(1) };
+        most = most.max(now);
+    }
+    most
 }

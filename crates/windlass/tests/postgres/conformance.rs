@@ -23,7 +23,7 @@ impl Harness for Schemas {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn the_postgresql_store_keeps_every_promise_of_the_suite() {
     let Some(ground) = Ground::new() else { return };
     ground.make_clock();

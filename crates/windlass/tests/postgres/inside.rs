@@ -46,7 +46,7 @@ impl Shop {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn a_job_is_there_if_and_only_if_the_transaction_commits() {
     let Some(shop) = Shop::open().await else { return };
     let mut client = shop.client().await;
@@ -75,7 +75,7 @@ async fn a_job_is_there_if_and_only_if_the_transaction_commits() {
     assert_eq!(told, 1, "what was rolled back is not told");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn a_refused_job_leaves_what_stands_before_its_savepoint() {
     let Some(shop) = Shop::open().await else { return };
     shop.engine.queue("default").expect("a name").max_depth(Some(1)).await.expect("configured");
@@ -92,7 +92,7 @@ async fn a_refused_job_leaves_what_stands_before_its_savepoint() {
     assert_eq!(counts.in_state(StateName::Ready), 1);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn a_batch_joins_a_transaction_of_sqlx() {
     let Some(shop) = Shop::open().await else { return };
     let mut connection = sqlx::PgConnection::connect(&shop.url).await.expect("it connects");
@@ -140,7 +140,7 @@ async fn charge(
     Ok(job.order)
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn a_completion_its_rows_and_its_next_job_are_one_commit() {
     let Some(shop) = Shop::open().await else { return };
     let client = Mutex::new(shop.client().await);
@@ -157,7 +157,7 @@ async fn a_completion_its_rows_and_its_next_job_are_one_commit() {
     assert_eq!((report.completed, report.lost), (2, 0), "{report:?}");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn a_completion_that_is_not_committed_is_a_failed_attempt() {
     let Some(shop) = Shop::open().await else { return };
     let client = Mutex::new(shop.client().await);
@@ -170,7 +170,7 @@ async fn a_completion_that_is_not_committed_is_a_failed_attempt() {
     worker.stop().await.expect("it stops");
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn an_engine_on_another_store_cannot_join() {
     let Some(shop) = Shop::open().await else { return };
     let elsewhere = Engine::open("memory:").await.expect("it opens");

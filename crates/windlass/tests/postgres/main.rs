@@ -1,5 +1,14 @@
 //! The PostgreSQL store on a real server.
+//!
+//! Time is real here, because a server's is: whatever is waited for is a condition, with a deadline
+//! that only a broken engine reaches.
 
+mod bouncer;
+mod chaos;
 mod common;
 mod conformance;
+mod cuts;
+mod failover;
 mod inside;
+mod many;
+mod waking;

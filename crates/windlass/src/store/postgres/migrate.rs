@@ -3,10 +3,11 @@
 //! Whoever migrates holds a lock that ends with its transaction, so any number of processes may
 //! start at once, also through a pooler; one that is killed leaves what was there before.
 
-use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
 
-use super::Schema;
 use super::fault::{OpenFault, open_fault};
+use super::{Parameter, Schema};
 
 /// One step from one version of the schema to the next.
 #[derive(Clone, Copy, Debug)]
@@ -53,15 +54,24 @@ impl Migration {
 
 /// The version the database has; 0 for none.
 pub(super) async fn version(client: &Client, schema: &Schema) -> Result<i32, OpenFault> {
-    let known = "select to_regclass($1) is not null";
-    let table = format!("{schema}.migration");
-    let known = client.query_one(known, &[&table]).await.map_err(open_fault)?;
+    // Read from the catalogue itself: a backend may remember for a while that there was no such
+    // table, and `to_regclass` would believe it.
+    let known = "select exists (select from pg_catalog.pg_class c \
+           join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
+         where n.nspname = $1 and c.relname = 'migration')";
+    let name = schema.to_string();
+    let known = one(client, known, &[(&name, Type::TEXT)]).await?;
     if !known.get::<_, bool>(0) {
         return Ok(0);
     }
     let version = schema.in_sql("select coalesce(max(version), 0) from windlass.migration");
-    let version = client.query_one(&version, &[]).await.map_err(open_fault)?;
-    Ok(version.get(0))
+    Ok(one(client, &version, &[]).await?.get(0))
+}
+
+/// Asks without a statement prepared by name, which a pooler would not find again.
+async fn one(client: &Client, sql: &str, parameters: &[Parameter<'_>]) -> Result<Row, OpenFault> {
+    let rows = client.query_typed(sql, parameters).await.map_err(open_fault)?;
+    rows.into_iter().next().ok_or_else(|| OpenFault::new("the database answered without a row"))
 }
 
 /// Brings the schema up to date and answers which versions that took.
@@ -71,7 +81,7 @@ pub(super) async fn up(client: &mut Client, schema: &Schema) -> Result<Vec<i32>,
         let transaction = client.transaction().await.map_err(open_fault)?;
         let lock = "select pg_advisory_xact_lock(hashtextextended($1, 0))";
         let name = format!("{schema}.migration");
-        transaction.execute(lock, &[&name]).await.map_err(open_fault)?;
+        one(transaction.client(), lock, &[(&name, Type::TEXT)]).await?;
         if version(transaction.client(), schema).await? >= migration.version {
             continue;
         }

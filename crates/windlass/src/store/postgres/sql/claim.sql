@@ -90,6 +90,9 @@ begin
         _caps[_term.n] := least(_caps[_term.n], _admitted.admitted);
       end if;
     end loop;
+    -- Waiting for a row took time. A lease that began before those ended that made room for it would
+    -- be one too many in the store's own time.
+    _now := greatest(_now, windlass.now_us());
     if cardinality(_lines) = 1 then
       _take := array[coalesce(_caps[_terms[1]], _limit)];
     else

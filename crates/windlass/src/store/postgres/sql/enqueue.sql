@@ -114,8 +114,8 @@ begin
 end $$;
 
 -- Which job stands for an item: itself if it is new, or the one that was accepted under its id or
--- holds its key. Takes the key of a new one.
-create function windlass._identify(_item windlass.item, _now bigint, out stand uuid, out seq bigint,
+-- holds its key. Takes the key of a new one, which gets the sequence number `_fresh`.
+create function windlass._identify(_item windlass.item, _fresh bigint, _now bigint, out stand uuid, out seq bigint,
                                    out acceptance int) language plpgsql as $$
 declare
   _known record;
@@ -132,7 +132,7 @@ begin
     return;
   end if;
   stand := _item.id;
-  seq := nextval('windlass.job_seq_seq');
+  seq := _fresh;
   acceptance := 0;
   if _key is null then return; end if;
   for _try in 1..100 loop
@@ -217,6 +217,8 @@ declare
   _who record;
   _q record;
   _depth bigint;
+  _i int;
+  _fresh bigint[];
   _stands uuid[] := '{}';
   _seqs bigint[] := '{}';
   _acceptances int[] := '{}';
@@ -245,9 +247,15 @@ begin
       select l.queue from windlass.line l join unnest(_items) i on i.line = l.id
         where q.max_depth is not null or q.lane_depth is not null or i.spec->'lane' ? 'spread')
     order by q.id for no key update;
-  for _i in 1..coalesce(cardinality(_items), 0) loop
+  _fresh := array(select nextval('windlass.job_seq_seq') from generate_series(1, cardinality(_items)));
+  -- By their keys, so that two batches do not wait for each other.
+  for _i in
+    select i.n from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us,
+        max_attempts, spec, n)
+      order by i.line, i.spec->'unique'->>'key', i.n
+  loop
     _item := _items[_i];
-    select * into _who from windlass._identify(_item, _now);
+    select * into _who from windlass._identify(_item, _fresh[_i], _now);
     if _must_add = _i and _who.acceptance <> 0 then
       if _who.acceptance = 1 then
         perform windlass._refuse(format('job id %s is already taken', _item.id),
@@ -256,9 +264,9 @@ begin
       perform windlass._refuse(format('job %s holds the unique key', _who.stand),
         jsonb_build_object('refusal', 'key_taken', 'job', _item.id, 'holder', _who.stand));
     end if;
-    _stands := _stands || _who.stand;
-    _seqs := _seqs || _who.seq;
-    _acceptances := _acceptances || _who.acceptance;
+    _stands[_i] := _who.stand;
+    _seqs[_i] := _who.seq;
+    _acceptances[_i] := _who.acceptance;
     if _who.acceptance = 0 then
       _accepted := _accepted || _item.id;
     elsif _who.acceptance > 1 then
