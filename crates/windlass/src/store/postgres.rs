@@ -287,12 +287,7 @@ impl PostgresStore {
 async fn prepare(address: &PostgresAddress) -> Result<(), OpenFault> {
     let mut client = connect::connect(address).await?;
     let found = migrate::version(&client, &address.schema).await?;
-    if found > VERSION {
-        return Err(OpenFault::new(format!(
-            "schema `{}` has version {found}, and this build knows {VERSION}; update the program",
-            address.schema
-        )));
-    }
+    migrate::refuse_newer(found, &address.schema)?;
     if found < VERSION && !address.migrate {
         return Err(OpenFault::new(format!(
             "schema `{}` has version {found} and needs {VERSION}; run `windlass migrate up`",
@@ -306,6 +301,9 @@ async fn prepare(address: &PostgresAddress) -> Result<(), OpenFault> {
 }
 
 /// Brings the schema at `address` up to date and answers which versions that took.
+///
+/// Any number of processes may do so at once. Each version is one transaction: what is interrupted
+/// has changed nothing and can be run again. Refuses a schema that is newer than this build.
 pub async fn migrate_up(address: &PostgresAddress) -> Result<Vec<i32>, OpenFault> {
     let mut client = connect::connect(address).await?;
     migrate::up(&mut client, &address.schema).await

@@ -17,12 +17,11 @@ use crate::store::StoreError;
 #[error("{sentence}")]
 pub struct OpenFault {
     sentence: String,
-    source: Option<tokio_postgres::Error>,
 }
 
 impl OpenFault {
     pub(super) fn new(sentence: impl Into<String>) -> Self {
-        Self { sentence: sentence.into(), source: None }
+        Self { sentence: sentence.into() }
     }
 }
 
@@ -73,7 +72,7 @@ pub(super) fn no_connection(error: PoolError) -> StoreError {
 }
 
 pub(super) fn open_fault(error: tokio_postgres::Error) -> OpenFault {
-    OpenFault { sentence: sentence(&error), source: Some(error) }
+    OpenFault::new(sentence(&error))
 }
 
 /// What the server said, without its kind and its place.
