@@ -289,8 +289,12 @@ async fn prepare(address: &PostgresAddress) -> Result<(), OpenFault> {
     let found = migrate::version(&client, &address.schema).await?;
     migrate::refuse_newer(found, &address.schema)?;
     if found < VERSION && !address.migrate {
+        let stands = match found {
+            0 => "is not there yet".to_string(),
+            version => format!("has version {version}"),
+        };
         return Err(OpenFault::new(format!(
-            "schema `{}` has version {found} and needs {VERSION}; run `windlass migrate up`",
+            "schema `{}` {stands} and needs {VERSION}; run `windlass migrate up`",
             address.schema
         )));
     }

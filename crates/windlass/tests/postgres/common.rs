@@ -10,37 +10,37 @@ use windlass::wake::LocalWake;
 use windlass_testbed::{Postgres, or_skip};
 
 /// A database of its own on the shared server.
-pub struct Ground {
-    pub server: &'static Postgres,
-    pub database: String,
+pub(crate) struct Ground {
+    pub(crate) server: &'static Postgres,
+    pub(crate) database: String,
     made: AtomicUsize,
 }
 
 impl Ground {
     /// `None` if there is no server to be had.
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let server = or_skip(Postgres::shared())?;
         let database = server.create_database();
         Some(Self { server, database, made: AtomicUsize::new(0) })
     }
 
     /// The address of a schema that nobody has used.
-    pub fn address(&self) -> PostgresAddress {
+    pub(crate) fn address(&self) -> PostgresAddress {
         self.text_address().parse().expect("the address is well formed")
     }
 
     /// The same as text.
-    pub fn text_address(&self) -> String {
+    pub(crate) fn text_address(&self) -> String {
         let made = self.made.fetch_add(1, Ordering::SeqCst);
         format!("{}?windlass_schema=s{made}", self.server.url_for(&self.database))
     }
 
-    pub fn sql(&self, statements: &str) -> String {
+    pub(crate) fn sql(&self, statements: &str) -> String {
         self.server.sql(&self.database, statements)
     }
 
     /// Makes a clock for all stores, which stands still until it is moved.
-    pub fn make_clock(&self) {
+    pub(crate) fn make_clock(&self) {
         // What is tested on it is the rules, not the disk.
         self.server.sql(
             "postgres",
@@ -49,12 +49,12 @@ impl Ground {
         self.sql("create table public.clock (us bigint); insert into public.clock values (1700000000000000)");
     }
 
-    pub fn advance(&self, by: Duration) {
+    pub(crate) fn advance(&self, by: Duration) {
         self.sql(&format!("update public.clock set us = us + {}", by.as_micros()));
     }
 
     /// A store on the clock of [`Ground::make_clock`].
-    pub async fn store(&self, limits: Limits) -> Arc<PostgresStore> {
+    pub(crate) async fn store(&self, limits: Limits) -> Arc<PostgresStore> {
         let address = self.address();
         let store = PostgresStore::open(&address, limits, Arc::new(LocalWake::new())).await;
         let store = store.expect("the schema can be made");

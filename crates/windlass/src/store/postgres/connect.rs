@@ -7,7 +7,7 @@ use std::time::Duration;
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
 use tokio_postgres::{Client, NoTls};
 
-use super::fault::{OpenFault, open_fault};
+use super::fault::{OpenFault, causes, open_fault};
 
 /// How long a connection may take to be made, and a caller waits for a free one.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -106,7 +106,7 @@ impl FromStr for PostgresAddress {
                          windlass_listen and windlass_migrate"
                     )));
                 }
-                _ => theirs.push(pair),
+                _ => theirs.push(known_to_them(key, pair)?),
             }
         }
         let query =
@@ -114,8 +114,9 @@ impl FromStr for PostgresAddress {
         own.config = format!("{base}{query}").parse().map_err(|error: tokio_postgres::Error| {
             // What is wrong, without repeating an address that may hold a password.
             OpenFault::new(format!(
-                "the address of the database cannot be read ({error}); it looks like \
-                 postgres://user:password@host:5432/database"
+                "the address of the database cannot be read ({}); it looks like \
+                 postgres://user:password@host:5432/database",
+                causes(&error)
             ))
         })?;
         if own.config.get_application_name().is_none() {
@@ -125,6 +126,17 @@ impl FromStr for PostgresAddress {
         own.config.keepalives_idle(Duration::from_secs(30));
         Ok(own)
     }
+}
+
+/// A pair for the client, unless it can be the rest of a password, which nobody may see.
+fn known_to_them<'a>(key: &str, pair: &'a str) -> Result<&'a str, OpenFault> {
+    if key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
+        return Ok(pair);
+    }
+    Err(OpenFault::new(
+        "the address of the database cannot be read: after its `?` come pairs such as \
+         `windlass_pool=20`; a `?` in a password is written `%3F`",
+    ))
 }
 
 fn pool_size(value: &str) -> Result<usize, OpenFault> {

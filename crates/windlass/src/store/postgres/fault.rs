@@ -80,7 +80,8 @@ fn said(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| causes(error), |error| error.message().to_string())
 }
 
-fn causes(error: &tokio_postgres::Error) -> String {
+/// All that is known of what went wrong on our side of the connection.
+pub(super) fn causes(error: &tokio_postgres::Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(next) = cause {
@@ -97,6 +98,9 @@ fn causes(error: &tokio_postgres::Error) -> String {
 fn sentence(error: &tokio_postgres::Error) -> String {
     let said = said(error);
     let Some(code) = error.code() else {
+        if said.ends_with("password missing") {
+            return "the database asks for a password, and the address has none".to_string();
+        }
         return format!(
             "cannot reach the database ({said}); is it running, and is the address right?"
         );
@@ -116,7 +120,10 @@ fn sentence(error: &tokio_postgres::Error) -> String {
             )
         }
         code if *code == SqlState::READ_ONLY_SQL_TRANSACTION => {
-            "the server is a read-only standby; connect to the primary".to_string()
+            format!(
+                "the database is read-only ({said}); connect to the primary, and see to it that \
+                 `default_transaction_read_only` is off"
+            )
         }
         code if *code == SqlState::TOO_MANY_CONNECTIONS => {
             format!("{said}; lower `windlass_pool`, or raise `max_connections`")
