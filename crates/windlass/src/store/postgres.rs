@@ -13,6 +13,7 @@ mod explain;
 mod fault;
 mod migrate;
 mod record;
+mod roles;
 mod wire;
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ pub use connect::{PostgresAddress, Schema};
 use deadpool_postgres::Pool;
 pub use fault::OpenFault;
 pub use migrate::{MIGRATIONS, Migration, VERSION};
+pub use roles::{grant_enqueue_sql, grant_work_sql};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_postgres::Row;
@@ -109,8 +111,11 @@ impl PostgresStore {
             committed: watch::Sender::new(0),
             names: Mutex::default(),
         };
-        store.settle_in().await.map_err(|error| OpenFault::new(error.to_string()))?;
-        Ok(store)
+        match store.settle_in().await {
+            Ok(()) => Ok(store),
+            Err(StoreError::Refused(Refusal::Unavailable { why })) => Err(OpenFault::new(why)),
+            Err(error) => Err(OpenFault::new(error.to_string())),
+        }
     }
 
     /// Writes down the limits and learns the names and the last event.
