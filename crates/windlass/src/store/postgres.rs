@@ -7,13 +7,14 @@
 //! A job's words never change after it was accepted; where it stands is a narrow row of its own, so
 //! that the hot path neither rewrites wide rows nor walks through history.
 
-mod connect;
+pub(crate) mod connect;
 mod event;
 mod explain;
 mod fault;
 mod migrate;
 mod record;
 mod roles;
+mod tls;
 mod wire;
 
 use std::collections::HashMap;

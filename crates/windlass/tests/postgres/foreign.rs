@@ -214,6 +214,7 @@ const FORBIDDEN: &[&str] = &[
     "select * from s0.turn('{}', null)",
     "select s0.announce('me', 0, '{}', null, null, null, null)",
     "select s0.register('mine', 'mine')",
+    "select s0.now_us()",
     "select s0.counts()",
     "select * from s0.events(0, 10)",
     "select s0._accept_batch('{}', null, null, 0)",

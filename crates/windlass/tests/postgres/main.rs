@@ -4,3 +4,5 @@ mod common;
 mod conformance;
 mod foreign;
 mod sentences;
+#[cfg(feature = "tls")]
+mod tls;

@@ -98,12 +98,7 @@ pub(super) fn causes(error: &tokio_postgres::Error) -> String {
 fn sentence(error: &tokio_postgres::Error) -> String {
     let said = said(error);
     let Some(code) = error.code() else {
-        if said.ends_with("password missing") {
-            return "the database asks for a password, and the address has none".to_string();
-        }
-        return format!(
-            "cannot reach the database ({said}); is it running, and is the address right?"
-        );
+        return unreached(&said);
     };
     match code {
         code if *code == SqlState::INVALID_PASSWORD
@@ -139,6 +134,27 @@ fn sentence(error: &tokio_postgres::Error) -> String {
         }
         _ => said,
     }
+}
+
+/// What is wrong before the server has said anything.
+fn unreached(said: &str) -> String {
+    // Neither client nor encryption tells these by more than words.
+    if said.ends_with("password missing") {
+        return "the database asks for a password, and the address has none".to_string();
+    }
+    if said.contains("server does not support TLS") {
+        return "the server offers no encryption, and `sslmode` asks for it; turn on `ssl` there"
+            .to_string();
+    }
+    if let Some((_, why)) = said.split_once("invalid peer certificate: ") {
+        let doing = if why.contains("not valid for name") || why.contains("NotValidForName") {
+            "connect by a name it is for"
+        } else {
+            "name the right root with `sslrootcert=`"
+        };
+        return format!("the certificate of the server does not verify ({why}); {doing}");
+    }
+    format!("cannot reach the database ({said}); is it running, and is the address right?")
 }
 
 /// A refusal as SQL tells it; `job` is meant where the detail names none.
