@@ -7,13 +7,15 @@
 //! A job's words never change after it was accepted; where it stands is a narrow row of its own, so
 //! that the hot path neither rewrites wide rows nor walks through history.
 
-mod connect;
+pub(crate) mod connect;
 mod event;
 mod explain;
 mod fault;
 pub(crate) mod inside;
 mod migrate;
 mod record;
+mod roles;
+mod tls;
 mod wire;
 
 use std::collections::{HashMap, HashSet};
@@ -26,6 +28,7 @@ pub use connect::{PostgresAddress, Schema};
 use deadpool_postgres::Pool;
 pub use fault::OpenFault;
 pub use migrate::{MIGRATIONS, Migration, VERSION};
+pub use roles::{grant_enqueue_sql, grant_work_sql};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_postgres::Row;
@@ -116,11 +119,11 @@ impl PostgresStore {
             names: Mutex::default(),
             swept: Mutex::default(),
         };
-        store.settle_in().await.map_err(|error| match error {
-            StoreError::Refused(Refusal::Unavailable { why }) => OpenFault::new(why),
-            other => OpenFault::new(other.to_string()),
-        })?;
-        Ok(store)
+        match store.settle_in().await {
+            Ok(()) => Ok(store),
+            Err(StoreError::Refused(Refusal::Unavailable { why })) => Err(OpenFault::new(why)),
+            Err(error) => Err(OpenFault::new(error.to_string())),
+        }
     }
 
     /// Writes down the limits and learns the names and the last event.
@@ -325,15 +328,14 @@ impl PostgresStore {
 async fn prepare(address: &PostgresAddress) -> Result<(), OpenFault> {
     let mut client = connect::connect(address).await?;
     let found = migrate::version(&client, &address.schema).await?;
-    if found > VERSION {
-        return Err(OpenFault::new(format!(
-            "schema `{}` has version {found}, and this build knows {VERSION}; update the program",
-            address.schema
-        )));
-    }
+    migrate::refuse_newer(found, &address.schema)?;
     if found < VERSION && !address.migrate {
+        let stands = match found {
+            0 => "is not there yet".to_string(),
+            version => format!("has version {version}"),
+        };
         return Err(OpenFault::new(format!(
-            "schema `{}` has version {found} and needs {VERSION}; run `windlass migrate up`",
+            "schema `{}` {stands} and needs {VERSION}; run `windlass migrate up`",
             address.schema
         )));
     }
@@ -344,6 +346,9 @@ async fn prepare(address: &PostgresAddress) -> Result<(), OpenFault> {
 }
 
 /// Brings the schema at `address` up to date and answers which versions that took.
+///
+/// Any number of processes may do so at once. Each version is one transaction: what is interrupted
+/// has changed nothing and can be run again. Refuses a schema that is newer than this build.
 pub async fn migrate_up(address: &PostgresAddress) -> Result<Vec<i32>, OpenFault> {
     let mut client = connect::connect(address).await?;
     migrate::up(&mut client, &address.schema).await
