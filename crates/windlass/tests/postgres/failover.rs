@@ -98,15 +98,16 @@ async fn a_standby_is_refused_in_one_sentence_and_used_once_it_is_promoted() {
     for schema in ["pair", "other"] {
         let address = format!("{}?windlass_schema={schema}", standby.url());
         let refused = Engine::open(&address).await.expect_err("it takes no writes");
-        let sentence = "the server is a read-only standby; connect to the primary";
-        assert_eq!(refused.to_string(), format!("cannot open the PostgreSQL store: {sentence}"));
+        let sentence = refused.to_string();
+        assert!(sentence.contains("the database is read-only"), "{sentence}");
+        assert!(sentence.contains("connect to the primary"), "{sentence}");
     }
     primary.kill_postmaster();
     let job = Arc::new(raw(2));
     until("its calls are refused", || async {
         match engine.store().enqueue(vec![job.clone()]).await {
             Err(StoreError::Refused(Refusal::Unavailable { why })) => {
-                why == "the server is a read-only standby; connect to the primary"
+                why.contains("the database is read-only")
             }
             Err(StoreError::Unknown { .. }) => false,
             other => panic!("the answer was {other:?}"),

@@ -67,7 +67,8 @@ end $$;
 
 create function windlass.renew(_jobs uuid[], _tokens bigint[], _leases bigint[], _reports jsonb[])
 returns table (n int, until bigint, cancel_requested boolean, refusal jsonb)
-language plpgsql set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass._begin();
@@ -216,7 +217,8 @@ end $$;
 create function windlass.settle(_jobs uuid[], _tokens bigint[], _verdicts smallint[], _args bigint[],
     _outputs bytea[], _errors text[], _extras jsonb[], _object_states bytea[])
 returns table (n int, state int, refusal jsonb, rings text[])
-language plpgsql set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass.now_us();
@@ -320,11 +322,73 @@ begin
   return _until;
 end $$;
 
+-- Gives back jobs that will simply run again and with which nothing else is to be done: all at once.
+create function windlass._rescue_plain(_due bigint[], _max_recoveries int, _delay bigint, _reason int, _all boolean,
+    _now bigint) returns table (id uuid) language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+#variable_conflict use_column
+declare
+  _text constant text := 'crashed: its worker was lost while running it';
+  _lines int[];
+begin
+  return query with lost as (
+    select p.seq, p.at, p.token, p.attempts, p.worker, p.since
+      from windlass.lease s cross join lateral unnest(s.seqs) as x(seq) join windlass.place p on p.seq = x.seq
+      where s.token = any (_due) and p.state = 3 and p.token > s.token and p.token < s.token + 16384
+        and (_all or p.at <= _now) and p.plain and not p.cancel_requested
+        and p.attempts < p.max_attempts and p.recoveries < _max_recoveries
+      order by p.at, p.token limit 1000 for update of p skip locked
+  ), back as (
+    update windlass.place p set state = 1, at = _now + _delay, recoveries = p.recoveries + 1, updated_at = _now
+      from lost l join windlass.job j on j.seq = l.seq where p.seq = l.seq
+      returning l.at as was, l.token, j.id, p.seq, p.line, p.attempts, p.recoveries, l.worker, l.since
+  ), waiting as (
+    insert into windlass.due (at, seq) select _now + _delay, seq from back
+  ), noted as (
+    insert into windlass.diary as d (seq, attempts, error)
+      select seq, jsonb_build_array(jsonb_build_object('number', attempts, 'worker', worker, 'started', since,
+          'ended', _now, 'end', 5, 'error', _text)), _text from back
+      on conflict (seq) do update set
+        attempts = case when jsonb_array_length(coalesce(d.attempts, '[]')) >= 20
+          then (d.attempts - 0) || excluded.attempts else coalesce(d.attempts, '[]') || excluded.attempts end,
+        attempts_dropped = d.attempts_dropped + (jsonb_array_length(coalesce(d.attempts, '[]')) >= 20)::int,
+        error = excluded.error
+  ), counted as (
+    insert into windlass.tally (line, queue, running, scheduled, t_failed, t_retried, t_rescued)
+      select b.line, l.queue, -count(*), count(*), count(*), count(*), count(*)
+        from back b join windlass.line l on l.id = b.line group by b.line, l.queue
+  ), sorted as (
+    select * from back order by was, token
+  ), told as (
+    insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
+      select _now, n, topic, jobs, lines, a, b, detail from (
+        select 1 as first, count(*) as n, 'recovery.detected' as topic, array_agg(id) as jobs, array_agg(line) as lines,
+            array_agg(attempts::bigint) as a, array_agg(_reason::bigint) as b, null::jsonb as detail
+          from sorted having count(*) > 0
+        union all
+        select 2, count(*), 'job.failed', array_agg(id), array_agg(line), array_agg(attempts::bigint),
+            array_agg(_now + _delay), jsonb_build_object('worker', worker, 'error', _text) from sorted group by worker
+        union all
+        select 3, count(*), 'job.retrying', array_agg(id), array_agg(line), array_agg(attempts::bigint),
+            array_agg(_now + _delay), null from sorted having count(*) > 0
+        union all
+        select 4, count(*), 'recovery.executed', array_agg(id), array_agg(line), array_agg(recoveries::bigint),
+            array_agg(_reason::bigint), null from sorted having count(*) > 0) told
+        order by first
+  ), rung as (
+    insert into windlass.after (what, a) select distinct 4, l.queue from back b join windlass.line l on l.id = b.line
+  )
+  select id from sorted;
+  perform windlass._ring_turned_away(l.id) from windlass.line l join windlass.kind k on k.id = l.kind
+    where k.turned_away;
+end $$;
+
 -- Gives back jobs whose lease has ended, or with `_all` every job that runs. Reasons: 0 the lease was
 -- not renewed, 1 a restart, 2 someone said so.
 create function windlass.rescue(_observe boolean, _max_recoveries int, _delay bigint, _reason int, _all boolean)
 returns table (id uuid, state int, more boolean, next_in bigint, rings text[])
-language plpgsql set plan_cache_mode = force_generic_plan as $$
+language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass._begin();
@@ -341,12 +405,17 @@ begin
   select array_agg(s.token) into _due from (
     select s.token from windlass.lease s where (_all or s.until <= _now) and (not s.told or not _observe)
       order by s.until, s.token limit 1000 for update skip locked) s;
+  if not _observe then
+    return query select r.id, 1, null::boolean, null::bigint, null::text[]
+      from windlass._rescue_plain(_due, _max_recoveries, _delay, _reason, _all, _now) r;
+    get diagnostics _looked = row_count;
+  end if;
   for _p in
     select p.* from windlass.lease s cross join lateral unnest(s.seqs) as x(seq)
       join windlass.place p on p.seq = x.seq
       where s.token = any (_due) and p.state = 3 and p.token > s.token and p.token < s.token + 16384
         and (_all or p.at <= _now) and (not p.told or not _observe)
-      order by p.at, p.token limit 1000 for update of p skip locked
+      order by p.at, p.token limit 1000 - _looked for update of p skip locked
   loop
     _looked := _looked + 1;
     select j.id into _job from windlass.job j where j.seq = _p.seq;
