@@ -93,6 +93,7 @@ fn help_lists_the_commands() {
         "cancel",
         "export",
         "migrate",
+        "move",
         "completions",
     ];
     for command in commands {

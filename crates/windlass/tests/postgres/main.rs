@@ -3,6 +3,7 @@
 mod common;
 mod conformance;
 mod foreign;
+mod moving;
 mod sentences;
 #[cfg(feature = "tls")]
 mod tls;
