@@ -5,6 +5,8 @@ mod demo;
 mod doctor;
 #[cfg(feature = "postgres")]
 mod migrate;
+#[cfg(feature = "postgres")]
+mod moving;
 mod objects;
 mod offline;
 mod stores;
