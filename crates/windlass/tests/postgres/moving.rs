@@ -495,3 +495,37 @@ async fn a_database_that_someone_works_on_is_moved_only_by_force() {
     assert_eq!(moved.jobs[0].condition.recoveries, 1, "it was given back");
     engine.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_database_never_hands_out_a_lease_token_of_the_original() {
+    let Some(ground) = Ground::new() else { return };
+    let original = ground.text_address();
+    let engine = Engine::open(&original).await.expect("it opens");
+    let job = NewJob::new(windlass::new_id(), name("mail"), name("red"), []);
+    let id = job.id;
+    engine.enqueue_raw(vec![job]).await.expect("it is taken");
+    engine.close().await;
+    drop(engine);
+    let database = &ground.database;
+    let copy = format!("{database}_restored");
+    let leave = "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname =";
+    ground.server.sql("postgres", &format!("{leave} '{database}'"));
+    ground.server.sql("postgres", &format!("create database {copy} template {database}"));
+    ground.server.sql(&copy, "select s0.restored()");
+    let claim = || {
+        let kinds = vec![KindClaim::new(name("mail"))];
+        Claim { worker: "one".into(), queues: None, kinds, limit: 1 }
+    };
+    let (engine, restored) = (
+        Engine::open(&original).await.expect("it opens"),
+        Engine::open(&original.replace(database, &copy)).await.expect("it opens"),
+    );
+    let before = engine.store().claim(claim()).await.expect("it answers").jobs[0].lease.token;
+    let after = restored.store().claim(claim()).await.expect("it answers").jobs[0].lease.token;
+    assert!(after.0 > before.0 + 1_000_000_000, "{after:?} {before:?}");
+    let late = Settlement::new(id, before, Verdict::Complete);
+    let answer = restored.store().settle(vec![late]).await.expect("it answers");
+    assert!(matches!(answer[0], Err(windlass::Refusal::LeaseLost { .. })), "{answer:?}");
+    engine.close().await;
+    restored.close().await;
+}

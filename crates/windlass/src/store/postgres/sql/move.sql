@@ -194,3 +194,11 @@ begin
   update windlass.house set last_event = greatest(last_event, _event - 1);
   perform windlass._add_up();
 end $$;
+
+-- To be called once in a database that was restored from a backup, before anybody works on it: lease
+-- tokens go on beyond those that the original can have handed out by now, so that a worker which still
+-- runs on a job of the original can never settle it here.
+create function windlass.restored() returns void language sql as $$
+  select setval('windlass.token', greatest((select last_value from windlass.token) + 1048576,
+    (extract(epoch from clock_timestamp()) * 1000)::bigint))
+$$;
