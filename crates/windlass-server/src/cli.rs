@@ -9,7 +9,7 @@ use clap_complete::Shell;
 use tracing::level_filters::LevelFilter;
 
 pub(crate) use self::bench::{BenchOptions, Mode};
-pub(crate) use self::database::{Database, MigrateCommand, MigrateOptions};
+pub(crate) use self::database::{Database, MigrateCommand, MigrateOptions, MoveOptions};
 pub(crate) use self::offline::{
     BackupOptions, ChangeOptions, DoctorOptions, ExportOptions, ListFormat, ListOptions,
     ObjectOptions, ObjectsOptions, ShowOptions,
@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Export(ExportOptions),
     /// Bring the schema of a PostgreSQL store up to date, or see what that would do
     Migrate(MigrateOptions),
+    /// Move a store that nobody uses from a directory into a database, or back
+    Move(MoveOptions),
     /// Print a completion script for a shell
     #[command(after_help = "For example: windlass completions bash > \
         ~/.local/share/bash-completion/completions/windlass")]

@@ -6,7 +6,7 @@
 //! - [`doctor`] checks a store, [`backup`] copies it
 //! - [`offline`] lists, shows, changes and exports jobs, and shows objects, of a store that nobody
 //!   has open
-//! - [`migrate`] sees to the schema of a database
+//! - [`migrate`] sees to the schema of a database, [`moving`] moves a store to or from one
 //! - [`output`] prints, and turns every end into an exit code
 //! - [`signals`] hears Ctrl-C
 
@@ -16,6 +16,7 @@ mod cli;
 mod demo;
 mod doctor;
 mod migrate;
+mod moving;
 mod offline;
 mod output;
 mod signals;
@@ -48,6 +49,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Cancel(options) => offline::change::run(options, Verb::Cancel),
         Command::Export(options) => offline::export::run(options),
         Command::Migrate(options) => migrate::run(options),
+        Command::Move(options) => moving::run(options),
         Command::Completions { shell } => {
             // Rendered first and written at once: the generator panics when its pipe is closed.
             let mut script = Vec::new();

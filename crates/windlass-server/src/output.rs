@@ -173,7 +173,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         _ => None,
     });
     match opening {
-        Some(OpenError::InUse { .. }) => Some(CONFLICT),
+        Some(OpenError::InUse { .. } | OpenError::NotEmpty { .. } | OpenError::HalfMoved) => {
+            Some(CONFLICT)
+        }
         Some(OpenError::NoStore { .. }) => Some(NOT_FOUND),
         _ => None,
     }

@@ -173,6 +173,13 @@ pub enum Error {
     #[error("cannot open the PostgreSQL store: {0}")]
     Database(crate::store::postgres::OpenFault),
 
+    /// A store was not moved. What is in the target cannot be opened until the move is finished.
+    #[error("the store was not moved: {why}")]
+    NotMoved {
+        /// Why not.
+        why: String,
+    },
+
     /// What was given is not an address of this kind of server. It is not repeated here, because it
     /// may hold a password.
     #[error("that is not an address of a {kind} server ({why}); write it like `{example}`")]

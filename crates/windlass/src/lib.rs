@@ -78,6 +78,9 @@ mod pages {
     #[cfg(feature = "testing")]
     #[doc = include_str!("../../../docs/testing.md")]
     struct Testing;
+    #[cfg(feature = "postgres")]
+    #[doc = include_str!("../../../docs/postgres.md")]
+    struct Postgres;
     #[cfg(all(feature = "postgres", feature = "redis"))]
     #[doc = include_str!("../../../docs/wakes.md")]
     struct Wakes;

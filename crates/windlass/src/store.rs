@@ -15,6 +15,7 @@
 mod address;
 pub mod file;
 mod memory;
+mod moving;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 
@@ -25,6 +26,7 @@ pub use address::Address;
 use async_trait::async_trait;
 pub use file::FileStore;
 pub use memory::MemoryStore;
+pub use moving::{Moved, move_store};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
 use tokio::sync::watch;

@@ -43,6 +43,29 @@ pub(crate) enum MigrateCommand {
     },
 }
 
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  \
+    windlass move ./jobs postgres://user@host/app\n  \
+    windlass move postgres://user@host/app ./jobs\n\n\
+    Stop every process that uses either store first. Whatever interrupts it, run it again: it goes \
+    on, and nobody can open a store into which a move is not finished.\nThe store it came from \
+    stays as it is; do not open it again, or its jobs run twice.")]
+pub(crate) struct MoveOptions {
+    /// The store to move: a directory or `postgres://…`
+    pub(crate) from: String,
+
+    /// Where it goes: a directory or database without jobs
+    pub(crate) to: String,
+
+    /// Take the workers of a database that is moved for lost, and give back what they run
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    /// How to print
+    #[arg(short, long, value_name = "FORMAT", default_value = "table")]
+    pub(crate) output: Format,
+}
+
 /// Which database is meant, and how to tell of it.
 #[derive(Args, Debug)]
 pub(crate) struct Database {

@@ -5,6 +5,8 @@ mod demo;
 mod doctor;
 #[cfg(feature = "postgres")]
 mod migrate;
+#[cfg(feature = "postgres")]
+mod moving;
 mod objects;
 mod offline;
 mod stores;
@@ -93,6 +95,7 @@ fn help_lists_the_commands() {
         "cancel",
         "export",
         "migrate",
+        "move",
         "completions",
     ];
     for command in commands {

@@ -18,6 +18,7 @@ mod disk;
 mod journal;
 mod layout;
 mod look;
+pub(in crate::store) mod moving;
 mod scan;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -80,6 +81,20 @@ pub enum OpenError {
     /// There is nothing to open.
     #[error("there is no store at {path}; check the path")]
     NoStore {
+        /// Where.
+        path: String,
+    },
+
+    /// A move into it was interrupted.
+    #[error(
+        "a move into this store is not finished; run the same `windlass move` again, or remove the \
+         directory"
+    )]
+    HalfMoved,
+
+    /// It must hold no store, and does.
+    #[error("{path} holds a store already; name a directory that is empty or not there yet")]
+    NotEmpty {
         /// Where.
         path: String,
     },

@@ -13,6 +13,7 @@ mod explain;
 mod fault;
 pub(crate) mod inside;
 mod migrate;
+pub(in crate::store) mod moving;
 mod record;
 mod roles;
 mod tls;
@@ -342,7 +343,7 @@ async fn prepare(address: &PostgresAddress) -> Result<(), OpenFault> {
     if found < VERSION {
         migrate::up(&mut client, &address.schema).await?;
     }
-    Ok(())
+    moving::refuse_half_moved(&client, &address.schema).await
 }
 
 /// Brings the schema at `address` up to date and answers which versions that took.

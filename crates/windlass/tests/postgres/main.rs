@@ -12,6 +12,7 @@ mod failover;
 mod foreign;
 mod inside;
 mod many;
+mod moving;
 mod sentences;
 #[cfg(feature = "tls")]
 mod tls;

@@ -8,6 +8,7 @@
 //! A job's record lies on the disk as a chain: a base (the job as accepted, or a whole copy) and
 //! updates, each pointing at the one before. The ledger carries where the last one stands.
 
+mod moving;
 mod objects;
 mod recent;
 mod tend;
@@ -208,6 +209,7 @@ impl Book {
         now: Now,
     ) -> Result<(Self, Opened), OpenError> {
         let names = disk.list().map_err(|error| OpenError::disk("list the files", error))?;
+        super::moving::refuse_half_moved(&*disk)?;
         let copied = names.iter().any(|name| name == COPY_MARK);
         let (mut book, found) = Self::read(disk.clone(), options, copied.then_some(now))?;
         let mut opened = Opened {

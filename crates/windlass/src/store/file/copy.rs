@@ -38,6 +38,7 @@ pub struct Checked {
 /// nothing; refuses a store that someone has open.
 pub fn check(path: &Path) -> Result<Checked, OpenError> {
     let disk = Arc::new(RealDisk::open_existing(path)?);
+    super::moving::refuse_half_moved(&*disk)?;
     let options = BookOptions { thorough: true, ..BookOptions::default() };
     let (mut book, found) = Book::read(disk, &options, None)?;
     Ok(Checked {

@@ -30,6 +30,7 @@ impl Look {
     /// Reads the store at `path`, which must be there. Blocks while it reads.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open_existing(path)?);
+        super::moving::refuse_half_moved(&*disk)?;
         let (book, _) = Book::read(disk, &BookOptions::default(), None)?;
         Ok(Self { book, clock: SystemClock::new() })
     }

@@ -76,7 +76,7 @@ pub(super) fn open_fault(error: tokio_postgres::Error) -> OpenFault {
 }
 
 /// What the server said, without its kind and its place.
-fn said(error: &tokio_postgres::Error) -> String {
+pub(super) fn said(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| causes(error), |error| error.message().to_string())
 }
 

@@ -38,6 +38,7 @@ pub const MIGRATIONS: &[Migration] = &[Migration {
         include_str!("sql/keep.sql"),
         include_str!("sql/views.sql"),
         include_str!("sql/inside.sql"),
+        include_str!("sql/move.sql"),
         include_str!("sql/foreign.sql"),
     ],
 }];

@@ -98,13 +98,13 @@ fn hex(high: u8, low: u8) -> Option<u8> {
 /// How connections are made: without encryption, which is all this build can do.
 #[cfg(not(feature = "tls"))]
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tls;
+pub(crate) struct Tls(());
 
 #[cfg(not(feature = "tls"))]
 impl Tls {
     fn new(wish: Wish, _roots: Option<&str>) -> Result<Self, OpenFault> {
         match wish {
-            Wish::Disable | Wish::Prefer => Ok(Self),
+            Wish::Disable | Wish::Prefer => Ok(Self(())),
             Wish::Require | Wish::VerifyCa | Wish::VerifyFull => Err(OpenFault::new(
                 "`sslmode` asks for encryption, and this build has none: build with the feature \
                  `tls`",

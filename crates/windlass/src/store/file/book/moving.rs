@@ -1,0 +1,100 @@
+//! Records as they are, for a move to or from another store: no command is decided and no time
+//! passes.
+
+use std::io;
+
+use windlass_core::object::{Address, ObjectRecord};
+use windlass_core::record::{Change, Floors, JobRecord};
+
+use super::super::codec;
+use super::super::journal::Full;
+use super::super::layout::Place;
+use super::Book;
+use crate::store::StoreError;
+
+impl Book {
+    /// Jobs accepted after `sequence`, in that order: at most so many, and not many more bytes.
+    pub(in crate::store) fn records_after(
+        &mut self,
+        sequence: u64,
+        most: usize,
+        bytes: usize,
+    ) -> Result<Vec<JobRecord>, StoreError> {
+        let glimpses = self.ledger.glimpses_after(sequence).take(most);
+        let jobs: Vec<_> = glimpses.map(|glimpse| glimpse.id).collect();
+        let (mut records, mut size) = (Vec::with_capacity(jobs.len()), 0);
+        for job in jobs {
+            let Some(kept) = self.ledger.kept(job) else { continue };
+            let record = self.stored(job, Place::unpack(kept.place));
+            let mut record = record.map_err(|why| self.break_down(why))?;
+            if let Some(condition) = self.ledger.condition_of(job) {
+                record.condition = condition;
+            }
+            size += kept.weight as usize;
+            records.push(record);
+            if size > bytes {
+                break;
+            }
+        }
+        Ok(records)
+    }
+
+    /// Objects after `address`, in that order: at most so many, and not many more bytes.
+    pub(in crate::store) fn object_records_after(
+        &mut self,
+        address: Option<&Address>,
+        most: usize,
+        bytes: usize,
+    ) -> Result<Vec<ObjectRecord>, StoreError> {
+        let objects = self.ledger.objects_after(address).take(most);
+        let places: Vec<_> = objects.map(|(address, _, kept)| (address.clone(), kept)).collect();
+        let (mut records, mut size) = (Vec::with_capacity(places.len()), 0);
+        for (address, kept) in places {
+            let record = self.stored_object(&address, Place::unpack(kept.place));
+            records.push(record.map_err(|why| self.break_down(why))?);
+            size += kept.weight as usize;
+            if size > bytes {
+                break;
+            }
+        }
+        Ok(records)
+    }
+
+    /// Writes records into a journal that nobody has used, as one commit, which is on stable
+    /// storage when this returns. The ledger is not told: whoever opens the store next reads them.
+    pub(in crate::store) fn take_over(
+        &mut self,
+        jobs: &[JobRecord],
+        objects: &[ObjectRecord],
+        changes: &[Change],
+        floors: Floors,
+    ) -> io::Result<()> {
+        self.journal.touch();
+        for record in jobs {
+            self.journal.stage(|to| codec::encode_whole(record, to));
+        }
+        for record in objects {
+            self.journal.stage(|to| codec::encode_object(record, to));
+        }
+        for change in changes {
+            self.journal.stage(|to| codec::encode_change(change, to));
+        }
+        self.journal.house().map_err(|Full(error)| error)?;
+        let batch = self.journal.take(floors, self.journal.landed_commit());
+        batch.write()?;
+        super::super::journal::Batch::sync(std::iter::once(&*batch))?;
+        self.journal.written(batch.number);
+        // Nothing that was written is let go, so no segment may leave.
+        drop(self.journal.landed(&batch));
+        self.journal.reuse(batch);
+        self.journal.mark_used()
+    }
+
+    /// Begins an opening without recovering anything, for [`Book::take_over`].
+    pub(in crate::store::file) fn begin_empty(
+        &mut self,
+        found: &super::super::scan::Found,
+    ) -> io::Result<()> {
+        self.journal.begin(found)
+    }
+}

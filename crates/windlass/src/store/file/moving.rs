@@ -1,0 +1,130 @@
+//! A directory as one side of a move: read as it lies there, or written record by record.
+//!
+//! A directory that is moved into has a mark until every record is there and was read back; nobody
+//! opens it meanwhile. A move that was interrupted begins anew: writing a directory is quick.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use windlass_core::object::{Address, ObjectRecord};
+use windlass_core::record::{Change, Floors, JobRecord};
+
+use super::OpenError;
+use super::book::{Book, BookOptions};
+use super::disk::{Disk, RealDisk};
+use super::layout::FORMAT;
+use crate::clock::{Clock, SystemClock};
+use crate::store::StoreError;
+
+/// The name of the file that says that a move into the directory is not finished.
+const MOVE_MARK: &str = "moving-in";
+
+/// Refuses a store into which a move is not finished.
+pub(super) fn refuse_half_moved(disk: &dyn Disk) -> Result<(), OpenError> {
+    let names = disk.list().map_err(|error| OpenError::disk("list the files", error))?;
+    if names.iter().any(|name| name == MOVE_MARK) { Err(OpenError::HalfMoved) } else { Ok(()) }
+}
+
+/// A store on disk that nobody has open, for as long as this lives.
+#[derive(Debug)]
+pub(in crate::store) struct FileSide {
+    book: Book,
+}
+
+impl FileSide {
+    /// Opens the store that is moved away. What was running is recovered, durably: owning the
+    /// directory proves that whoever ran it is gone.
+    pub(in crate::store) fn source(path: &Path) -> Result<Self, OpenError> {
+        let disk = Arc::new(RealDisk::open_existing(path)?);
+        let (book, _) = Book::open(disk, &BookOptions::default(), SystemClock::new().now())?;
+        Ok(Self { book })
+    }
+
+    pub(in crate::store) fn jobs_after(
+        &mut self,
+        sequence: u64,
+        most: usize,
+        bytes: usize,
+    ) -> Result<Vec<JobRecord>, StoreError> {
+        self.book.records_after(sequence, most, bytes)
+    }
+
+    pub(in crate::store) fn objects_after(
+        &mut self,
+        address: Option<&Address>,
+        most: usize,
+        bytes: usize,
+    ) -> Result<Vec<ObjectRecord>, StoreError> {
+        self.book.object_records_after(address, most, bytes)
+    }
+
+    /// All that is not about one job or object.
+    pub(in crate::store) fn image(&self) -> Vec<Change> {
+        self.book.ledger().image()
+    }
+
+    /// The next numbers.
+    pub(in crate::store) fn floors(&self) -> Floors {
+        self.book.ledger().floors()
+    }
+}
+
+/// A directory that is moved into.
+#[derive(Debug)]
+pub(in crate::store) struct FileTarget {
+    disk: Arc<RealDisk>,
+    book: Book,
+}
+
+impl FileTarget {
+    /// Marks the directory, which is made if need be and must hold no store, unless a move into it
+    /// was interrupted: what that has left is removed.
+    pub(in crate::store) fn begin(path: &Path) -> Result<Self, OpenError> {
+        let disk = Arc::new(RealDisk::open(path)?);
+        let failed = |error| OpenError::io(path, "move into", error);
+        let names = disk.list().map_err(failed)?;
+        let ours = |name: &&String| name.starts_with("journal-") || *name == FORMAT;
+        if !names.iter().any(|name| name == MOVE_MARK) {
+            if names.iter().any(|name| ours(&name)) {
+                return Err(OpenError::NotEmpty { path: path.display().to_string() });
+            }
+            disk.create(MOVE_MARK, 1).map_err(failed)?;
+            disk.sync_directory().map_err(failed)?;
+        }
+        for name in names.iter().filter(ours) {
+            disk.remove(name).map_err(failed)?;
+        }
+        disk.sync_directory().map_err(failed)?;
+        let (mut book, found) = Book::read(disk.clone(), &BookOptions::default(), None)?;
+        book.begin_empty(&found).map_err(failed)?;
+        Ok(Self { disk, book })
+    }
+
+    /// Writes records as one commit.
+    pub(in crate::store) fn put(
+        &mut self,
+        jobs: &[JobRecord],
+        objects: &[ObjectRecord],
+        changes: &[Change],
+        floors: Floors,
+    ) -> Result<(), OpenError> {
+        let written = self.book.take_over(jobs, objects, changes, floors);
+        written.map_err(|error| OpenError::disk("write the records", error))
+    }
+
+    /// Reads back what was written.
+    pub(in crate::store) fn read_back(&self) -> Result<FileSide, OpenError> {
+        let options = BookOptions { thorough: true, ..BookOptions::default() };
+        let (mut book, _) = Book::read(self.disk.clone(), &options, None)?;
+        match book.check().into_iter().next() {
+            None => Ok(FileSide { book }),
+            Some(why) => Err(OpenError::Damaged { file: "what was moved".into(), at: 0, why }),
+        }
+    }
+
+    /// Takes the mark away: from now on it is a store like any other.
+    pub(in crate::store) fn finish(self) -> Result<(), OpenError> {
+        let gone = self.disk.remove(MOVE_MARK).and_then(|()| self.disk.sync_directory());
+        gone.map_err(|error| OpenError::disk("take the mark of the move away", error))
+    }
+}
