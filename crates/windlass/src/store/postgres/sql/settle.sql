@@ -230,6 +230,14 @@ declare
   _detail text;
 begin
   select * into _house from windlass.house;
+  -- Whoever waits for these is held together with them, in one order, so that two batches with
+  -- dependents in common do not wait for each other.
+  if exists (select from windlass.edge e where e.on_id = any (_jobs) and not e.met) then
+    perform from windlass.place p where p.seq in (
+        select j.seq from windlass.job j where j.id = any (_jobs)
+        union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met)
+      order by p.seq for update;
+  end if;
   -- Jobs that are done and with which nothing else ends: all at once.
   with gone as (
     update windlass.place p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
