@@ -1,6 +1,7 @@
 //! What can be typed after `windlass`.
 
 mod bench;
+mod database;
 mod offline;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
@@ -8,6 +9,7 @@ use clap_complete::Shell;
 use tracing::level_filters::LevelFilter;
 
 pub(crate) use self::bench::{BenchOptions, Mode};
+pub(crate) use self::database::{Database, MigrateCommand, MigrateOptions};
 pub(crate) use self::offline::{
     BackupOptions, ChangeOptions, DoctorOptions, ExportOptions, ListFormat, ListOptions,
     ObjectOptions, ObjectsOptions, ShowOptions,
@@ -70,6 +72,8 @@ pub(crate) enum Command {
     Cancel(ChangeOptions),
     /// Print every field of every job, one JSON object per line
     Export(ExportOptions),
+    /// Bring the schema of a PostgreSQL store up to date, or see what that would do
+    Migrate(MigrateOptions),
     /// Print a completion script for a shell
     #[command(after_help = "For example: windlass completions bash > \
         ~/.local/share/bash-completion/completions/windlass")]

@@ -6,6 +6,7 @@
 //! - [`doctor`] checks a store, [`backup`] copies it
 //! - [`offline`] lists, shows, changes and exports jobs, and shows objects, of a store that nobody
 //!   has open
+//! - [`migrate`] sees to the schema of a database
 //! - [`output`] prints, and turns every end into an exit code
 //! - [`signals`] hears Ctrl-C
 
@@ -14,6 +15,7 @@ mod bench;
 mod cli;
 mod demo;
 mod doctor;
+mod migrate;
 mod offline;
 mod output;
 mod signals;
@@ -45,6 +47,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Retry(options) => offline::change::run(options, Verb::Retry),
         Command::Cancel(options) => offline::change::run(options, Verb::Cancel),
         Command::Export(options) => offline::export::run(options),
+        Command::Migrate(options) => migrate::run(options),
         Command::Completions { shell } => {
             // Rendered first and written at once: the generator panics when its pipe is closed.
             let mut script = Vec::new();

@@ -171,7 +171,7 @@ pub enum Error {
     /// The database could not be opened.
     #[cfg(feature = "postgres")]
     #[error("cannot open the PostgreSQL store: {0}")]
-    Database(#[from] crate::store::postgres::OpenFault),
+    Database(crate::store::postgres::OpenFault),
 
     /// What was given is not an address of this kind of server. It is not repeated here, because it
     /// may hold a password.
@@ -211,6 +211,14 @@ impl From<StoreError> for Error {
             StoreError::Refused(refusal) => Error::Refused(refusal),
             StoreError::Unknown { doing, source } => Error::Unknown { doing, source },
         }
+    }
+}
+
+/// By hand: as a cause it would be told twice.
+#[cfg(feature = "postgres")]
+impl From<crate::store::postgres::OpenFault> for Error {
+    fn from(fault: crate::store::postgres::OpenFault) -> Self {
+        Error::Database(fault)
     }
 }
 

@@ -63,6 +63,10 @@ impl Ground {
         Ok(Self { root, database, durability, keep })
     }
 
+    pub(crate) fn is_a_database(&self) -> bool {
+        self.database.is_some()
+    }
+
     pub(crate) fn is_a_disk(&self) -> bool {
         self.root.is_some()
     }

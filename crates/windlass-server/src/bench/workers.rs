@@ -24,7 +24,7 @@ pub(crate) async fn start_worker<A: 'static, H: Handler<A>>(
     plan: &Plan,
     handler: H,
 ) -> Result<Worker, Error> {
-    let slots = plan.concurrency;
+    let slots = plan.concurrency.div_ceil(plan.workers());
     engine.worker().name("bench").slots(slots, slots).handle(handler).start().await
 }
 
@@ -44,14 +44,20 @@ pub(crate) async fn drain(plan: &Plan) -> anyhow::Result<Measurement> {
         }
     };
     let began = Instant::now();
-    let worker = start_worker(&subject.engine, plan, handler).await?;
+    // While one worker waits for the database, another one works.
+    let mut workers = Vec::new();
+    for _ in 0..plan.workers() {
+        workers.push(start_worker(&subject.engine, plan, handler.clone()).await?);
+    }
     last.notified().await;
     // The last one has started; what is left is to be settled, which takes no longer than a batch.
     while open(&subject.engine.counts().await?) > 0 {
         tokio::task::yield_now().await;
     }
     let took = began.elapsed();
-    worker.stop().await?;
+    for worker in workers {
+        worker.stop().await?;
+    }
     let measured = subject.measured(Mode::Drain, plan, plan.jobs).concurrency(plan.concurrency);
     subject.end().await;
     Ok(measured.took(took))

@@ -14,6 +14,7 @@ pub(crate) struct BenchOptions {
     /// The store to measure: `memory:`, or a directory that is empty or not there yet, in which
     /// each measurement gets a store of its own
     #[arg(long, value_name = "ADDRESS", default_value = "memory:", env = "WINDLASS_STORE")]
+    #[arg(hide_env_values = true)]
     pub(crate) store: String,
 
     /// When a store on disk answers: `sync`, once it is on stable storage, or `relaxed:MS`, at

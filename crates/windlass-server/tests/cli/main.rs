@@ -3,6 +3,8 @@
 mod bench;
 mod demo;
 mod doctor;
+#[cfg(feature = "postgres")]
+mod migrate;
 mod objects;
 mod offline;
 mod stores;
@@ -90,6 +92,7 @@ fn help_lists_the_commands() {
         "retry",
         "cancel",
         "export",
+        "migrate",
         "completions",
     ];
     for command in commands {

@@ -1,12 +1,13 @@
 //! What the text that names a store means.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::error::Error;
 
 /// Where a store is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Address {
     /// `memory:`
     Memory,
@@ -14,6 +15,19 @@ pub enum Address {
     Directory(PathBuf),
     /// `postgres://…` or `postgresql://…`
     Postgres(String),
+}
+
+impl fmt::Debug for Address {
+    /// Without the password of a database.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Memory => f.write_str("Memory"),
+            Address::Directory(path) => f.debug_tuple("Directory").field(path).finish(),
+            Address::Postgres(address) => {
+                f.debug_tuple("Postgres").field(&without_credentials(address)).finish()
+            }
+        }
+    }
 }
 
 impl FromStr for Address {
@@ -35,9 +49,23 @@ impl FromStr for Address {
             None => address,
         };
         if path.is_empty() || path.starts_with("//") {
-            return Err(Error::UnknownStore { address: address.to_string() });
+            return Err(Error::UnknownStore { address: without_credentials(address) });
         }
         Ok(Address::Directory(path.into()))
+    }
+}
+
+/// An address that can be shown: before its `@` and after its `?` may be a password.
+fn without_credentials(address: &str) -> String {
+    let (scheme, rest) = match address.split_once("://") {
+        Some((scheme, rest)) => (format!("{scheme}://"), rest),
+        None => (String::new(), address),
+    };
+    let host = rest.rsplit_once('@').map(|(_, host)| format!("…@{host}"));
+    let shown = host.unwrap_or_else(|| rest.to_string());
+    match shown.split_once('?') {
+        Some((shown, _)) => format!("{scheme}{shown}?…"),
+        None => format!("{scheme}{shown}"),
     }
 }
 
@@ -68,6 +96,16 @@ mod tests {
         for other in ["", "file:", "file://jobs", "redis://x", "sqlite:jobs", "memory:x", "no:"] {
             let refused = other.parse::<Address>().expect_err(other).to_string();
             assert!(refused.contains(&format!("`{other}`")), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_password_in_an_address_that_cannot_be_opened_is_not_repeated() {
+        for address in
+            ["postgre://me:secret@host/jobs", "redis:me:secret@x", "mysql://a:secret@b@c"]
+        {
+            let refused = address.parse::<Address>().expect_err(address).to_string();
+            assert!(!refused.contains("secret") && refused.contains("…@"), "{refused}");
         }
     }
 }

@@ -7,25 +7,28 @@
 //! A job's words never change after it was accepted; where it stands is a narrow row of its own, so
 //! that the hot path neither rewrites wide rows nor walks through history.
 
-mod connect;
+pub(crate) mod connect;
 mod event;
 mod explain;
 mod fault;
 pub(crate) mod inside;
 mod migrate;
 mod record;
+mod roles;
+mod tls;
 mod wire;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 pub use connect::{PostgresAddress, Schema};
 use deadpool_postgres::Pool;
 pub use fault::OpenFault;
 pub use migrate::{MIGRATIONS, Migration, VERSION};
+pub use roles::{grant_enqueue_sql, grant_work_sql};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_postgres::Row;
@@ -65,6 +68,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a call is made again when the database rolled it back for the sake of others.
 const TRIES: u32 = 10;
 
+/// How often dead rows are looked for, and how many are worth clearing away.
+const SWEEP_PAUSE: Duration = Duration::from_secs(2);
+const SWEEP_ROWS: i64 = 20_000;
+
 /// A value for the database, and its type.
 type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
@@ -76,6 +83,7 @@ pub struct PostgresStore {
     wake: Arc<dyn Wake>,
     committed: watch::Sender<u64>,
     names: Mutex<Names>,
+    swept: Mutex<Option<Instant>>,
 }
 
 /// Numbers of lines, which never change.
@@ -109,12 +117,13 @@ impl PostgresStore {
             wake,
             committed: watch::Sender::new(0),
             names: Mutex::default(),
+            swept: Mutex::default(),
         };
-        store.settle_in().await.map_err(|error| match error {
-            StoreError::Refused(Refusal::Unavailable { why }) => OpenFault::new(why),
-            other => OpenFault::new(other.to_string()),
-        })?;
-        Ok(store)
+        match store.settle_in().await {
+            Ok(()) => Ok(store),
+            Err(StoreError::Refused(Refusal::Unavailable { why })) => Err(OpenFault::new(why)),
+            Err(error) => Err(OpenFault::new(error.to_string())),
+        }
     }
 
     /// Writes down the limits and learns the names and the last event.
@@ -181,6 +190,34 @@ impl PostgresStore {
             rings.into_iter().flatten().filter_map(|ring| read_ring(&ring)).collect();
         if !rings.is_empty() {
             self.wake.ring(&rings).await;
+        }
+    }
+
+    /// Clears away what claims have left behind, which they would walk through: autovacuum looks
+    /// once in a minute, and a busy queue goes through a million jobs in that time.
+    async fn sweep(&self) {
+        const TABLES: &str = "windlass.ready, windlass.due, windlass.lined, windlass.lease, \
+             windlass.tally, windlass.after, windlass.house";
+        {
+            let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+            if swept.is_some_and(|swept| swept.elapsed() < SWEEP_PAUSE) {
+                return;
+            }
+            *swept = Some(Instant::now());
+        }
+        let sql = "select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables \
+             where schemaname = 'windlass' and relname in ('ready', 'due', 'lease', 'tally')";
+        let dead = self.one("look for dead rows", sql, &[]).await;
+        if dead.map_or(0, |row| row.get::<_, i64>(0)) < SWEEP_ROWS {
+            return;
+        }
+        // Whoever may not, or comes second, leaves it to others.
+        if let Ok(client) = self.pool.get().await {
+            let sql = self.schema.in_sql(&format!("vacuum (skip_locked) {TABLES}"));
+            let swept = tokio::time::timeout(PATIENCE, client.batch_execute(&sql)).await;
+            if !matches!(swept, Ok(Ok(()))) {
+                drop(deadpool_postgres::Object::take(client));
+            }
         }
     }
 
@@ -291,15 +328,14 @@ impl PostgresStore {
 async fn prepare(address: &PostgresAddress) -> Result<(), OpenFault> {
     let mut client = connect::connect(address).await?;
     let found = migrate::version(&client, &address.schema).await?;
-    if found > VERSION {
-        return Err(OpenFault::new(format!(
-            "schema `{}` has version {found}, and this build knows {VERSION}; update the program",
-            address.schema
-        )));
-    }
+    migrate::refuse_newer(found, &address.schema)?;
     if found < VERSION && !address.migrate {
+        let stands = match found {
+            0 => "is not there yet".to_string(),
+            version => format!("has version {version}"),
+        };
         return Err(OpenFault::new(format!(
-            "schema `{}` has version {found} and needs {VERSION}; run `windlass migrate up`",
+            "schema `{}` {stands} and needs {VERSION}; run `windlass migrate up`",
             address.schema
         )));
     }
@@ -310,6 +346,9 @@ async fn prepare(address: &PostgresAddress) -> Result<(), OpenFault> {
 }
 
 /// Brings the schema at `address` up to date and answers which versions that took.
+///
+/// Any number of processes may do so at once. Each version is one transaction: what is interrupted
+/// has changed nothing and can be run again. Refuses a schema that is newer than this build.
 pub async fn migrate_up(address: &PostgresAddress) -> Result<Vec<i32>, OpenFault> {
     let mut client = connect::connect(address).await?;
     migrate::up(&mut client, &address.schema).await
@@ -900,6 +939,7 @@ impl Store for PostgresStore {
         if !rings.is_empty() {
             self.wake.ring(&rings).await;
         }
+        self.sweep().await;
         Ok(Promoted {
             purged: row.get::<_, i64>("purged").cast_unsigned(),
             next_in: row.get::<_, Option<i64>>("next_in").map(wire::duration),

@@ -9,14 +9,12 @@ use async_trait::async_trait;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::AbortHandle;
 use tokio_postgres::config::Host;
-use tokio_postgres::tls::NoTlsStream;
-use tokio_postgres::{
-    AsyncMessage, Client, Config, Connection, NoTls, Notification, SimpleQueryMessage, Socket,
-};
+use tokio_postgres::{AsyncMessage, Client, Notification, SimpleQueryMessage};
 
 use super::remote::{BoxError, Ear, Line, Mouth, Remote, Transport, WakeOptions, wake_over};
 use crate::error::Error;
-use crate::store::postgres::PostgresAddress;
+use crate::store::postgres::connect::{Driver, dial};
+use crate::store::postgres::{OpenFault, PostgresAddress};
 
 /// Rings processes that listen on the same PostgreSQL database and schema.
 ///
@@ -39,13 +37,13 @@ impl PostgresWake {
 
     /// The same with options.
     pub async fn connect_with(url: &str, options: WakeOptions) -> Result<Self, Error> {
-        let config: Config =
-            url.parse().map_err(|why: tokio_postgres::Error| Error::WakeAddress {
+        let address: PostgresAddress =
+            url.parse().map_err(|why: OpenFault| Error::WakeAddress {
                 kind: "PostgreSQL",
                 why: why.to_string(),
                 example: "postgres://user@host/database",
             })?;
-        let transport = Postgres { config, channel: options.name.clone() };
+        let transport = Postgres { address, channel: options.name.clone() };
         Ok(Self { remote: Remote::start(transport, &options).await? })
     }
 }
@@ -55,33 +53,33 @@ impl PostgresWake {
     pub(crate) async fn of(address: &PostgresAddress) -> Result<Self, Error> {
         let name = address.schema.to_string();
         let options = WakeOptions { name, listening: address.listen, at_once: false };
-        let transport = Postgres { config: address.config.clone(), channel: options.name.clone() };
+        let transport = Postgres { address: address.clone(), channel: options.name.clone() };
         Ok(Self { remote: Remote::start(transport, &options).await? })
     }
 }
 
 #[derive(Debug)]
 struct Postgres {
-    config: Config,
+    address: PostgresAddress,
     channel: String,
 }
 
 #[async_trait]
 impl Transport for Postgres {
     fn server(&self) -> String {
-        let host = match self.config.get_hosts().first() {
+        let host = match self.address.config.get_hosts().first() {
             Some(Host::Tcp(host)) => host.clone(),
             Some(Host::Unix(path)) => path.display().to_string(),
             None => "localhost".into(),
         };
-        let port = self.config.get_ports().first().unwrap_or(&5432);
+        let port = self.address.config.get_ports().first().unwrap_or(&5432);
         format!("PostgreSQL at {host}:{port}")
     }
 
     async fn connect(&self, listening: bool) -> Result<Line, BoxError> {
-        let (client, connection) = connect(&self.config).await?;
+        let (client, driver) = dial(&self.address).await?;
         let (heard, inbox) = unbounded_channel();
-        let driver = tokio::spawn(drive(connection, heard)).abort_handle();
+        let driver = tokio::spawn(drive(driver, heard)).abort_handle();
         let channel = format!("\"{}\"", self.channel.replace('"', "\"\""));
         // Made before anything can fail, so that the driver ends with it.
         let mut ear = PostgresEar { inbox, driver, own: None };
@@ -94,13 +92,6 @@ impl Transport for Postgres {
     }
 }
 
-/// The one place where a connection is made.
-async fn connect(
-    config: &Config,
-) -> Result<(Client, Connection<Socket, NoTlsStream>), tokio_postgres::Error> {
-    config.connect(NoTls).await
-}
-
 /// The server's process for this connection, which it names as the sender of our notifications.
 async fn own_process(client: &Client) -> Result<Option<i32>, tokio_postgres::Error> {
     let rows = client.simple_query("SELECT pg_backend_pid()").await?;
@@ -111,22 +102,17 @@ async fn own_process(client: &Client) -> Result<Option<i32>, tokio_postgres::Err
 }
 
 /// Keeps a connection going and passes on what others say.
-async fn drive(
-    mut connection: Connection<Socket, NoTlsStream>,
-    heard: UnboundedSender<Result<Notification, BoxError>>,
-) {
-    loop {
-        let message = std::future::poll_fn(|context| connection.poll_message(context)).await;
+async fn drive(mut driver: Driver, heard: UnboundedSender<Result<Notification, BoxError>>) {
+    while let Some(message) = driver.message().await {
         match message {
-            Some(Ok(AsyncMessage::Notification(said))) => {
+            Ok(AsyncMessage::Notification(said)) => {
                 let _ = heard.send(Ok(said));
             }
-            Some(Ok(_)) => {}
-            Some(Err(why)) => {
+            Ok(_) => {}
+            Err(why) => {
                 let _ = heard.send(Err(why.into()));
                 return;
             }
-            None => return,
         }
     }
 }

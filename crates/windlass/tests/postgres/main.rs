@@ -9,6 +9,10 @@ mod common;
 mod conformance;
 mod cuts;
 mod failover;
+mod foreign;
 mod inside;
 mod many;
+mod sentences;
+#[cfg(feature = "tls")]
+mod tls;
 mod waking;

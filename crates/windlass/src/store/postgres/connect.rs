@@ -1,13 +1,17 @@
 //! Where the database is, and the connections to it.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::str::FromStr;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
-use tokio_postgres::{Client, NoTls};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls};
 
-use super::fault::{OpenFault, open_fault};
+use super::fault::{OpenFault, causes, open_fault};
+use super::tls::{Asked, Tls};
 
 /// How long a connection may take to be made, and a caller waits for a free one.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -63,6 +67,7 @@ impl Schema {
 #[derive(Clone)]
 pub struct PostgresAddress {
     pub(crate) config: tokio_postgres::Config,
+    tls: Tls,
     /// `windlass_schema`: the schema, `windlass` unless said otherwise.
     pub schema: Schema,
     /// `windlass_pool`: how many connections at most.
@@ -76,7 +81,8 @@ pub struct PostgresAddress {
 impl fmt::Debug for PostgresAddress {
     /// Without the password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PostgresAddress({:?}, {})", self.config.get_hosts(), self.schema)
+        let (hosts, tls) = (self.config.get_hosts(), &self.tls);
+        write!(f, "PostgresAddress({hosts:?}, {tls:?}, {})", self.schema)
     }
 }
 
@@ -87,12 +93,13 @@ impl FromStr for PostgresAddress {
         let (base, query) = address.split_once('?').unwrap_or((address, ""));
         let mut own = Self {
             config: tokio_postgres::Config::new(),
+            tls: Tls::default(),
             schema: Schema::default(),
             pool: 10,
             listen: true,
             migrate: true,
         };
-        let mut theirs = Vec::new();
+        let (mut theirs, mut encryption) = (Vec::new(), Asked::default());
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             match key {
@@ -106,7 +113,8 @@ impl FromStr for PostgresAddress {
                          windlass_listen and windlass_migrate"
                     )));
                 }
-                _ => theirs.push(pair),
+                _ if encryption.hear(key, value)? => {}
+                _ => theirs.push(known_to_them(key, pair)?),
             }
         }
         let query =
@@ -114,10 +122,14 @@ impl FromStr for PostgresAddress {
         own.config = format!("{base}{query}").parse().map_err(|error: tokio_postgres::Error| {
             // What is wrong, without repeating an address that may hold a password.
             OpenFault::new(format!(
-                "the address of the database cannot be read ({error}); it looks like \
-                 postgres://user:password@host:5432/database"
+                "the address of the database cannot be read ({}); it looks like \
+                 postgres://user:password@host:5432/database",
+                causes(&error)
             ))
         })?;
+        let (mode, tls) = encryption.settle()?;
+        own.config.ssl_mode(mode);
+        own.tls = tls;
         if own.config.get_application_name().is_none() {
             own.config.application_name("windlass");
         }
@@ -125,6 +137,17 @@ impl FromStr for PostgresAddress {
         own.config.keepalives_idle(Duration::from_secs(30));
         Ok(own)
     }
+}
+
+/// A pair for the client, unless it can be the rest of a password, which nobody may see.
+fn known_to_them<'a>(key: &str, pair: &'a str) -> Result<&'a str, OpenFault> {
+    if key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') {
+        return Ok(pair);
+    }
+    Err(OpenFault::new(
+        "the address of the database cannot be read: after its `?` come pairs such as \
+         `windlass_pool=20`; a `?` in a password is written `%3F`",
+    ))
 }
 
 fn pool_size(value: &str) -> Result<usize, OpenFault> {
@@ -140,29 +163,70 @@ fn on_or_off(key: &str, value: &str) -> Result<bool, OpenFault> {
     }
 }
 
+/// Asks a connection for the next thing the server says unasked.
+type Ask = dyn FnMut(&mut Context<'_>) -> Poll<Option<Result<AsyncMessage, Error>>> + Send;
+
+/// What keeps a connection going, whatever it is made of: it must be asked until it ends.
+pub(crate) struct Driver(Box<Ask>);
+
+impl Driver {
+    fn of<S, T>(mut connection: Connection<S, T>) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        Self(Box::new(move |context| connection.poll_message(context)))
+    }
+
+    /// What the server says next without being asked; `None` when the connection has ended.
+    pub(crate) async fn message(&mut self) -> Option<Result<AsyncMessage, Error>> {
+        poll_fn(|context| (self.0)(context)).await
+    }
+}
+
+/// The one place where a single connection is made.
+pub(crate) async fn dial(address: &PostgresAddress) -> Result<(Client, Driver), Error> {
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &address.tls.0 {
+        let (client, connection) = address.config.connect(tls.clone()).await?;
+        return Ok((client, Driver::of(connection)));
+    }
+    let (client, connection) = address.config.connect(NoTls).await?;
+    Ok((client, Driver::of(connection)))
+}
+
 /// One connection of its own, driven on a task that ends with it.
 pub(crate) async fn connect(address: &PostgresAddress) -> Result<Client, OpenFault> {
-    let connecting = address.config.connect(NoTls);
-    let (client, connection) = tokio::time::timeout(PATIENCE, connecting)
+    let (client, mut driver) = tokio::time::timeout(PATIENCE, dial(address))
         .await
         .map_err(|_| OpenFault::new(format!("the database did not answer within {PATIENCE:?}")))?
         .map_err(open_fault)?;
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            tracing::debug!(%error, "a connection to the database ended");
+        while let Some(message) = driver.message().await {
+            if let Err(error) = message {
+                tracing::debug!(%error, "a connection to the database ended");
+                return;
+            }
         }
     });
     Ok(client)
 }
 
 pub(super) fn pool(address: &PostgresAddress) -> Result<Pool, OpenFault> {
-    let fast = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-    let manager = Manager::from_config(address.config.clone(), NoTls, fast);
-    Pool::builder(manager)
+    Pool::builder(manager(address))
         .max_size(address.pool)
         .wait_timeout(Some(PATIENCE))
         .create_timeout(Some(PATIENCE))
         .runtime(Runtime::Tokio1)
         .build()
         .map_err(|error| OpenFault::new(error.to_string()))
+}
+
+fn manager(address: &PostgresAddress) -> Manager {
+    let fast = ManagerConfig { recycling_method: RecyclingMethod::Fast };
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &address.tls.0 {
+        return Manager::from_config(address.config.clone(), tls.clone(), fast);
+    }
+    Manager::from_config(address.config.clone(), NoTls, fast)
 }

@@ -17,12 +17,11 @@ use crate::store::StoreError;
 #[error("{sentence}")]
 pub struct OpenFault {
     sentence: String,
-    source: Option<tokio_postgres::Error>,
 }
 
 impl OpenFault {
     pub(super) fn new(sentence: impl Into<String>) -> Self {
-        Self { sentence: sentence.into(), source: None }
+        Self { sentence: sentence.into() }
     }
 }
 
@@ -73,7 +72,7 @@ pub(super) fn no_connection(error: PoolError) -> StoreError {
 }
 
 pub(super) fn open_fault(error: tokio_postgres::Error) -> OpenFault {
-    OpenFault { sentence: sentence(&error), source: Some(error) }
+    OpenFault::new(sentence(&error))
 }
 
 /// What the server said, without its kind and its place.
@@ -81,7 +80,8 @@ fn said(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| causes(error), |error| error.message().to_string())
 }
 
-fn causes(error: &tokio_postgres::Error) -> String {
+/// All that is known of what went wrong on our side of the connection.
+pub(super) fn causes(error: &tokio_postgres::Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(next) = cause {
@@ -98,9 +98,7 @@ fn causes(error: &tokio_postgres::Error) -> String {
 fn sentence(error: &tokio_postgres::Error) -> String {
     let said = said(error);
     let Some(code) = error.code() else {
-        return format!(
-            "cannot reach the database ({said}); is it running, and is the address right?"
-        );
+        return unreached(&said);
     };
     match code {
         code if *code == SqlState::INVALID_PASSWORD
@@ -117,7 +115,10 @@ fn sentence(error: &tokio_postgres::Error) -> String {
             )
         }
         code if *code == SqlState::READ_ONLY_SQL_TRANSACTION => {
-            "the server is a read-only standby; connect to the primary".to_string()
+            format!(
+                "the database is read-only ({said}); connect to the primary, and see to it that \
+                 `default_transaction_read_only` is off"
+            )
         }
         code if *code == SqlState::TOO_MANY_CONNECTIONS => {
             format!("{said}; lower `windlass_pool`, or raise `max_connections`")
@@ -133,6 +134,27 @@ fn sentence(error: &tokio_postgres::Error) -> String {
         }
         _ => said,
     }
+}
+
+/// What is wrong before the server has said anything.
+fn unreached(said: &str) -> String {
+    // Neither client nor encryption tells these by more than words.
+    if said.ends_with("password missing") {
+        return "the database asks for a password, and the address has none".to_string();
+    }
+    if said.contains("server does not support TLS") {
+        return "the server offers no encryption, and `sslmode` asks for it; turn on `ssl` there"
+            .to_string();
+    }
+    if let Some((_, why)) = said.split_once("invalid peer certificate: ") {
+        let doing = if why.contains("not valid for name") || why.contains("NotValidForName") {
+            "connect by a name it is for"
+        } else {
+            "name the right root with `sslrootcert=`"
+        };
+        return format!("the certificate of the server does not verify ({why}); {doing}");
+    }
+    format!("cannot reach the database ({said}); is it running, and is the address right?")
 }
 
 /// A refusal as SQL tells it; `job` is meant where the detail names none.

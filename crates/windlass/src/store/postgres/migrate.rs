@@ -74,6 +74,16 @@ async fn one(client: &Client, sql: &str, parameters: &[Parameter<'_>]) -> Result
     rows.into_iter().next().ok_or_else(|| OpenFault::new("the database answered without a row"))
 }
 
+/// A newer program may have given words a meaning that this one does not know.
+pub(super) fn refuse_newer(found: i32, schema: &Schema) -> Result<(), OpenFault> {
+    if found <= VERSION {
+        return Ok(());
+    }
+    Err(OpenFault::new(format!(
+        "schema `{schema}` has version {found}, and this build knows {VERSION}; update the program"
+    )))
+}
+
 /// Brings the schema up to date and answers which versions that took.
 pub(super) async fn up(client: &mut Client, schema: &Schema) -> Result<Vec<i32>, OpenFault> {
     let mut applied = Vec::new();
@@ -82,7 +92,9 @@ pub(super) async fn up(client: &mut Client, schema: &Schema) -> Result<Vec<i32>,
         let lock = "select pg_advisory_xact_lock(hashtextextended($1, 0))";
         let name = format!("{schema}.migration");
         one(transaction.client(), lock, &[(&name, Type::TEXT)]).await?;
-        if version(transaction.client(), schema).await? >= migration.version {
+        let found = version(transaction.client(), schema).await?;
+        refuse_newer(found, schema)?;
+        if found >= migration.version {
             continue;
         }
         transaction.batch_execute(&script(migration, schema)).await.map_err(open_fault)?;

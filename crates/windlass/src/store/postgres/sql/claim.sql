@@ -33,7 +33,7 @@ returns table (id uuid, seq bigint, queue text, kind text, payload bytea, spec j
     start_kind smallint, start_us bigint, own_attempts bigint, created_at bigint, token bigint, until bigint,
     max_attempts bigint, attempt int, recoveries int, first_started bigint, step_names text[],
     step_results bytea[], ready bigint, wake_in bigint, since bigint)
-language plpgsql as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass._begin();

@@ -386,7 +386,7 @@ end $$;
 create function windlass.accept(_ids uuid[], _lines int[], _payloads bytea[], _priorities int[],
     _start_kinds smallint[], _starts bigint[], _max_attempts bigint[], _specs jsonb[])
 returns table (id uuid, acceptance int, depth bigint, sequence bigint, lane bigint, ahead bigint, rings text[])
-language plpgsql as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   _now bigint;
   _placed jsonb;
@@ -416,7 +416,7 @@ end $$;
 create function windlass._accept_plain(_ids uuid[], _lines int[], _payloads bytea[], _priorities int[],
     _start_kinds smallint[], _starts bigint[], _max_attempts bigint[], _specs jsonb[])
 returns table (id uuid, acceptance int, depth bigint, sequence bigint, lane bigint, ahead bigint, rings text[])
-language plpgsql as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass.now_us();

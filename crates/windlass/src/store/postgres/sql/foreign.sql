@@ -20,7 +20,7 @@ create function windlass.enqueue(
     expires_after interval default null,
     tags text[] default null,
     metadata jsonb default null
-) returns uuid language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+) returns uuid language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 declare
   _us constant numeric := 1000000;
   _spec jsonb := '{}';
@@ -43,6 +43,9 @@ begin
   if delay is not null and run_at is not null then
     raise exception 'give `delay` or `run_at`, not both' using errcode = 'WL001';
   end if;
+  if not isfinite(run_at) or not isfinite(delay) or not isfinite(unique_for) or not isfinite(expires_after) then
+    raise exception 'a time or a duration is infinite' using errcode = 'WL001';
+  end if;
   if delay > interval '100 years' or run_at > now() + interval '100 years' or unique_for > interval '100 years'
     or expires_after > interval '100 years' then
     raise exception 'a time is more than 100 years away; check the unit' using errcode = 'WL001';
@@ -54,8 +57,8 @@ begin
     raise exception 'max_attempts is %; it must be at least 1', max_attempts using errcode = 'WL001';
   end if;
   if unique_key is not null then
-    if unique_scope not in ('open', 'any') then
-      raise exception 'unique_scope is `%`; it must be `open` or `any`', unique_scope using errcode = 'WL001';
+    if coalesce(unique_scope not in ('open', 'any'), true) then
+      raise exception 'unique_scope is `%`; it must be `open` or `any`', left(unique_scope, 40) using errcode = 'WL001';
     elsif octet_length(unique_key) not between 1 and 512 or unique_key ~ '[[:cntrl:]]' then
       raise exception 'unique_key must have 1 to 512 bytes and no control characters' using errcode = 'WL001';
     end if;
@@ -65,6 +68,9 @@ begin
   if cardinality(depends_on) > 0 then
     if cardinality(depends_on) > 10000 then
       raise exception 'a job may depend on at most 10000 others; chain the jobs' using errcode = 'WL001';
+    end if;
+    if array_position(depends_on, null) is not null then
+      raise exception 'depends_on has a null in it; name jobs' using errcode = 'WL001';
     end if;
     _spec := _spec || jsonb_build_object('depends_on', (select jsonb_agg(jsonb_build_object('on', d, 'on_failure', 0))
       from unnest(depends_on) d));
@@ -115,7 +121,8 @@ begin
   end if;
 end $$;
 
--- Nobody but the owner does anything, unless the owner says so.
+-- Nobody but the owner does anything, unless the owner says so. Whoever is granted the use of the
+-- schema and the execution of `enqueue` can do that, with the owner's rights, and nothing else.
 revoke all on schema windlass from public;
 revoke all on all tables in schema windlass from public;
 revoke all on all functions in schema windlass from public;

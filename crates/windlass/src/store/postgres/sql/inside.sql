@@ -1,7 +1,7 @@
 -- Within somebody's own transaction: what is asked for here is there if that commits, and else not.
 
 -- Accepts jobs and answers what became of each. Workers are woken when the transaction commits.
-create function windlass.enqueue_in(_jobs jsonb) returns jsonb language plpgsql as $$
+create function windlass.enqueue_in(_jobs jsonb) returns jsonb language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   _now bigint := windlass._begin();
   _placed jsonb;
@@ -15,7 +15,7 @@ begin
 end $$;
 
 -- Completes an attempt, with the jobs it continues with. Refused if its lease is lost.
-create function windlass.complete_in(_end jsonb) returns jsonb language plpgsql as $$
+create function windlass.complete_in(_end jsonb) returns jsonb language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   _now bigint := windlass._begin();
   _p windlass.place := windlass._locate((_end->>'job')::uuid);

@@ -34,7 +34,7 @@ end $$;
 -- Events after a number, and the number of the last one in a row of its own.
 create function windlass.events(_after bigint, _limit int)
 returns table (number bigint, at bigint, n int, topic text, jobs uuid[], lines int[], a bigint[], b bigint[],
-    detail jsonb, last bigint) language plpgsql as $$
+    detail jsonb, last bigint) language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   _last bigint := windlass._number();
@@ -48,7 +48,7 @@ begin
 end $$;
 
 create function windlass.promote(out purged bigint, out next_in bigint, out last_event bigint, out rings text[])
-language plpgsql as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   _now bigint := windlass._begin();
   _house windlass.house;

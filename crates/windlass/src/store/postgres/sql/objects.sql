@@ -155,7 +155,7 @@ begin
   return jsonb_build_object('version', _o.version, 'jobs', _placed);
 end $$;
 
-create function windlass.turn(_turn jsonb, _state bytea, out turned jsonb, out rings text[]) language plpgsql as $$
+create function windlass.turn(_turn jsonb, _state bytea, out turned jsonb, out rings text[]) language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
   _now bigint := windlass._begin();
 begin

@@ -67,7 +67,7 @@ end $$;
 
 create function windlass.renew(_jobs uuid[], _tokens bigint[], _leases bigint[], _reports jsonb[])
 returns table (n int, until bigint, cancel_requested boolean, refusal jsonb)
-language plpgsql as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass._begin();
@@ -216,7 +216,7 @@ end $$;
 create function windlass.settle(_jobs uuid[], _tokens bigint[], _verdicts smallint[], _args bigint[],
     _outputs bytea[], _errors text[], _extras jsonb[], _object_states bytea[])
 returns table (n int, state int, refusal jsonb, rings text[])
-language plpgsql as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass.now_us();
@@ -332,7 +332,7 @@ end $$;
 -- not renewed, 1 a restart, 2 someone said so.
 create function windlass.rescue(_observe boolean, _max_recoveries int, _delay bigint, _reason int, _all boolean)
 returns table (id uuid, state int, more boolean, next_in bigint, rings text[])
-language plpgsql as $$
+language plpgsql set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass._begin();
