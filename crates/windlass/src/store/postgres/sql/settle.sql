@@ -317,8 +317,10 @@ declare
   _until bigint;
   _told boolean;
 begin
-  select min(p.at), bool_and(p.told) into _until, _told from windlass.place p
-    where p.seq = any (_lease.seqs) and p.state = 3 and p.token > _lease.token and p.token < _lease.token + 16384;
+  -- One look per job, whatever the planner knows of the tables.
+  select min(p.at), bool_and(p.told) into _until, _told from unnest(_lease.seqs) as x(seq) cross join lateral (
+    select p.at, p.told from windlass.place p
+      where p.seq = x.seq and p.state = 3 and p.token > _lease.token and p.token < _lease.token + 16384 offset 0) p;
   if _until is null then
     delete from windlass.lease where token = _lease.token;
   elsif _until <> _lease.until or _told <> _lease.told then
@@ -326,6 +328,66 @@ begin
     if _told then _until := null; end if;
   end if;
   return _until;
+end $$;
+
+-- The same for jobs that will be tried again and with which nothing else ends: all at once.
+create function windlass._rescue_plain(_seqs bigint[], _max_recoveries int, _delay bigint, _reason int, _all boolean,
+    _text text, _now bigint, out jobs uuid[], out states int[], out ends bigint[]) language plpgsql as $$
+declare
+  _lines int[];
+  _attempts bigint[];
+  _recoveries bigint[];
+  _workers text[];
+  _job_lines int[];
+begin
+  with lost as (
+    select p.seq, p.line, p.attempts, p.recoveries, p.since, p.worker, p.at, p.token, j.id, l.queue
+      from windlass.place p join windlass.job j on j.seq = p.seq join windlass.line l on l.id = p.line
+      where p.seq = any (_seqs) and p.state = 3 and (_all or p.at <= _now) and not p.cancel_requested
+        and p.attempts < p.max_attempts and p.recoveries < _max_recoveries
+        and p.lane_queue is null and p.object is null
+      for update of p skip locked
+  ), back as (
+    update windlass.place p set state = 1, at = _now + _delay, recoveries = p.recoveries + 1, updated_at = _now,
+        offered = false, attempt_end = null, reason = null
+      from lost where p.seq = lost.seq
+  ), waiting as (
+    insert into windlass.due (at, seq) select _now + _delay, seq from lost
+  ), noted as (
+    insert into windlass.diary as d (seq, attempts, error)
+      select seq, jsonb_build_array(jsonb_build_object('number', attempts, 'worker', worker, 'started', since,
+          'ended', _now, 'end', 5, 'error', _text)), _text from lost
+      on conflict (seq) do update set
+        attempts = case when jsonb_array_length(coalesce(d.attempts, '[]')) >= 20
+          then (d.attempts - 0) || excluded.attempts else coalesce(d.attempts, '[]') || excluded.attempts end,
+        attempts_dropped = d.attempts_dropped + (jsonb_array_length(coalesce(d.attempts, '[]')) >= 20)::int,
+        error = excluded.error
+  ), counted as (
+    insert into windlass.tally (line, queue, scheduled, running, t_failed, t_retried, t_rescued)
+      select line, queue, count(*), -count(*), count(*), count(*), count(*) from lost group by line, queue
+  )
+  select array_agg(id order by at, token), array_agg(1 order by at, token), array_agg(at order by at, token),
+      array_agg(line order by at, token), array_agg(attempts::bigint order by at, token),
+      array_agg(recoveries + 1::bigint order by at, token), array_agg(worker order by at, token),
+      array_agg(distinct line)
+    into jobs, states, ends, _job_lines, _attempts, _recoveries, _workers, _lines from lost;
+  if jobs is null then return; end if;
+  insert into windlass.event (at, n, topic, jobs, lines, a, b)
+    values (_now, cardinality(jobs), 'recovery.detected', jobs, _job_lines, _attempts,
+      array_fill(_reason::bigint, array[cardinality(jobs)]));
+  insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
+    select _now, count(*), 'job.failed', array_agg(j.id order by j.n), array_agg(j.line order by j.n),
+        array_agg(j.attempt order by j.n), array_agg(_now + _delay),
+        jsonb_build_object('worker', j.worker, 'error', _text)
+      from unnest(jobs, _job_lines, _attempts, _workers) with ordinality as j(id, line, attempt, worker, n)
+      group by j.worker;
+  insert into windlass.event (at, n, topic, jobs, lines, a, b)
+    values (_now, cardinality(jobs), 'job.retrying', jobs, _job_lines, _attempts,
+      array_fill(_now + _delay, array[cardinality(jobs)]));
+  insert into windlass.event (at, n, topic, jobs, lines, a, b)
+    values (_now, cardinality(jobs), 'recovery.executed', jobs, _job_lines, _recoveries,
+      array_fill(_reason::bigint, array[cardinality(jobs)]));
+  perform windlass._ring(l), windlass._ring_turned_away(l) from unnest(_lines) l;
 end $$;
 
 -- Gives back jobs whose lease has ended, or with `_all` every job that runs. Reasons: 0 the lease was
@@ -345,16 +407,29 @@ declare
   _job uuid;
   _lease windlass.lease;
   _due bigint[];
+  _seqs bigint[];
+  _jobs uuid[];
+  _states int[];
+  _ends bigint[];
 begin
   select array_agg(s.token) into _due from (
     select s.token from windlass.lease s where (_all or s.until <= _now) and (not s.told or not _observe)
       order by s.until, s.token limit 1000 for update skip locked) s;
+  -- One look per job, whatever the planner knows of the tables.
+  _seqs := array(select p.seq from windlass.lease s cross join lateral unnest(s.seqs) as x(seq) cross join lateral (
+      select p.seq, p.at, p.token from windlass.place p
+        where p.seq = x.seq and p.state = 3 and p.token > s.token and p.token < s.token + 16384
+          and (_all or p.at <= _now) and (not p.told or not _observe) offset 0) p
+    where s.token = any (_due) order by p.at, p.token limit 1000);
+  if not _observe then
+    select * into _jobs, _states, _ends
+      from windlass._rescue_plain(_seqs, _max_recoveries, _delay, _reason, _all, _text, _now);
+    _looked := coalesce(cardinality(_jobs), 0);
+  end if;
   for _p in
-    select p.* from windlass.lease s cross join lateral unnest(s.seqs) as x(seq)
-      join windlass.place p on p.seq = x.seq
-      where s.token = any (_due) and p.state = 3 and p.token > s.token and p.token < s.token + 16384
-        and (_all or p.at <= _now) and (not p.told or not _observe)
-      order by p.at, p.token limit 1000 for update of p skip locked
+    select p.* from windlass.place p
+      where p.seq = any (_seqs) and p.state = 3 and (_all or p.at <= _now) and (not p.told or not _observe)
+      order by p.at, p.token for update of p skip locked
   loop
     _looked := _looked + 1;
     select j.id into _job from windlass.job j where j.seq = _p.seq;
@@ -396,8 +471,12 @@ begin
       perform windlass._tell(_now, 'recovery.exhausted', _p.seq, null, _p.recoveries);
     end if;
     if _state >= 4 then perform windlass._spread(_p.seq, _text, _now); end if;
-    return query select _job, _state, null::boolean, null::bigint, null::text[];
+    _jobs := _jobs || _job;
+    _states := _states || _state;
+    _ends := _ends || _p.at;
   end loop;
+  return query select r.job, r.state, null::boolean, null::bigint, null::text[]
+    from unnest(_jobs, _states, _ends) with ordinality as r(job, state, ended, n) order by r.ended, r.n;
   perform windlass._tidy_lease(s) from windlass.lease s where s.token = any (_due);
   -- What has ended or was renewed since is not what is next.
   loop
