@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use windlass::store::StoreError;
-use windlass::{Engine, Error, Failure, JobId, Refusal, StateName};
+use windlass::{Engine, Error, Failure, JobId, Recovery, Refusal, StateName};
 use windlass_testbed::{Postgres, or_skip};
 
 use crate::common::{Work, is_completed, open, raw, records, until, work};
@@ -40,7 +40,8 @@ async fn produce(engine: Engine, stop: Arc<AtomicBool>) -> Vec<JobId> {
         if stop.load(Ordering::SeqCst) {
             break;
         }
-        match engine.enqueue(work(number)).await {
+        // However often its lease ends on a busy machine, it is tried again.
+        match engine.enqueue(work(number)).max_attempts(1_000).await {
             Ok(job) => acknowledged.push(job.id()),
             Err(Error::Unknown { .. } | Error::Refused(Refusal::Unavailable { .. })) => {
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -62,9 +63,12 @@ async fn nothing_acknowledged_is_lost_when_a_synchronous_standby_takes_over() {
     let Some((mut primary, standby)) = pair() else { return };
     until("the standby is synchronous", || is_synchronous(&primary)).await;
     let address = both(&primary, &standby, "&target_session_attrs=read-write");
-    let (producer, other) = (open(&address).await, open(&address).await);
+    let recovery = Recovery { max_recoveries: 1_000, ..Recovery::default() };
+    let patient = || Engine::builder().recovery(recovery).open(&address);
+    let producer = patient().await.expect("the engine opens");
+    let other = patient().await.expect("the engine opens");
     let handler = |job: Work| async move { Ok::<u64, Failure>(job.number) };
-    let worker = other.worker().handle_with(handler, |terms| terms.lease(Duration::from_secs(1)));
+    let worker = other.worker().handle_with(handler, |terms| terms.lease(Duration::from_secs(2)));
     let worker = worker.poll_interval(Duration::from_millis(200)).start().await;
     let worker = worker.expect("the worker starts");
     let stop = Arc::new(AtomicBool::new(false));

@@ -317,6 +317,7 @@ async fn ten_thousand_leases_of_a_vanished_worker_are_given_back_within_two_seco
         assert_eq!(how, AttemptEnd::Crashed);
         slowest = slowest.max(ended.since(until_by_job[&record.id()]));
     }
+    eprintln!("the last came back {slowest:?} after its lease");
     assert!(slowest <= 2 * SECOND, "the last came back {slowest:?} after its lease");
 }
 
@@ -541,4 +542,60 @@ async fn batches_that_name_the_same_jobs_in_another_order_get_in_nobodys_way_for
     soon("the callers", callers.join_all()).await;
     assert_eq!(count(&engines[0], StateName::Scheduled).await, 40);
     assert_eq!(count(&engines[0], StateName::Ready).await, 5 * 40);
+}
+
+/// Claims a few jobs at a time and completes them together, until none of these is open.
+async fn complete_in_batches(engine: Engine, me: usize) {
+    let store = engine.store();
+    loop {
+        let handed = store.claim(claim(&format!("w{me}"), 5)).await.expect("it is answered");
+        if handed.jobs.is_empty() {
+            return;
+        }
+        let end = |handed: &HandedJob| {
+            let mut end = Settlement::new(handed.job.id, handed.lease.token, Verdict::Complete);
+            // Half of them do not take the short way.
+            if handed.sequence.is_multiple_of(2) {
+                end.output = Some(b"1".to_vec().into());
+                end.next = vec![Arc::new(NewJob { queue: name("after"), ..raw(0) })];
+            }
+            end
+        };
+        let mut ends: Vec<Settlement> = handed.jobs.iter().map(end).collect();
+        if me.is_multiple_of(2) {
+            ends.reverse();
+        }
+        for answer in store.settle(ends).await.expect("it is answered") {
+            answer.expect("the lease is held");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dependents_of_jobs_that_end_in_many_batches_at_once_are_released_once() {
+    let Some(ground) = Ground::new() else { return };
+    let engines = ground.engines(4).await;
+    let first = accept(&engines[0], (0..80).map(raw).collect()).await;
+    let dependent = |number: u64| {
+        let chosen = shuffled(80, number).into_iter().take(20);
+        let on = chosen.filter_map(|at| first.get(usize::try_from(at).ok()?).copied());
+        let on = on.map(|on| Dependency { on, on_failure: OnFailure::default() });
+        NewJob { depends_on: on.collect(), queue: name("later"), ..raw(number) }
+    };
+    let waiting = accept(&engines[1], (0..40).map(dependent).collect()).await;
+    engines[0].queue("later").expect("a name").pause().await.expect("it is answered");
+    engines[0].queue("after").expect("a name").pause().await.expect("it is answered");
+    let mut workers = JoinSet::new();
+    for me in 0..8 {
+        workers.spawn(complete_in_batches(engines[me % 4].clone(), me));
+    }
+    soon("the workers", workers.join_all()).await;
+    for record in records(&engines[2], &waiting).await {
+        assert_eq!(record.condition.state.name(), StateName::Ready, "{record:?}");
+        assert_eq!(record.met.len(), 20, "{record:?}");
+    }
+    let events = engines[3].store().events(0, usize::MAX).await.expect("events");
+    let unblocked = events.iter().filter(|event| event.what == What::JobUnblocked);
+    assert_eq!(unblocked.count(), 40);
+    assert_eq!(count(&engines[3], StateName::Blocked).await, 0);
 }

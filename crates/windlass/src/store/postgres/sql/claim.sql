@@ -91,9 +91,6 @@ begin
         _caps[_term.n] := least(_caps[_term.n], _admitted.admitted);
       end if;
     end loop;
-    -- Waiting for a row took time. A lease that began before those ended that made room for it would
-    -- be one too many in the store's own time.
-    _now := greatest(_now, windlass.now_us());
     if cardinality(_lines) = 1 then
       _take := array[coalesce(_caps[_terms[1]], _limit)];
     else
@@ -115,7 +112,11 @@ begin
           group by h.line) c on c.line = l.line;
     end if;
     _base := nextval('windlass.token') * 16384;
-    return query with taken as (
+    return query with moment as materialized (
+      -- Read when the jobs have been seen: a lease that began before those ended that made room for it
+      -- would overlap with them in the store's own time.
+      select greatest(_now, windlass.now_us()) as now
+    ), taken as (
       select h.seq, h.rank, h.at, h.place, h.ready, t.n as place_of_line, t.term,
           row_number() over (order by windlass._standing(t.ageing, h.rank, h.at, _now) desc, h.at, h.seq) as n
         from unnest(_lines, _terms, _take, _ageings) with ordinality as t(line, term, take, ageing, n)
@@ -130,12 +131,12 @@ begin
       delete from windlass.ready r using taken t where r.ctid = t.ready
     ), started as (
       update windlass.place p set state = 3, attempts = p.attempts + 1, begun = true, token = _base + t.n,
-          worker = _worker, since = _now, at = _now + _leases[t.term], cancel_requested = false, told = false,
+          worker = _worker, since = m.now, at = m.now + _leases[t.term], cancel_requested = false, told = false,
           max_attempts = coalesce(j.max_attempts, _max_attempts[t.term]), offered = false,
-          first_started = coalesce(p.first_started, _now), updated_at = _now
-        from taken t join windlass.job j on j.seq = t.seq
+          first_started = coalesce(p.first_started, m.now), updated_at = m.now
+        from taken t join windlass.job j on j.seq = t.seq cross join moment m
         where p.ctid = t.place
-        returning t.n, p.seq, p.line, p.lane_queue, p.lane, p.attempts, p.recoveries, p.token, p.at, p.max_attempts,
+        returning t.n, p.seq, p.since, p.line, p.lane_queue, p.lane, p.attempts, p.recoveries, p.token, p.at, p.max_attempts,
           p.first_started, p.steps, _queue_ids[t.place_of_line] as queue_id, t.place_of_line, t.term, j.id, j.payload,
           j.spec, j.priority, j.start_kind, j.start_us, j.max_attempts as own_attempts, j.created_at, t.rank, t.at as was
     ), unlined as (
@@ -154,7 +155,7 @@ begin
           where lane_queue is not null and _lanes[place_of_line] is not null group by queue_id, lane
     ), told as (
       insert into windlass.event (at, n, topic, jobs, lines, a, detail)
-        select _now, count(*), 'job.started', array_agg(id), array_agg(line), array_agg(attempts::bigint),
+        select max(since), count(*), 'job.started', array_agg(id), array_agg(line), array_agg(attempts::bigint),
             jsonb_build_object('worker', _worker)
           from (select * from started order by n) s having count(*) > 0
     )
@@ -162,7 +163,7 @@ begin
         s.own_attempts, s.created_at, s.token, s.at, s.max_attempts, s.attempts, s.recoveries, s.first_started,
         case when s.steps > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = s.seq) end,
         case when s.steps > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = s.seq) end,
-        null::bigint, null::bigint, _now
+        null::bigint, null::bigint, s.since
       from started s order by s.n;
     get diagnostics _taken = row_count;
     -- What the limits turned away, and what of the rates was used.
@@ -175,7 +176,7 @@ begin
       select * into _kind from windlass.kind k where k.name = _term.kind;
       continue when not found;
       if _term.rate_jobs is not null then
-        select count(*) into _running from windlass.lease s
+        select count(*), coalesce(max(p.since), _now) into _running, _now from windlass.lease s
           cross join lateral unnest(s.seqs) as x(seq) join windlass.place p on p.seq = x.seq
           where s.token = _base and p.line in (select l.id from windlass.line l where l.kind = _kind.id);
         if _running > 0 then

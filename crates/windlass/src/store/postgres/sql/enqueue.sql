@@ -247,6 +247,9 @@ begin
       select l.queue from windlass.line l join unnest(_items) i on i.line = l.id
         where q.max_depth is not null or q.lane_depth is not null or i.spec->'lane' ? 'spread')
     order by q.id for no key update;
+  perform from windlass.job j join windlass.place p on p.seq = j.seq where j.id in (
+      select (d->>'on')::uuid from unnest(_items) i cross join jsonb_array_elements(i.spec->'depends_on') d)
+    order by p.seq for share of p;
   _fresh := array(select nextval('windlass.job_seq_seq') from generate_series(1, cardinality(_items)));
   -- By their keys, so that two batches do not wait for each other.
   for _i in

@@ -232,6 +232,14 @@ declare
   _detail text;
 begin
   select * into _house from windlass.house;
+  -- Whoever waits for these is held together with them, in one order, so that two batches with
+  -- dependents in common do not wait for each other.
+  if exists (select from windlass.edge e where e.on_id = any (_jobs) and not e.met) then
+    perform from windlass.place p where p.seq in (
+        select j.seq from windlass.job j where j.id = any (_jobs)
+        union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met)
+      order by p.seq for update;
+  end if;
   -- Jobs that are done and with which nothing else ends: all at once.
   with gone as (
     update windlass.place p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
@@ -311,8 +319,10 @@ declare
   _until bigint;
   _told boolean;
 begin
-  select min(p.at), bool_and(p.told) into _until, _told from windlass.place p
-    where p.seq = any (_lease.seqs) and p.state = 3 and p.token > _lease.token and p.token < _lease.token + 16384;
+  -- One look per job, whatever the planner knows of the tables.
+  select min(p.at), bool_and(p.told) into _until, _told from unnest(_lease.seqs) as x(seq) cross join lateral (
+    select p.at, p.told from windlass.place p
+      where p.seq = x.seq and p.state = 3 and p.token > _lease.token and p.token < _lease.token + 16384 offset 0) p;
   if _until is null then
     delete from windlass.lease where token = _lease.token;
   elsif _until <> _lease.until or _told <> _lease.told then
@@ -322,65 +332,64 @@ begin
   return _until;
 end $$;
 
--- Gives back jobs that will simply run again and with which nothing else is to be done: all at once.
-create function windlass._rescue_plain(_due bigint[], _max_recoveries int, _delay bigint, _reason int, _all boolean,
-    _now bigint) returns table (id uuid) language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
-#variable_conflict use_column
+-- The same for jobs that will be tried again and with which nothing else ends: all at once.
+create function windlass._rescue_plain(_seqs bigint[], _max_recoveries int, _delay bigint, _reason int, _all boolean,
+    _text text, _now bigint, out jobs uuid[], out states int[], out ends bigint[]) language plpgsql as $$
 declare
-  _text constant text := 'crashed: its worker was lost while running it';
   _lines int[];
+  _attempts bigint[];
+  _recoveries bigint[];
+  _workers text[];
+  _job_lines int[];
 begin
-  return query with lost as (
-    select p.seq, p.at, p.token, p.attempts, p.worker, p.since
-      from windlass.lease s cross join lateral unnest(s.seqs) as x(seq) join windlass.place p on p.seq = x.seq
-      where s.token = any (_due) and p.state = 3 and p.token > s.token and p.token < s.token + 16384
-        and (_all or p.at <= _now) and p.plain and not p.cancel_requested
+  with lost as (
+    select p.seq, p.line, p.attempts, p.recoveries, p.since, p.worker, p.at, p.token, j.id, l.queue
+      from windlass.place p join windlass.job j on j.seq = p.seq join windlass.line l on l.id = p.line
+      where p.seq = any (_seqs) and p.state = 3 and (_all or p.at <= _now) and not p.cancel_requested
         and p.attempts < p.max_attempts and p.recoveries < _max_recoveries
-      order by p.at, p.token limit 1000 for update of p skip locked
+        and p.lane_queue is null and p.object is null
+      for update of p skip locked
   ), back as (
-    update windlass.place p set state = 1, at = _now + _delay, recoveries = p.recoveries + 1, updated_at = _now
-      from lost l join windlass.job j on j.seq = l.seq where p.seq = l.seq
-      returning l.at as was, l.token, j.id, p.seq, p.line, p.attempts, p.recoveries, l.worker, l.since
+    update windlass.place p set state = 1, at = _now + _delay, recoveries = p.recoveries + 1, updated_at = _now,
+        offered = false, attempt_end = null, reason = null
+      from lost where p.seq = lost.seq
   ), waiting as (
-    insert into windlass.due (at, seq) select _now + _delay, seq from back
+    insert into windlass.due (at, seq) select _now + _delay, seq from lost
   ), noted as (
     insert into windlass.diary as d (seq, attempts, error)
       select seq, jsonb_build_array(jsonb_build_object('number', attempts, 'worker', worker, 'started', since,
-          'ended', _now, 'end', 5, 'error', _text)), _text from back
+          'ended', _now, 'end', 5, 'error', _text)), _text from lost
       on conflict (seq) do update set
         attempts = case when jsonb_array_length(coalesce(d.attempts, '[]')) >= 20
           then (d.attempts - 0) || excluded.attempts else coalesce(d.attempts, '[]') || excluded.attempts end,
         attempts_dropped = d.attempts_dropped + (jsonb_array_length(coalesce(d.attempts, '[]')) >= 20)::int,
         error = excluded.error
   ), counted as (
-    insert into windlass.tally (line, queue, running, scheduled, t_failed, t_retried, t_rescued)
-      select b.line, l.queue, -count(*), count(*), count(*), count(*), count(*)
-        from back b join windlass.line l on l.id = b.line group by b.line, l.queue
-  ), sorted as (
-    select * from back order by was, token
-  ), told as (
-    insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
-      select _now, n, topic, jobs, lines, a, b, detail from (
-        select 1 as first, count(*) as n, 'recovery.detected' as topic, array_agg(id) as jobs, array_agg(line) as lines,
-            array_agg(attempts::bigint) as a, array_agg(_reason::bigint) as b, null::jsonb as detail
-          from sorted having count(*) > 0
-        union all
-        select 2, count(*), 'job.failed', array_agg(id), array_agg(line), array_agg(attempts::bigint),
-            array_agg(_now + _delay), jsonb_build_object('worker', worker, 'error', _text) from sorted group by worker
-        union all
-        select 3, count(*), 'job.retrying', array_agg(id), array_agg(line), array_agg(attempts::bigint),
-            array_agg(_now + _delay), null from sorted having count(*) > 0
-        union all
-        select 4, count(*), 'recovery.executed', array_agg(id), array_agg(line), array_agg(recoveries::bigint),
-            array_agg(_reason::bigint), null from sorted having count(*) > 0) told
-        order by first
-  ), rung as (
-    insert into windlass.after (what, a) select distinct 4, l.queue from back b join windlass.line l on l.id = b.line
+    insert into windlass.tally (line, queue, scheduled, running, t_failed, t_retried, t_rescued)
+      select line, queue, count(*), -count(*), count(*), count(*), count(*) from lost group by line, queue
   )
-  select id from sorted;
-  perform windlass._ring_turned_away(l.id) from windlass.line l join windlass.kind k on k.id = l.kind
-    where k.turned_away;
+  select array_agg(id order by at, token), array_agg(1 order by at, token), array_agg(at order by at, token),
+      array_agg(line order by at, token), array_agg(attempts::bigint order by at, token),
+      array_agg(recoveries + 1::bigint order by at, token), array_agg(worker order by at, token),
+      array_agg(distinct line)
+    into jobs, states, ends, _job_lines, _attempts, _recoveries, _workers, _lines from lost;
+  if jobs is null then return; end if;
+  insert into windlass.event (at, n, topic, jobs, lines, a, b)
+    values (_now, cardinality(jobs), 'recovery.detected', jobs, _job_lines, _attempts,
+      array_fill(_reason::bigint, array[cardinality(jobs)]));
+  insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
+    select _now, count(*), 'job.failed', array_agg(j.id order by j.n), array_agg(j.line order by j.n),
+        array_agg(j.attempt order by j.n), array_agg(_now + _delay),
+        jsonb_build_object('worker', j.worker, 'error', _text)
+      from unnest(jobs, _job_lines, _attempts, _workers) with ordinality as j(id, line, attempt, worker, n)
+      group by j.worker;
+  insert into windlass.event (at, n, topic, jobs, lines, a, b)
+    values (_now, cardinality(jobs), 'job.retrying', jobs, _job_lines, _attempts,
+      array_fill(_now + _delay, array[cardinality(jobs)]));
+  insert into windlass.event (at, n, topic, jobs, lines, a, b)
+    values (_now, cardinality(jobs), 'recovery.executed', jobs, _job_lines, _recoveries,
+      array_fill(_reason::bigint, array[cardinality(jobs)]));
+  perform windlass._ring(l), windlass._ring_turned_away(l) from unnest(_lines) l;
 end $$;
 
 -- Gives back jobs whose lease has ended, or with `_all` every job that runs. Reasons: 0 the lease was
@@ -401,21 +410,29 @@ declare
   _job uuid;
   _lease windlass.lease;
   _due bigint[];
+  _seqs bigint[];
+  _jobs uuid[];
+  _states int[];
+  _ends bigint[];
 begin
   select array_agg(s.token) into _due from (
     select s.token from windlass.lease s where (_all or s.until <= _now) and (not s.told or not _observe)
       order by s.until, s.token limit 1000 for update skip locked) s;
+  -- One look per job, whatever the planner knows of the tables.
+  _seqs := array(select p.seq from windlass.lease s cross join lateral unnest(s.seqs) as x(seq) cross join lateral (
+      select p.seq, p.at, p.token from windlass.place p
+        where p.seq = x.seq and p.state = 3 and p.token > s.token and p.token < s.token + 16384
+          and (_all or p.at <= _now) and (not p.told or not _observe) offset 0) p
+    where s.token = any (_due) order by p.at, p.token limit 1000);
   if not _observe then
-    return query select r.id, 1, null::boolean, null::bigint, null::text[]
-      from windlass._rescue_plain(_due, _max_recoveries, _delay, _reason, _all, _now) r;
-    get diagnostics _looked = row_count;
+    select * into _jobs, _states, _ends
+      from windlass._rescue_plain(_seqs, _max_recoveries, _delay, _reason, _all, _text, _now);
+    _looked := coalesce(cardinality(_jobs), 0);
   end if;
   for _p in
-    select p.* from windlass.lease s cross join lateral unnest(s.seqs) as x(seq)
-      join windlass.place p on p.seq = x.seq
-      where s.token = any (_due) and p.state = 3 and p.token > s.token and p.token < s.token + 16384
-        and (_all or p.at <= _now) and (not p.told or not _observe)
-      order by p.at, p.token limit 1000 - _looked for update of p skip locked
+    select p.* from windlass.place p
+      where p.seq = any (_seqs) and p.state = 3 and (_all or p.at <= _now) and (not p.told or not _observe)
+      order by p.at, p.token for update of p skip locked
   loop
     _looked := _looked + 1;
     select j.id into _job from windlass.job j where j.seq = _p.seq;
@@ -457,8 +474,12 @@ begin
       perform windlass._tell(_now, 'recovery.exhausted', _p.seq, null, _p.recoveries);
     end if;
     if _state >= 4 then perform windlass._spread(_p.seq, _text, _now); end if;
-    return query select _job, _state, null::boolean, null::bigint, null::text[];
+    _jobs := _jobs || _job;
+    _states := _states || _state;
+    _ends := _ends || _p.at;
   end loop;
+  return query select r.job, r.state, null::boolean, null::bigint, null::text[]
+    from unnest(_jobs, _states, _ends) with ordinality as r(job, state, ended, n) order by r.ended, r.n;
   perform windlass._tidy_lease(s) from windlass.lease s where s.token = any (_due);
   -- What has ended or was renewed since is not what is next.
   loop
