@@ -6,11 +6,14 @@
 //! - `memory` measures what a waiting job costs, `idle` what an engine without jobs costs
 //! - `objects` measures pools with lanes, debounce and continuous objects
 //! - `reopen` measures how long opening takes
-//! - `limit` measures what the disk could do at best, to compare with
+//! - `limit` measures what the disk could do at best, to compare with, and `bare` what a database
+//!   could
 //! - `ground` is where the stores stand, `process` what the system tells about this process
 //! - `result` is what they all return, `progress` what is shown meanwhile
 
 mod backlog;
+#[cfg(feature = "postgres")]
+mod bare;
 mod callers;
 mod ground;
 mod idle;
@@ -31,7 +34,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use windlass::Job;
 
-use crate::bench::ground::Ground;
+pub(crate) use crate::bench::ground::Ground;
 use crate::bench::progress::Progress;
 use crate::bench::result::{Measurement, medians, print_table};
 use crate::cli::{BenchOptions, Format, Mode};
@@ -65,12 +68,12 @@ impl Plan {
 pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     let ground = Ground::new(&options.store, options.durability, options.keep)?;
     let ground = Arc::new(ground);
-    let modes = modes(&options.mode, ground.is_a_disk())?;
+    let modes = modes(&options.mode, &ground)?;
     let with_limit = modes.contains(&Mode::Limit);
     let mut measured = Vec::new();
     for mode in &modes {
         // It runs with those that are compared with it, if there are any.
-        if *mode == Mode::Limit && modes.iter().any(|mode| mode.has_a_limit()) {
+        if *mode == Mode::Limit && modes.iter().any(|mode| mode.has_a_limit(&ground)) {
             continue;
         }
         let first = measured.is_empty();
@@ -84,7 +87,11 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
 
 /// What was asked for, in the order given. Of all, memory comes first: what other measurements
 /// have freed would be used again unseen.
-fn modes(asked: &[Mode], is_a_disk: bool) -> anyhow::Result<Vec<Mode>> {
+fn modes(asked: &[Mode], ground: &Ground) -> anyhow::Result<Vec<Mode>> {
+    let can = |mode: Mode| match mode {
+        Mode::Limit => ground.is_a_disk() || ground.is_a_database(),
+        mode => ground.is_a_disk() || !mode.needs_a_disk(),
+    };
     let all = [
         Mode::Memory,
         Mode::Enqueue,
@@ -103,8 +110,8 @@ fn modes(asked: &[Mode], is_a_disk: bool) -> anyhow::Result<Vec<Mode>> {
     let mut modes = Vec::new();
     for mode in asked {
         match mode {
-            Mode::All => modes.extend(all.iter().filter(|mode| is_a_disk || !mode.needs_a_disk())),
-            mode if mode.needs_a_disk() && !is_a_disk => {
+            Mode::All => modes.extend(all.iter().filter(|mode| can(**mode))),
+            mode if !can(*mode) => {
                 bail!("`{}` measures a disk; name a directory with --store", mode.name())
             }
             mode => modes.push(*mode),
@@ -208,10 +215,21 @@ fn measure(mode: Mode, plan: &Plan, with_limit: bool) -> anyhow::Result<Vec<Meas
         Mode::Memory => runtime.block_on(memory::per_waiting_job(plan)),
         Mode::Reopen => one(runtime.block_on(reopen::reopen(plan))),
         Mode::Idle => one(runtime.block_on(idle::idle(plan))),
+        #[cfg(feature = "postgres")]
+        Mode::Limit if plan.ground.is_a_database() => {
+            one(runtime.block_on(bare::insert_and_delete(plan)))
+        }
         Mode::Limit => runtime.block_on(limit::alone(plan)),
         Mode::All => Ok(Vec::new()),
     }?;
-    if with_limit && mode.has_a_limit() {
+    #[cfg(feature = "postgres")]
+    if with_limit && mode == Mode::Drain && plan.ground.is_a_database() {
+        let limit = runtime.block_on(bare::insert_and_delete(plan))?;
+        measured[0].compare(&limit);
+        measured.push(limit);
+        return Ok(measured);
+    }
+    if with_limit && mode.has_a_limit(&plan.ground) {
         let limits = runtime.block_on(limit::beside(mode, plan, &mut measured[0]))?;
         measured.extend(limits);
     }

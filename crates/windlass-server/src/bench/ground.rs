@@ -67,6 +67,12 @@ impl Ground {
         self.database.is_some()
     }
 
+    /// The address of the database, if it is one.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn database(&self) -> Option<&str> {
+        self.database.as_deref()
+    }
+
     pub(crate) fn is_a_disk(&self) -> bool {
         self.root.is_some()
     }

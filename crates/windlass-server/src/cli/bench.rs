@@ -6,13 +6,14 @@ use clap::{Args, ValueEnum, value_parser};
 use windlass::core::limits;
 use windlass::store::Durability;
 
+use crate::bench::Ground;
 use crate::cli::Format;
 
 #[derive(Args, Debug)]
 #[command(after_long_help = COMPARED)]
 pub(crate) struct BenchOptions {
-    /// The store to measure: `memory:`, or a directory that is empty or not there yet, in which
-    /// each measurement gets a store of its own
+    /// The store to measure: `memory:`, a directory that is empty or not there yet, in which each
+    /// measurement gets a store of its own, or `postgres://…`, where each gets a schema of its own
     #[arg(long, value_name = "ADDRESS", default_value = "memory:", env = "WINDLASS_STORE")]
     #[arg(hide_env_values = true)]
     pub(crate) store: String,
@@ -84,6 +85,8 @@ What is compared with `limit`, the bare log:
     lifecycle  as many callers, two writes per job, each waited for, of half its bytes;
                `limit_one_write_ratio` is stricter: one write per job, of all its bytes
     bulk       one caller, one write per thousand jobs
+  On `postgres://…` it is `drain` that is compared, with as many connections that insert a hundred
+  rows, commit, delete them and commit, one insert and one delete per job.
   `limit` alone takes for the bytes of a job what an engine of this version writes.
   Syncs are what a disk is slow at: with `relaxed` the engine may be faster than the limit. Both are
   measured one after the other, so whatever else the machine does tells on the ratio: take
@@ -162,8 +165,11 @@ impl Mode {
         matches!(self, Mode::Reopen | Mode::Limit)
     }
 
-    /// Whether the bare log can do the like.
-    pub(crate) fn has_a_limit(self) -> bool {
+    /// Whether the bare log, or the bare database, can do the like.
+    pub(crate) fn has_a_limit(self, ground: &Ground) -> bool {
+        if ground.is_a_database() {
+            return self == Mode::Drain;
+        }
         matches!(self, Mode::Enqueue | Mode::Bulk | Mode::Lifecycle)
     }
 }

@@ -1,0 +1,77 @@
+//! What a PostgreSQL server could do at best: batches inserted and deleted, and nothing else.
+//!
+//! As many connections as there are workers insert a hundred rows with a payload, commit, delete
+//! them, commit, and go on. Nothing is claimed, leased, ordered, counted or told, and nothing can go
+//! wrong: no job queue on that server is faster.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, NoTls};
+use windlass::store::Durability;
+
+use crate::bench::Plan;
+use crate::bench::callers::shares;
+use crate::bench::result::{Extra, Measurement};
+use crate::cli::Mode;
+
+/// Rows of one insert and of one delete.
+const BATCH: u64 = 100;
+
+/// Does with bare rows what `drain` does with jobs: each costs one insert and one delete.
+pub(crate) async fn insert_and_delete(plan: &Plan) -> anyhow::Result<Measurement> {
+    let address = plan.ground.database().context("it is the limit of a database")?;
+    let table = format!("windlass_bare_{}", std::process::id());
+    let client = connect(address).await?;
+    let make = format!("create table {table} (id bigserial primary key, payload bytea not null)");
+    client.batch_execute(&make).await?;
+    let measured = measure(plan, address, &table).await;
+    client.batch_execute(&format!("drop table {table}")).await?;
+    measured
+}
+
+async fn measure(plan: &Plan, address: &str, table: &str) -> anyhow::Result<Measurement> {
+    let insert =
+        format!("insert into {table} (payload) select p from unnest($1::bytea[]) p returning id");
+    let delete = format!("delete from {table} where id = any ($1)");
+    let mut tasks = JoinSet::new();
+    let began = Instant::now();
+    for share in shares(plan.jobs, plan.workers()) {
+        let (client, payload) = (connect(address).await?, vec![b'x'; plan.payload]);
+        let (insert, delete) = (client.prepare(&insert).await?, client.prepare(&delete).await?);
+        tasks.spawn(async move {
+            let mut left = share;
+            while left > 0 {
+                let size = left.min(BATCH);
+                let rows = vec![payload.as_slice(); usize::try_from(size)?];
+                let ids = client.query(&insert, &[&rows]).await?;
+                let ids: Vec<i64> = ids.iter().map(|row| row.get(0)).collect();
+                client.execute(&delete, &[&ids]).await?;
+                left -= size;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task??;
+    }
+    let measured = Measurement::new(Mode::Limit, plan, plan.jobs).concurrency(plan.workers());
+    let extra = Extra::Limit {
+        of: Mode::Drain.name(),
+        writes_per_job: 2.0 / BATCH as f64,
+        bytes_per_write: BATCH * plan.payload as u64,
+        bytes_per_s: None,
+    };
+    Ok(measured.durability(Durability::Sync).took(began.elapsed()).extra(extra))
+}
+
+async fn connect(address: &str) -> anyhow::Result<Client> {
+    // What is ours in the address is not the client's.
+    let (base, query) = address.split_once('?').unwrap_or((address, ""));
+    let theirs = query.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("windlass_"));
+    let address = format!("{base}?{}", theirs.collect::<Vec<_>>().join("&"));
+    let (client, connection) = tokio_postgres::connect(&address, NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
