@@ -9,7 +9,9 @@ use clap_complete::Shell;
 use tracing::level_filters::LevelFilter;
 
 pub(crate) use self::bench::{BenchOptions, Mode};
-pub(crate) use self::database::{Database, MigrateCommand, MigrateOptions, MoveOptions};
+#[cfg(feature = "postgres")]
+pub(crate) use self::database::Database;
+pub(crate) use self::database::{MigrateCommand, MigrateOptions, MoveOptions};
 pub(crate) use self::offline::{
     BackupOptions, ChangeOptions, DoctorOptions, ExportOptions, ListFormat, ListOptions,
     ObjectOptions, ObjectsOptions, ShowOptions,

@@ -344,7 +344,7 @@ fn normal(mut counts: Counts) -> Counts {
 
 /// What a database cannot keep, in the words of a directory.
 fn without_nul(mut contents: Contents) -> Contents {
-    let clean = |error: &ErrorText| ErrorText::new(&error.as_str().replace('\0', "\u{fffd}"));
+    let clean = |error: &ErrorText| ErrorText::new(error.as_str().replace('\0', "\u{fffd}"));
     for job in &mut contents.jobs {
         job.error = job.error.as_ref().map(clean);
         for attempt in &mut job.attempts {

@@ -398,7 +398,7 @@ pub(in crate::store) fn fit(mut record: JobRecord) -> JobRecord {
         if let Some(text) = error
             && text.as_str().contains('\0')
         {
-            *text = ErrorText::new(&wire::text(text.as_str()));
+            *text = ErrorText::new(wire::text(text.as_str()));
         }
     };
     fit_error(&mut record.error);
@@ -432,7 +432,11 @@ fn row_of(record: &JobRecord) -> Result<Value, Error> {
     let mut row = wire::whole_job(&record.job);
     let tries: Option<Vec<Value>> = record.attempts.iter().map(attempt).collect();
     let tries = tries.ok_or_else(|| stuck("has an attempt that has not ended"))?;
-    let line = |line: &LogLine| json!({ "at": line.at.as_micros(), "attempt": line.attempt, "text": line.text });
+    let line = |line: &LogLine| {
+        json!({
+            "at": line.at.as_micros(), "attempt": line.attempt, "text": line.text,
+        })
+    };
     let step =
         |step: &Step| json!({ "name": step.name.as_str(), "result": wire::hex(&step.result) });
     let log: Vec<Value> = record.log.iter().map(line).collect();
