@@ -1,8 +1,8 @@
 //! What a PostgreSQL server could do at best: batches inserted and deleted, and nothing else.
 //!
 //! As many connections as there are workers insert a hundred rows with a payload, commit, delete
-//! them, commit, and go on. Nothing is claimed, leased, ordered, counted or told, and nothing can go
-//! wrong: no job queue on that server is faster.
+//! them, commit, and go on. Nothing is claimed, leased, ordered, counted or told: no job queue on
+//! that server is faster.
 
 use std::time::Instant;
 

@@ -22,7 +22,7 @@ mod wire;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 pub use connect::{PostgresAddress, Schema};
@@ -51,7 +51,7 @@ use windlass_core::outcome::{ErrorText, Verdict as Outcome};
 use windlass_core::rate::Rate;
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
-use windlass_core::time::Timestamp;
+use windlass_core::time::{Steady, Timestamp};
 
 use self::event::{Lines, Told};
 use self::fault::Verdict;
@@ -60,7 +60,7 @@ use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, HandedJob, ObjectFilter,
     ObjectPage, Page, Selection, Store, StoreError,
 };
-use crate::clock::timestamp;
+use crate::clock::{Clock, SystemClock};
 use crate::wake::Wake;
 
 /// How long the database may take to answer before the answer is unknown.
@@ -84,7 +84,9 @@ pub struct PostgresStore {
     wake: Arc<dyn Wake>,
     committed: watch::Sender<u64>,
     names: Mutex<Names>,
-    swept: Mutex<Option<Instant>>,
+    /// For pauses of its own, and for bounds of a hundred years; jobs know the database's.
+    clock: SystemClock,
+    swept: Mutex<Option<Steady>>,
 }
 
 /// Numbers of lines, which never change.
@@ -118,6 +120,7 @@ impl PostgresStore {
             wake,
             committed: watch::Sender::new(0),
             names: Mutex::default(),
+            clock: SystemClock::new(),
             swept: Mutex::default(),
         };
         match store.settle_in().await {
@@ -165,7 +168,7 @@ impl PostgresStore {
                 Err(Verdict::Tell(error)) => return Err(error),
                 Err(Verdict::Again) => {
                     let pause = Duration::from_millis(1 << attempt.min(7));
-                    tokio::time::sleep(pause).await;
+                    self.clock.sleep(pause).await;
                 }
             }
         }
@@ -201,10 +204,11 @@ impl PostgresStore {
              windlass.tally, windlass.after, windlass.house";
         {
             let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
-            if swept.is_some_and(|swept| swept.elapsed() < SWEEP_PAUSE) {
+            let now = self.clock.now().steady;
+            if swept.is_some_and(|swept| now.since(swept) < SWEEP_PAUSE) {
                 return;
             }
-            *swept = Some(Instant::now());
+            *swept = Some(now);
         }
         let sql = "select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables \
              where schemaname = 'windlass' and relname in ('ready', 'due', 'lease', 'tally')";
@@ -396,7 +400,7 @@ fn read_ring(ring: &str) -> Option<Ring> {
 
 /// The time by this machine's clock: only for bounds of a hundred years.
 fn about_now() -> Timestamp {
-    timestamp(std::time::SystemTime::now())
+    SystemClock::new().now().wall
 }
 
 const ACCEPT: &str = "select * from windlass.accept($1, $2, $3, $4, $5, $6, $7, $8)";
@@ -465,9 +469,10 @@ fn read_enqueued(rows: &[Row]) -> Answer<(Vec<Enqueued>, Option<Vec<String>>)> {
 
 /// An object's columns, given what its jobs say.
 const OBJECTS: &str = "select o.*, \
-    (select min(p.since) from windlass.place p where p.object = o.address and p.state = 3) as running, \
-    (select case when p.state < 3 then p.at end from windlass.job j join windlass.place p using (seq) \
-      where j.id = o.alarm) as alarm_at, \
+    (select min(p.since) from windlass.place p where p.object = o.address and p.state = 3) \
+      as running, \
+    (select case when p.state < 3 then p.at end from windlass.job j \
+      join windlass.place p using (seq) where j.id = o.alarm) as alarm_at, \
     (select count(*) from windlass.place p where p.object = o.address) as open_jobs \
     from windlass.object o";
 
@@ -1092,7 +1097,8 @@ impl Store for PostgresStore {
             (&status, Type::INT2),
             (&most, Type::INT8),
         ];
-        let condition = "(o.kind, o.name, o.key) > ($1 collate \"C\", $2 collate \"C\", $3 collate \"C\") \
+        let condition = "(o.kind, o.name, o.key) \
+               > ($1 collate \"C\", $2 collate \"C\", $3 collate \"C\") \
              and ($4 is null or o.kind = $4) \
              and ($5 is null or o.name = $5) and ($6 is null or o.status = $6) \
              order by o.kind, o.name, o.key limit $7";

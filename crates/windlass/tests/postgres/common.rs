@@ -56,7 +56,8 @@ impl Ground {
             "postgres",
             &format!("alter database {} set synchronous_commit = off", self.database),
         );
-        self.sql("create table public.clock (us bigint); insert into public.clock values (1700000000000000)");
+        self.sql("create table public.clock (us bigint)");
+        self.sql("insert into public.clock values (1700000000000000)");
     }
 
     pub(crate) fn advance(&self, by: Duration) {

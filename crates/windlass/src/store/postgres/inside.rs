@@ -1,7 +1,7 @@
 //! Jobs in the user's own transaction: accepted with its rows, or completed with them.
 //!
-//! Everything goes through one question with one text and one text as its answer, so that any driver
-//! can carry it: see [`Transaction`].
+//! Everything goes through one question with one text and one text as its answer, so that any
+//! driver can carry it: see [`Transaction`].
 
 use async_trait::async_trait;
 use serde_json::{Value, json};

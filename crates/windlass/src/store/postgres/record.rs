@@ -19,9 +19,9 @@ pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, 
     j.priority, j.start_kind, j.start_us, j.created_at, \
     p.state::bigint as state, p.at, p.updated_at, p.attempts, p.recoveries, p.generation, p.begun, \
     p.first_started, p.met, p.token, p.worker, p.since, p.unmet, p.max_attempts, \
-    p.cancel_requested, p.reason::bigint as reason, p.attempt_end::bigint as attempt_end, p.output, \
-    d.error, d.attempts as diary_attempts, d.attempts_dropped, d.progress, d.progress_token, d.log, \
-    d.log_dropped, \
+    p.cancel_requested, p.reason::bigint as reason, p.attempt_end::bigint as attempt_end, \
+    p.output, d.error, d.attempts as diary_attempts, d.attempts_dropped, d.progress, \
+    d.progress_token, d.log, d.log_dropped, \
     case when p.steps > 0 then \
       (select array_agg(s.name order by s.number) from windlass.step s where s.seq = j.seq) end \
       as step_names, \

@@ -17,7 +17,7 @@ use windlass_core::ledger::{Acceptance, Enqueued, InLane};
 use windlass_core::name::Name;
 use windlass_core::object::{Address, Alarm, ObjectStatus, Purge, Ran, Turn};
 use windlass_core::outcome::Verdict;
-use windlass_core::record::{AttemptEnd, QueueSettings, Report};
+use windlass_core::record::{AttemptEnd, LogLine, QueueSettings, Report, Step};
 use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
 
@@ -418,11 +418,17 @@ pub(super) fn report(report: Report) -> Option<Value> {
         said["progress"] = json!({ "percent": progress.percent, "note": text(&progress.note) });
     }
     if !report.lines.is_empty() {
-        let line = |line: &windlass_core::record::LogLine| json!({ "at": line.at.as_micros(), "attempt": line.attempt, "text": text(&line.text) });
+        let line = |line: &LogLine| {
+            let (at, text) = (line.at.as_micros(), text(&line.text));
+            json!({ "at": at, "attempt": line.attempt, "text": text })
+        };
         said["lines"] = report.lines.iter().map(line).collect();
     }
     if !report.steps.is_empty() {
-        let step = |step: &windlass_core::record::Step| json!({ "name": step.name.as_str(), "result": hex(&step.result) });
+        let step = |step: &Step| {
+            let (name, result) = (step.name.as_str(), hex(&step.result));
+            json!({ "name": name, "result": result })
+        };
         said["steps"] = report.steps.iter().map(step).collect();
     }
     Some(said)
