@@ -317,7 +317,6 @@ async fn ten_thousand_leases_of_a_vanished_worker_are_given_back_within_two_seco
         assert_eq!(how, AttemptEnd::Crashed);
         slowest = slowest.max(ended.since(until_by_job[&record.id()]));
     }
-    eprintln!("the last came back {slowest:?} after its lease");
     assert!(slowest <= 2 * SECOND, "the last came back {slowest:?} after its lease");
 }
 
