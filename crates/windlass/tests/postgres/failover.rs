@@ -8,7 +8,7 @@ use windlass::store::StoreError;
 use windlass::{Engine, Error, Failure, JobId, Recovery, Refusal, StateName};
 use windlass_testbed::{Postgres, or_skip};
 
-use crate::common::{Work, is_completed, open, raw, records, until, work};
+use crate::common::{Work, is_completed, open, raw, records, soon, until, work};
 
 /// A primary and its standby, which has everything that was ever acknowledged.
 fn pair() -> Option<(Postgres, Postgres)> {
@@ -81,6 +81,12 @@ async fn nothing_acknowledged_is_lost_when_a_synchronous_standby_takes_over() {
     let before = completed(&producer).await;
     until("both carry on by themselves", || async { completed(&producer).await >= before + 30 })
         .await;
+
+    // What is written nowhere but in memory is as good as new, too.
+    let later = producer.enqueue(work(0)).delay(Duration::from_secs(3_600)).await;
+    let later = later.expect("it is accepted");
+    producer.run_now(later.id()).await.expect("it is answered");
+    assert_eq!(soon("its outcome", later.outcome()).await.expect("it completes"), 0);
 
     stop.store(true, Ordering::SeqCst);
     let acknowledged = producing.await.expect("the producer ends");

@@ -283,10 +283,12 @@ insert into windlass.house default values;
 -- Lease tokens; a claim takes one number and counts on from it times 16384.
 create sequence windlass.token;
 
--- What a call must still see to before it ends. Empty between transactions.
+-- What a call must still see to before it ends. Empty between transactions. Its numbers are logged: a
+-- sequence that belongs to an unlogged table cannot be read on a standby that was promoted.
+create sequence windlass.after_number cache 100;
 create unlogged table windlass.after (
   tx xid8 not null default pg_current_xact_id(),
-  id bigint generated always as identity,
+  id bigint not null default nextval('windlass.after_number'),
   what smallint not null,
   a bigint,
   b bigint,
