@@ -123,7 +123,8 @@ begin
         cross join lateral (
           select r.seq, r.rank, r.at, r.ctid as ready, p.ctid as place
             from windlass.ready r join windlass.place p on p.seq = r.seq
-            where r.line = t.line and p.state = 2
+            -- `at` too: a job that was started and given back meanwhile stands elsewhere in the line.
+            where r.line = t.line and p.state = 2 and p.at = r.at
             order by r.rank, r.at, r.seq limit t.take for update of p skip locked) h
         where t.take > 0
     ), gone as (

@@ -7,7 +7,7 @@ begin
     select d.at, p.seq, q.ageing, q.lanes, l.queue, j.priority
       from windlass.due d join windlass.place p on p.seq = d.seq join windlass.job j on j.seq = d.seq
         join windlass.line l on l.id = p.line join windlass.queue q on q.id = l.queue
-      where d.at <= _now and p.state = 1 order by d.at, d.seq limit 10000 for update of p skip locked
+      where d.at <= _now and p.state = 1 and p.at = d.at order by d.at, d.seq limit 10000 for update of p skip locked
   ), gone as (
     delete from windlass.due d using come c where d.at = c.at and d.seq = c.seq
   ), ready as (
