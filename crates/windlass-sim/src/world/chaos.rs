@@ -198,7 +198,8 @@ impl World {
             self.chaos.limited = false;
             return Ok(());
         }
-        let io = matches!(error, OpenError::Io { .. });
+        // A disk that fails while what ran is recovered has only failed, too.
+        let io = matches!(error, OpenError::Io { .. } | OpenError::Recovery { .. });
         let failing = self.machine.disk.failed() > 0 && io;
         if failing {
             self.machine.cover.hit(Point::OpenFailed);
