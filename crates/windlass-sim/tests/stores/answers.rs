@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use windlass::store::{Answer, StoreError};
-use windlass_core::job::{JobId, State};
+use windlass_core::job::State;
 use windlass_core::ledger::{Counts, Enqueued};
 use windlass_core::record::JobRecord;
 
@@ -53,11 +53,6 @@ pub(crate) fn counts(counts: &Counts) -> String {
         .map(|queue| (queue.queue.clone(), format!("{queue:?}")))
         .collect();
     format!("{lines:#?} {queues:#?}")
-}
-
-/// Whether a job has an id of the pool, and not one that a queue has given it.
-pub(crate) fn is_ours(job: JobId, pool: &[JobId]) -> bool {
-    pool.contains(&job)
 }
 
 /// Why a batch may be refused. Of several such reasons, each store may find another one first.

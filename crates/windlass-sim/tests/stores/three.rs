@@ -396,7 +396,7 @@ fn told(events: &[Arc<Event>], pool: &[JobId]) -> String {
     let nothing = |event: &&Arc<Event>| !matches!(event.what, What::QueueCleared { jobs: 0 });
     for event in events.iter().filter(nothing) {
         let about = match &event.subject {
-            Subject::Job { id, .. } if !answers::is_ours(*id, pool) => continue,
+            Subject::Job { id, .. } if !pool.contains(id) => continue,
             Subject::Job { id, .. } => id.to_string(),
             Subject::Queue(queue) => format!("queue {queue}"),
             Subject::Worker(worker) => format!("worker {worker}"),

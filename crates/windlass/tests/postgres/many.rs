@@ -598,3 +598,36 @@ async fn dependents_of_jobs_that_end_in_many_batches_at_once_are_released_once()
     assert_eq!(unblocked.count(), 40);
     assert_eq!(count(&engines[3], StateName::Blocked).await, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_waits_for_a_claim_that_did_not_know_of_it() {
+    let Some(ground) = Ground::new() else { return };
+    let engines = ground.engines(1).await;
+    accept(&engines[0], vec![raw(1), raw(2)]).await;
+    let url = ground.server.url_for(&ground.database);
+    let (mut client, connection) =
+        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("it connects");
+    tokio::spawn(connection);
+    // A claim whose commit is slow to come.
+    let transaction = client.transaction().await.expect("it begins");
+    let claim = "select count(id) from s0.claim('slow', null, array['work'], \
+         array[60000000::bigint], array[3::bigint], array[null::int], array[null::int], \
+         array[null::bigint], array[null::int], 1)";
+    let started: i64 = transaction.query_one(claim, &[]).await.expect("it is answered").get(0);
+    assert_eq!(started, 1);
+    let pausing = tokio::spawn({
+        let queue = engines[0].queue("default").expect("a name");
+        async move { queue.pause().await }
+    });
+    until("the pause waits", || async {
+        ground.sql("select count(*) from pg_locks where locktype = 'advisory' and not granted")
+            == "1"
+    })
+    .await;
+    assert!(!pausing.is_finished(), "a job could start after the pause has returned");
+    transaction.commit().await.expect("it commits");
+    pausing.await.expect("it ends").expect("it is answered");
+    assert_eq!(count(&engines[0], StateName::Running).await, 1);
+    let handed = engines[0].store().claim(crate::many::claim("late", 10)).await;
+    assert!(handed.expect("it is answered").jobs.is_empty());
+}

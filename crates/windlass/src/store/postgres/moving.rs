@@ -3,6 +3,8 @@
 //! Each batch is one transaction that also notes how far the move has come, so one that was
 //! interrupted goes on where it was. Until it is finished the schema says so, and nobody opens it.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
@@ -21,6 +23,10 @@ use super::{
     read_totals, record, wire,
 };
 use crate::error::Error;
+
+/// How often a source is looked at until nothing runs there, and how long it is left alone between.
+const REST_TRIES: u32 = 100;
+const REST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Refuses a schema into which a move is not finished.
 pub(super) async fn refuse_half_moved(client: &Client, schema: &Schema) -> Result<(), OpenFault> {
@@ -108,13 +114,22 @@ impl PostgresSide {
         let reason = event::recovery_number(RecoveryReason::Restart);
         let terms: [super::Parameter<'_>; 3] =
             [(&most, Type::INT4), (&delay, Type::INT8), (&reason, Type::INT4)];
-        loop {
+        // What someone else looks at in the same moment is passed over, so this looks again.
+        let mut passed_over = 0;
+        while passed_over < REST_TRIES {
             let sql = "select bool_or(more) from windlass.rescue(false, $1, $2, $3, true)";
-            if !self.ask(sql, &terms).await?[0].get::<_, Option<bool>>(0).unwrap_or(false) {
-                break;
+            if self.ask(sql, &terms).await?[0].get::<_, Option<bool>>(0).unwrap_or(false) {
+                continue;
             }
+            let sql = "select exists (select from windlass.lease)";
+            if !self.ask(sql, &[]).await?[0].get::<_, bool>(0) {
+                return self.run("select windlass._number()").await;
+            }
+            passed_over += 1;
+            tokio::time::sleep(REST_PAUSE).await;
         }
-        self.run("select windlass._number()").await
+        let why = "jobs are claimed there all the time; stop the workers first".into();
+        Err(Error::NotMoved { why })
     }
 
     /// Makes the schema if need be, and begins or goes on with a move into it.

@@ -149,8 +149,13 @@ mod encrypted {
             let provider = Arc::new(ring::default_provider());
             let verifier: Arc<dyn ServerCertVerifier> = match wish {
                 Wish::Disable => return Ok(Self(None)),
-                Wish::Prefer | Wish::Require => Arc::new(Anyone(provider.clone())),
-                Wish::VerifyCa => Arc::new(AnyName(by_roots(roots, &provider)?)),
+                Wish::Prefer | Wish::Require => {
+                    Arc::new(Lenient { provider: provider.clone(), roots: None })
+                }
+                Wish::VerifyCa => {
+                    let roots = Some(by_roots(roots, &provider)?);
+                    Arc::new(Lenient { provider: provider.clone(), roots })
+                }
                 Wish::VerifyFull => by_roots(roots, &provider)?,
             };
             let versions = ClientConfig::builder_with_provider(provider)
@@ -202,52 +207,15 @@ mod encrypted {
             .map_err(|error| OpenFault::new(format!("no encryption: {error}")))
     }
 
-    /// Believes every certificate; what is signed with its key must still be signed.
+    /// Looks less closely than rustls would: for whatever host, and without roots at every
+    /// certificate. What is signed with its key must still be signed.
     #[derive(Debug)]
-    struct Anyone(Arc<CryptoProvider>);
-
-    impl ServerCertVerifier for Anyone {
-        fn verify_server_cert(
-            &self,
-            _certificate: &CertificateDer<'_>,
-            _others: &[CertificateDer<'_>],
-            _name: &ServerName<'_>,
-            _status: &[u8],
-            _now: UnixTime,
-        ) -> Result<ServerCertVerified, Error> {
-            Ok(ServerCertVerified::assertion())
-        }
-
-        fn verify_tls12_signature(
-            &self,
-            message: &[u8],
-            certificate: &CertificateDer<'_>,
-            signed: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, Error> {
-            let algorithms = &self.0.signature_verification_algorithms;
-            verify_tls12_signature(message, certificate, signed, algorithms)
-        }
-
-        fn verify_tls13_signature(
-            &self,
-            message: &[u8],
-            certificate: &CertificateDer<'_>,
-            signed: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, Error> {
-            let algorithms = &self.0.signature_verification_algorithms;
-            verify_tls13_signature(message, certificate, signed, algorithms)
-        }
-
-        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            self.0.signature_verification_algorithms.supported_schemes()
-        }
+    struct Lenient {
+        provider: Arc<CryptoProvider>,
+        roots: Option<Arc<WebPkiServerVerifier>>,
     }
 
-    /// Wants a certificate that a known root has signed, for whatever host.
-    #[derive(Debug)]
-    struct AnyName(Arc<WebPkiServerVerifier>);
-
-    impl ServerCertVerifier for AnyName {
+    impl ServerCertVerifier for Lenient {
         fn verify_server_cert(
             &self,
             certificate: &CertificateDer<'_>,
@@ -256,7 +224,8 @@ mod encrypted {
             status: &[u8],
             now: UnixTime,
         ) -> Result<ServerCertVerified, Error> {
-            match self.0.verify_server_cert(certificate, others, name, status, now) {
+            let Some(roots) = &self.roots else { return Ok(ServerCertVerified::assertion()) };
+            match roots.verify_server_cert(certificate, others, name, status, now) {
                 // The name is looked at last: the rest is right.
                 Err(Error::InvalidCertificate(
                     CertificateError::NotValidForName
@@ -272,7 +241,8 @@ mod encrypted {
             certificate: &CertificateDer<'_>,
             signed: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            self.0.verify_tls12_signature(message, certificate, signed)
+            let algorithms = &self.provider.signature_verification_algorithms;
+            verify_tls12_signature(message, certificate, signed, algorithms)
         }
 
         fn verify_tls13_signature(
@@ -281,11 +251,12 @@ mod encrypted {
             certificate: &CertificateDer<'_>,
             signed: &DigitallySignedStruct,
         ) -> Result<HandshakeSignatureValid, Error> {
-            self.0.verify_tls13_signature(message, certificate, signed)
+            let algorithms = &self.provider.signature_verification_algorithms;
+            verify_tls13_signature(message, certificate, signed, algorithms)
         }
 
         fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            self.0.supported_verify_schemes()
+            self.provider.signature_verification_algorithms.supported_schemes()
         }
     }
 }

@@ -52,13 +52,14 @@ declare
   _kind windlass.kind;
   _running bigint;
   _taken int := 0;
-  _by_kind jsonb;
   _capped int[] := '{}';
   _rate_wait bigint;
   _admitted record;
 begin
   update windlass.worker w set seen_at = _now where w.id = _worker and w.seen_at < _now - 5000000;
   perform windlass._finish(_now);
+  -- A pause waits for this to end, and whoever comes after it sees the pause.
+  perform pg_advisory_xact_lock_shared(hashtextextended('windlass.claim', 0));
   select array_agg(l.line), array_agg(l.term), array_agg(l.queue), array_agg(l.name), array_agg(l.ageing),
       array_agg(l.lanes) into _lines, _terms, _queue_ids, _queue_names, _ageings, _lanes from (
     select distinct on (l.id) l.id as line, t.n::int as term, q.id as queue, q.name, q.ageing, q.lanes

@@ -77,6 +77,11 @@ create function windlass._lane(_partition bigint, _lanes int) returns bigint lan
     else ((_partition::numeric + 18446744073709551616) % _lanes)::bigint end
 $$;
 
+-- An object's address as text, from its kind, name and key.
+create function windlass._address(_parts jsonb) returns text language sql immutable as $$
+  select (_parts->>0) || '/' || (_parts->>1) || '/' || (_parts->>2)
+$$;
+
 create function windlass._start_time(_kind int, _us bigint, _now bigint) returns bigint
 language sql immutable as $$
   select case _kind when 0 then _now when 1 then _now + _us else _us end
@@ -297,6 +302,20 @@ begin
       where l.kind = _kind
         and exists (select from windlass.ready r where r.line = l.id);
   end if;
+end $$;
+
+-- Gives an open job the lane and the object that its producer said.
+create function windlass._belonging(_p windlass.place, _spec jsonb) returns windlass.place language plpgsql as $$
+begin
+  if _spec ? 'lane' then
+    select q.id, (_spec->'lane'->>'partition')::bigint, windlass._lane((_spec->'lane'->>'partition')::bigint, q.lanes)
+      into _p.lane_queue, _p.partition, _p.lane
+      from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
+  end if;
+  if _spec ? 'object' then
+    _p.object := windlass._address(_spec->'object');
+  end if;
+  return _p;
 end $$;
 
 -- Makes a job that waits for a time ready, or lets it wait.

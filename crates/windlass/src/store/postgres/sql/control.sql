@@ -4,30 +4,17 @@
 create function windlass._locate(_id uuid) returns windlass.place language plpgsql as $$
 declare
   _p windlass.place;
-  _spec jsonb;
-  _q windlass.queue;
 begin
   select p.* into _p from windlass.job j join windlass.place p using (seq) where j.id = _id for update of p;
   if not found then return null; end if;
   if _p.state >= 4 and not _p.plain then
-    select spec into _spec from windlass.job where seq = _p.seq;
-    if _spec ? 'lane' then
-      select q.* into _q from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
-      _p.lane_queue := _q.id;
-      _p.partition := (_spec->'lane'->>'partition')::bigint;
-      _p.lane := windlass._lane(_p.partition, _q.lanes);
-    end if;
-    if _spec ? 'object' then
-      _p.object := array_to_string(array(select jsonb_array_elements_text(_spec->'object')), '/');
-    end if;
+    _p := windlass._belonging(_p, (select spec from windlass.job where seq = _p.seq));
   end if;
   return _p;
 end $$;
 
 -- Calls a job off. 0 it is cancelled, 1 its handler is asked.
 create function windlass._cancel(_p windlass.place, _reason int, _now bigint) returns int language plpgsql as $$
-declare
-  _q windlass.place := _p;
 begin
   if _p.state = 3 then
     if _p.cancel_requested then return 1; end if;
@@ -264,7 +251,11 @@ begin
   end if;
   _old := _q;
   case _what
-    when 'pause' then _q.paused := true; _topic := 'queue.paused';
+    when 'pause' then
+      -- A claim that does not know of it yet ends first.
+      perform pg_advisory_xact_lock(hashtextextended('windlass.claim', 0));
+      _q.paused := true;
+      _topic := 'queue.paused';
     when 'resume' then _q.paused := false; _topic := 'queue.resumed';
     when 'max_depth' then _q.max_depth := (_value #>> '{}')::bigint;
     when 'ageing' then _q.ageing := (_value #>> '{}')::bigint;

@@ -40,13 +40,11 @@ $$;
 -- Accepts a job that has passed every check, and tells the state it is in.
 create function windlass._accept(_item windlass.item, _seq bigint, _now bigint) returns int language plpgsql as $$
 declare
-  _q windlass.queue;
   _p windlass.place;
   _met uuid[];
   _unmet int := 0;
   _not_before bigint := windlass._start_time(_item.start_kind, _item.start_us, _now);
 begin
-  select q.* into _q from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _item.line;
   insert into windlass.job (seq, created_at, id, line, priority, start_kind, start_us, max_attempts, payload, spec)
     values (_seq, _now, _item.id, _item.line, _item.priority, _item.start_kind, _item.start_us,
       _item.max_attempts, _item.payload, _item.spec)
@@ -73,31 +71,20 @@ begin
   _p.begun := false; _p.cancel_requested := false; _p.told := false;
   _p.plain := windlass._is_plain(_item.spec);
   _p.rank := 0;
-  _p.max_attempts := null;
+  _p.offered := false;
   if _unmet > 0 then
     _p.state := 0;
     _p.at := _not_before;
     _p.unmet := _unmet;
-  elsif _not_before > _now then
-    _p.state := 1;
-    _p.at := _not_before;
   else
-    _p.state := 2;
-    _p.at := _now;
-    _p.rank := windlass._rank(_q.ageing, _item.priority, _now);
+    _p := windlass._wait_until(_p, _not_before, _now);
   end if;
-  _p.offered := false;
-  if _item.spec ? 'lane' then
-    _p.lane_queue := _q.id;
-    _p.partition := (_item.spec->'lane'->>'partition')::bigint;
-    _p.lane := windlass._lane(_p.partition, _q.lanes);
-    perform windlass._after(1, _q.id, _p.lane, null);
+  _p := windlass._belonging(_p, _item.spec);
+  if _p.lane_queue is not null then
+    perform windlass._after(1, _p.lane_queue, _p.lane, null);
   end if;
   if _item.spec ? 'expires_after' then
     _p.expires_at := _now + (_item.spec->>'expires_after')::bigint;
-  end if;
-  if _item.spec ? 'object' then
-    _p.object := array_to_string(array(select jsonb_array_elements_text(_item.spec->'object')), '/');
   end if;
   insert into windlass.place select _p.*;
   perform windlass._list(_p);
@@ -229,7 +216,7 @@ declare
 begin
   foreach _item in array _items loop
     continue when (_item.spec ? 'object') is not true;
-    _address := array_to_string(array(select jsonb_array_elements_text(_item.spec->'object')), '/');
+    _address := windlass._address(_item.spec->'object');
     if _address is distinct from _object
       and not exists (select from windlass.object where address = _address for key share)
     then

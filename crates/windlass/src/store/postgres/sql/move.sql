@@ -106,7 +106,7 @@ begin
           case when open then (spec->'lane'->>'partition')::bigint end,
           case when open then windlass._lane((spec->'lane'->>'partition')::bigint, lanes) end,
           case when open and spec ? 'object'
-            then array_to_string(array(select jsonb_array_elements_text(spec->'object')), '/') end
+            then windlass._address(spec->'object') end
         from record
   ), due as (
     insert into windlass.due (at, seq) select at, seq from record where state = 1

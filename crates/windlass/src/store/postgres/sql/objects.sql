@@ -37,7 +37,7 @@ create function windlass._turn(_turn jsonb, _state bytea, _others windlass.item[
 language plpgsql as $$
 declare
   _parts jsonb := _turn->'object';
-  _address text := array_to_string(array(select jsonb_array_elements_text(_parts)), '/');
+  _address text := windlass._address(_parts);
   _o windlass.object;
   _is_new boolean;
   _alarm jsonb := _turn->'alarm';
