@@ -56,14 +56,6 @@ pub(crate) struct Plan {
     progress: Progress,
 }
 
-impl Plan {
-    /// How many workers share the slots: one where a call is answered at once, and several where
-    /// each waits for a server.
-    fn workers(&self) -> u32 {
-        if self.ground.is_a_database() { 4.min(self.concurrency) } else { 1 }
-    }
-}
-
 /// Measures what was asked for and prints each result.
 pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     let ground = Ground::new(&options.store, options.durability, options.keep)?;

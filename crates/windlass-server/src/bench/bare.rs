@@ -1,8 +1,8 @@
 //! What a PostgreSQL server could do at best: batches inserted and deleted, and nothing else.
 //!
-//! As many connections as there are workers insert a hundred rows with a payload, commit, delete
-//! them, commit, and go on. Nothing is claimed, leased, ordered, counted or told: no job queue on
-//! that server is faster.
+//! A few connections, so that some work while others wait for the disk, insert a hundred rows with
+//! a payload, commit, delete them, commit, and go on. Nothing is claimed, leased, ordered, counted
+//! or told: no job queue on that server is faster.
 
 use std::time::Instant;
 
@@ -18,6 +18,9 @@ use crate::cli::Mode;
 
 /// Rows of one insert and of one delete.
 const BATCH: u64 = 100;
+
+/// As many as there is anything to gain from on a small server.
+const CONNECTIONS: u32 = 4;
 
 /// Does with bare rows what `drain` does with jobs: each costs one insert and one delete.
 pub(crate) async fn insert_and_delete(plan: &Plan) -> anyhow::Result<Measurement> {
@@ -37,7 +40,7 @@ async fn measure(plan: &Plan, address: &str, table: &str) -> anyhow::Result<Meas
     let delete = format!("delete from {table} where id = any ($1)");
     let mut tasks = JoinSet::new();
     let began = Instant::now();
-    for share in shares(plan.jobs, plan.workers()) {
+    for share in shares(plan.jobs, CONNECTIONS) {
         let (client, payload) = (connect(address).await?, vec![b'x'; plan.payload]);
         let (insert, delete) = (client.prepare(&insert).await?, client.prepare(&delete).await?);
         tasks.spawn(async move {
@@ -56,7 +59,7 @@ async fn measure(plan: &Plan, address: &str, table: &str) -> anyhow::Result<Meas
     while let Some(task) = tasks.join_next().await {
         task??;
     }
-    let measured = Measurement::new(Mode::Limit, plan, plan.jobs).concurrency(plan.workers());
+    let measured = Measurement::new(Mode::Limit, plan, plan.jobs).concurrency(CONNECTIONS);
     let extra = Extra::Limit {
         of: Mode::Drain.name(),
         writes_per_job: 2.0 / BATCH as f64,

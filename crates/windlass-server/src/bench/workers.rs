@@ -24,7 +24,7 @@ pub(crate) async fn start_worker<A: 'static, H: Handler<A>>(
     plan: &Plan,
     handler: H,
 ) -> Result<Worker, Error> {
-    let slots = plan.concurrency.div_ceil(plan.workers());
+    let slots = plan.concurrency;
     engine.worker().name("bench").slots(slots, slots).handle(handler).start().await
 }
 
@@ -44,20 +44,14 @@ pub(crate) async fn drain(plan: &Plan) -> anyhow::Result<Measurement> {
         }
     };
     let began = Instant::now();
-    // While one worker waits for the database, another one works.
-    let mut workers = Vec::new();
-    for _ in 0..plan.workers() {
-        workers.push(start_worker(&subject.engine, plan, handler.clone()).await?);
-    }
+    let worker = start_worker(&subject.engine, plan, handler).await?;
     last.notified().await;
     // The last one has started; what is left is to be settled, which takes no longer than a batch.
     while open(&subject.engine.counts().await?) > 0 {
         tokio::task::yield_now().await;
     }
     let took = began.elapsed();
-    for worker in workers {
-        worker.stop().await?;
-    }
+    worker.stop().await?;
     let measured = subject.measured(Mode::Drain, plan, plan.jobs).concurrency(plan.concurrency);
     subject.end().await;
     Ok(measured.took(took))

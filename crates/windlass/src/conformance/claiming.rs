@@ -29,6 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
         concurrency_limits_count_leases_and_never_leak,
         a_rate_limit_holds_over_any_claims,
         an_empty_claim_says_when_to_come_back,
+        whoever_keeps_house_is_told_how_long_to_rest,
         a_renewed_lease_goes_on_and_its_report_is_kept,
         a_stale_renewal_is_refused_and_records_nothing,
         a_lease_that_ended_is_rescued_once_and_counted,
@@ -190,6 +191,24 @@ async fn an_empty_claim_says_when_to_come_back(bench: Bench) {
     bench.accept([NewJob { start: Start::After(HOUR), ..job(1) }]).await;
     bench.accept([NewJob { start: Start::After(SECOND), ..job(2) }]).await;
     assert_eq!(bench.claim(10).await.wake_in, Some(SECOND));
+}
+
+async fn whoever_keeps_house_is_told_how_long_to_rest(bench: Bench) {
+    let next_in = async || {
+        let reason = RecoveryReason::LeaseExpired;
+        let rescue = Rescue { recovery: Recovery::default(), reason };
+        let rescued = bench.store.rescue(rescue).await.expect("it is answered");
+        let promoted = bench.store.promote().await.expect("it is answered");
+        (rescued.next_in, promoted.next_in)
+    };
+    assert_eq!(next_in().await, (None, None), "nothing will ever be due");
+    bench.accept([NewJob { start: Start::After(SECOND * 3), ..job(1) }, job(2)]).await;
+    assert_eq!(next_in().await, (None, Some(SECOND * 3)));
+    bench.advance(SECOND).await;
+    let mut mine = claim(1);
+    mine.kinds[0].lease = SECOND * 9;
+    bench.store.claim(mine).await.expect("a claim is answered");
+    assert_eq!(next_in().await, (Some(SECOND * 9), Some(SECOND * 2)));
 }
 
 fn renewal(handed: &HandedJob, token: LeaseToken) -> Renewal {

@@ -11,6 +11,7 @@ pub(crate) mod connect;
 mod event;
 mod explain;
 mod fault;
+mod handed;
 pub(crate) mod inside;
 mod migrate;
 pub(in crate::store) mod moving;
@@ -38,7 +39,7 @@ use windlass_core::batch;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, Lease, LeaseToken, NewJob, Start};
+use windlass_core::job::{JobId, LeaseToken, NewJob, Start, StateName};
 use windlass_core::ledger::{
     CancelAnswer, Claim, Cleared, Counts, Enqueued, KindClaim, LaneCount, LineCount, Promoted,
     QueueChange, QueueCount, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob, Ring,
@@ -55,10 +56,11 @@ use windlass_core::time::{Steady, Timestamp};
 
 use self::event::{Lines, Told};
 use self::fault::Verdict;
-use self::wire::{JobColumns, Placed, Read};
+use self::handed::HandedOut;
+use self::wire::{Placed, Read};
 use super::{
-    Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, HandedJob, ObjectFilter,
-    ObjectPage, Page, Selection, Store, StoreError,
+    Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, ObjectFilter, ObjectPage, Page,
+    Selection, Store, StoreError,
 };
 use crate::clock::{Clock, SystemClock};
 use crate::wake::Wake;
@@ -84,6 +86,7 @@ pub struct PostgresStore {
     wake: Arc<dyn Wake>,
     committed: watch::Sender<u64>,
     names: Mutex<Names>,
+    handed_out: HandedOut,
     /// For pauses of its own, and for bounds of a hundred years; jobs know the database's.
     clock: SystemClock,
     swept: Mutex<Option<Steady>>,
@@ -120,6 +123,7 @@ impl PostgresStore {
             wake,
             committed: watch::Sender::new(0),
             names: Mutex::default(),
+            handed_out: HandedOut::default(),
             clock: SystemClock::new(),
             swept: Mutex::default(),
         };
@@ -556,32 +560,11 @@ impl<'a> Terms<'a> {
     }
 }
 
-fn read_handed(row: &Row, worker: &Arc<str>) -> Read<HandedJob> {
-    let steps = record::steps(row.get("step_names"), row.get("step_results"))?;
-    let lease = Lease {
-        token: LeaseToken(row.get::<_, i64>("token").cast_unsigned()),
-        worker: worker.clone(),
-        since: wire::time(row.get("since")),
-        until: wire::time(row.get("until")),
-        max_attempts: u32::try_from(row.get::<_, i64>("max_attempts")).unwrap_or(u32::MAX),
-        cancel_requested: false,
-    };
-    Ok(HandedJob {
-        job: Arc::new(JobColumns::of(row)?.into_job()?),
-        lease,
-        attempt: row.get::<_, i32>("attempt").cast_unsigned(),
-        recoveries: row.get::<_, i32>("recoveries").cast_unsigned(),
-        sequence: row.get::<_, i64>("seq").cast_unsigned(),
-        created_at: wire::time(row.get("created_at")),
-        first_started_at: wire::time(row.get("first_started")),
-        steps,
-    })
-}
-
 /// Settlements, column by column.
 #[derive(Default)]
 struct Ends {
     jobs: Vec<uuid::Uuid>,
+    numbers: Vec<Option<i64>>,
     tokens: Vec<i64>,
     verdicts: Vec<i16>,
     arguments: Vec<Option<i64>>,
@@ -593,7 +576,8 @@ struct Ends {
 }
 
 impl Ends {
-    fn push(&mut self, settlement: Settlement) {
+    fn push(&mut self, settlement: Settlement, number: Option<i64>) {
+        self.numbers.push(number);
         let (verdict, argument) = wire::verdict(settlement.verdict);
         self.jobs.push(wire::uuid(settlement.job));
         self.tokens.push(settlement.token.0.cast_signed());
@@ -601,27 +585,29 @@ impl Ends {
         self.arguments.push(argument);
         self.outputs.push(settlement.output.map(|output| output.to_vec()));
         self.errors.push(settlement.error.map(|error| wire::text(error.as_str())));
-        let mut extra = json!({});
+        let mut extra = serde_json::Map::new();
         if let Some(report) = wire::report(settlement.report) {
-            extra["report"] = report;
+            extra.insert("report".to_string(), report);
         }
         if !settlement.next.is_empty() {
-            extra["next"] = settlement.next.iter().map(|job| wire::whole_job(job)).collect();
+            let next = settlement.next.iter().map(|job| wire::whole_job(job)).collect();
+            extra.insert("next".to_string(), next);
         }
         let mut state = None;
         if let Some(turn) = settlement.turn {
-            extra["turn"] = wire::turn(&turn);
+            extra.insert("turn".to_string(), wire::turn(&turn));
             state = turn.state.map(|state| state.to_vec());
         }
         // A job that is settled twice in one batch is settled in order, one by one.
         let again = !self.seen.insert(settlement.job);
-        self.extras.push((again || extra != json!({})).then_some(extra));
+        self.extras.push((again || !extra.is_empty()).then_some(Value::Object(extra)));
         self.object_states.push(state);
     }
 
-    fn parameters(&self) -> [Parameter<'_>; 8] {
+    fn parameters(&self) -> [Parameter<'_>; 9] {
         [
             (&self.jobs, Type::UUID_ARRAY),
+            (&self.numbers, Type::INT8_ARRAY),
             (&self.tokens, Type::INT8_ARRAY),
             (&self.verdicts, Type::INT2_ARRAY),
             (&self.arguments, Type::INT8_ARRAY),
@@ -799,16 +785,27 @@ impl Store for PostgresStore {
         const CLAIM: &str = "select * from windlass.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
         let terms = Terms::of(&claim);
         let rows = self.call("claim", CLAIM, &terms.parameters()).await?;
+        let known = {
+            let names = self.names();
+            rows.iter().filter_map(handed::line).all(|line| names.of_line.contains_key(&line))
+        };
+        if !known {
+            self.learn_lines().await?;
+        }
         let mut handed = Handed::default();
         for row in &rows {
-            if record::id(row).is_some() {
-                handed.jobs.push(understood(read_handed(row, &claim.worker))?);
+            if handed::line(row).is_some() {
+                let lines = &self.names().of_line;
+                handed.jobs.push(understood(handed::read(row, &claim.worker, lines))?);
             } else {
                 handed.ready = row.get::<_, i64>("ready").cast_unsigned();
                 handed.wake_in = row.get::<_, Option<i64>>("wake_in").map(wire::duration);
             }
         }
+        // In the order in which they are to start, whatever the database thinks of it.
+        handed.jobs.sort_by_key(|handed| handed.lease.token);
         if !handed.jobs.is_empty() {
+            self.handed_out.remember(&handed.jobs);
             self.committed_and_rings(None).await;
         }
         Ok(handed)
@@ -860,7 +857,7 @@ impl Store for PostgresStore {
             answers.push(Err(Refusal::LeaseLost { job }));
             match check_settlement(&settlement, &self.limits) {
                 Ok(()) => {
-                    ends.push(settlement);
+                    ends.push(settlement, self.handed_out.take(job));
                     places.push((index, job));
                 }
                 // A stale worker hears that it is stale, whatever else is wrong.
@@ -873,12 +870,20 @@ impl Store for PostgresStore {
         if places.is_empty() {
             return Ok(answers);
         }
-        let sql = "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8)";
+        let sql = "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8, $9)";
         let rows = self.call("settle", sql, &ends.parameters()).await?;
         let mut rings = None;
         for row in rows {
             let Some(number) = row.get::<_, Option<i32>>("n") else {
                 rings = row.get("rings");
+                let done: Option<Vec<i32>> = row.get("done");
+                for number in done.unwrap_or_default() {
+                    if let Some((index, _)) =
+                        usize::try_from(number - 1).ok().and_then(|at| places.get(at))
+                    {
+                        answers[*index] = Ok(Settled { state: StateName::Completed });
+                    }
+                }
                 continue;
             };
             let Some((index, job)) = usize::try_from(number - 1).ok().and_then(|at| places.get(at))

@@ -10,7 +10,7 @@ use super::shared::{Registered, Settling, Shared, Stage, warn_again};
 use crate::attempt::{refused, take_turn};
 
 /// Most settlements in one commit.
-const SETTLE_BATCH: usize = 1_000;
+const SETTLE_BATCH: usize = 2_000;
 
 /// Writes what ended, everything that waits in one commit.
 pub(super) async fn settle_loop(shared: Arc<Shared>) {

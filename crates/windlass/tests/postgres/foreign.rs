@@ -204,7 +204,7 @@ const FORBIDDEN: &[&str] = &[
     "select nextval('s0.token')",
     "select * from s0.claim('me', null, '{mail.letter}', '{30000000}', '{1}', '{null}', '{null}', \
        '{null}', '{null}', 10)",
-    "select * from s0.settle('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+    "select * from s0.settle('{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
     "select * from s0.renew('{}', '{}', '{}', '{}')",
     "select * from s0.rescue(false, 3, 0, 0, true)",
     "select * from s0.promote()",

@@ -22,6 +22,7 @@ use super::{
     OBJECTS, PostgresAddress, Schema, connect, event, migrate, read_counts, read_object,
     read_totals, record, wire,
 };
+use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 
 /// How often a source is looked at until nothing runs there, and how long it is left alone between.
@@ -126,7 +127,7 @@ impl PostgresSide {
                 return self.run("select windlass._number()").await;
             }
             passed_over += 1;
-            tokio::time::sleep(REST_PAUSE).await;
+            SystemClock::new().sleep(REST_PAUSE).await;
         }
         let why = "jobs are claimed there all the time; stop the workers first".into();
         Err(Error::NotMoved { why })

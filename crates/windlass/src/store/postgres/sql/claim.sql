@@ -29,24 +29,29 @@ $$;
 
 create function windlass.claim(_worker text, _queues text[], _kinds text[], _leases bigint[], _max_attempts bigint[],
     _concurrency int[], _rate_jobs int[], _rate_periods bigint[], _rate_bursts int[], _limit int)
-returns table (id uuid, seq bigint, queue text, kind text, payload bytea, spec jsonb, priority int,
-    start_kind smallint, start_us bigint, own_attempts bigint, created_at bigint, token bigint, until bigint,
-    max_attempts bigint, attempt int, recoveries int, first_started bigint, step_names text[],
-    step_results bytea[], ready bigint, wake_in bigint, since bigint)
+returns table (id uuid, seq bigint, line int, payload bytea, spec jsonb, priority int, start_kind smallint,
+    start_us bigint, created_at bigint, token bigint, until bigint, max_attempts bigint, attempt int, recoveries int,
+    first_started bigint, step_names text[], step_results bytea[], ready bigint, since bigint, wake_in bigint)
 language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass._begin();
   _lines int[];
   _terms int[];
   _queue_ids int[];
-  _queue_names text[];
   _ageings bigint[];
   _lanes int[];
   _caps int[];
   _waits bigint[];
+  _many boolean;
   _take int[];
+  _seqs bigint[];
+  _readies tid[];
+  _places tid[];
+  _ofs int[];
+  _since bigint;
   _base bigint;
   _term record;
   _kind windlass.kind;
@@ -60,9 +65,9 @@ begin
   perform windlass._finish(_now);
   -- A pause waits for this to end, and whoever comes after it sees the pause.
   perform pg_advisory_xact_lock_shared(hashtextextended('windlass.claim', 0));
-  select array_agg(l.line), array_agg(l.term), array_agg(l.queue), array_agg(l.name), array_agg(l.ageing),
-      array_agg(l.lanes) into _lines, _terms, _queue_ids, _queue_names, _ageings, _lanes from (
-    select distinct on (l.id) l.id as line, t.n::int as term, q.id as queue, q.name, q.ageing, q.lanes
+  select array_agg(l.line), array_agg(l.term), array_agg(l.queue), array_agg(l.ageing),
+      array_agg(l.lanes) into _lines, _terms, _queue_ids, _ageings, _lanes from (
+    select distinct on (l.id) l.id as line, t.n::int as term, q.id as queue, q.ageing, q.lanes
       from unnest(_kinds) with ordinality as t(kind, n)
       join windlass.kind k on k.name = t.kind join windlass.line l on l.kind = k.id
       join windlass.queue q on q.id = l.queue
@@ -92,7 +97,8 @@ begin
         _caps[_term.n] := least(_caps[_term.n], _admitted.admitted);
       end if;
     end loop;
-    if cardinality(_lines) = 1 then
+    _many := cardinality(_lines) > 1;
+    if not _many then
       _take := array[coalesce(_caps[_terms[1]], _limit)];
     else
       -- How many of each line, by the order of all of them.
@@ -112,62 +118,66 @@ begin
               order by h.standing desc, h.at, h.seq limit _limit) h
           group by h.line) c on c.line = l.line;
     end if;
+    -- Two looks, each passing over what others hold: among the ready, so that claims at the same time
+    -- pass each other quickly, and at its place, which is the job's lock.
+    select array_agg(h.seq), array_agg(h.ready), array_agg(h.place), array_agg(h.of)
+      into _seqs, _readies, _places, _ofs from (
+        select h.seq, h.ready, h.place, t.n::int as of
+          from unnest(_lines, _take, _ageings) with ordinality as t(line, take, ageing, n)
+          cross join lateral (
+            select r.seq, r.rank, r.at, r.ready, p.ctid as place from (
+              select r.seq, r.rank, r.at, r.ctid as ready from windlass.ready r
+                where r.line = t.line order by r.rank, r.at, r.seq limit t.take for update skip locked) r
+              -- `at` too: a job that was started and given back meanwhile stands elsewhere in the line.
+              join windlass.place p on p.seq = r.seq and p.state = 2 and p.at = r.at
+              for update of p skip locked) h
+          where t.take > 0
+          order by case when _many then -windlass._standing(t.ageing, h.rank, h.at, _now) end,
+            case when _many then h.at else h.rank end, case when _many then h.seq else h.at end, h.seq) h;
+    _taken := coalesce(cardinality(_seqs), 0);
+  end if;
+  if _taken > 0 then
+    -- Read when the jobs have been seen: a lease that began before those ended that made room for it
+    -- would overlap with them in the store's own time.
+    _since := greatest(_now, windlass.now_us());
     _base := nextval('windlass.token') * 16384;
-    return query with moment as materialized (
-      -- Read when the jobs have been seen: a lease that began before those ended that made room for it
-      -- would overlap with them in the store's own time.
-      select greatest(_now, windlass.now_us()) as now
-    ), taken as (
-      select h.seq, h.rank, h.at, h.place, h.ready, t.n as place_of_line, t.term,
-          row_number() over (order by windlass._standing(t.ageing, h.rank, h.at, _now) desc, h.at, h.seq) as n
-        from unnest(_lines, _terms, _take, _ageings) with ordinality as t(line, term, take, ageing, n)
-        cross join lateral (
-          select r.seq, r.rank, r.at, r.ctid as ready, p.ctid as place
-            from windlass.ready r join windlass.place p on p.seq = r.seq
-            -- `at` too: a job that was started and given back meanwhile stands elsewhere in the line.
-            where r.line = t.line and p.state = 2 and p.at = r.at
-            order by r.rank, r.at, r.seq limit t.take for update of p skip locked) h
-        where t.take > 0
-    ), gone as (
-      -- Nobody but who holds a job's place takes it from among the ready.
-      delete from windlass.ready r using taken t where r.ctid = t.ready
-    ), started as (
+    insert into windlass.lease (token, until, running, seqs)
+      select _base, _since + min(_leases[_terms[o]]), _taken, _seqs from unnest(_ofs) o;
+    if exists (select from windlass.lined) then
+      delete from windlass.lined x using windlass.place p where p.ctid = any (_places)
+        and x.queue = p.lane_queue and x.lane = p.lane and x.rank = p.rank and x.at = p.at and x.seq = p.seq;
+    end if;
+    -- Nobody but who holds a job's place takes it from among the ready.
+    delete from windlass.ready r where r.ctid = any (_readies);
+    return query with started as (
       update windlass.place p set state = 3, attempts = p.attempts + 1, begun = true, token = _base + t.n,
-          worker = _worker, since = m.now, at = m.now + _leases[t.term], cancel_requested = false, told = false,
-          max_attempts = coalesce(j.max_attempts, _max_attempts[t.term]), offered = false,
-          first_started = coalesce(p.first_started, m.now), updated_at = m.now
-        from taken t join windlass.job j on j.seq = t.seq cross join moment m
+          worker = _worker, since = _since, at = _since + _leases[_terms[t.of]], cancel_requested = false, told = false,
+          max_attempts = coalesce(j.max_attempts, _max_attempts[_terms[t.of]]), offered = false,
+          first_started = coalesce(p.first_started, _since), updated_at = _since
+        from unnest(_places, _seqs, _ofs) with ordinality as t(place, seq, of, n) join windlass.job j on j.seq = t.seq
         where p.ctid = t.place
-        returning t.n, p.seq, p.since, p.line, p.lane_queue, p.lane, p.attempts, p.recoveries, p.token, p.at, p.max_attempts,
-          p.first_started, p.steps, _queue_ids[t.place_of_line] as queue_id, t.place_of_line, t.term, j.id, j.payload,
-          j.spec, j.priority, j.start_kind, j.start_us, j.max_attempts as own_attempts, j.created_at, t.rank, t.at as was
-    ), unlined as (
-      delete from windlass.lined x using started s
-        where s.lane_queue is not null and x.queue = s.lane_queue and x.lane = s.lane and x.rank = s.rank
-          and x.at = s.was and x.seq = s.seq
-    ), leased as (
-      insert into windlass.lease (token, until, seqs)
-        select _base, min(at), array_agg(seq) from started having count(*) > 0
+        returning j.id, p.seq, p.line, t.of, p.attempts, p.token, p.at, p.max_attempts, p.recoveries, p.first_started,
+          p.steps, p.lane_queue, p.lane, j.payload, j.spec, j.priority, j.start_kind, j.start_us, j.created_at
     ), counted as (
       insert into windlass.tally (line, queue, ready, running)
-        select line, queue_id, -count(*), count(*) from started group by line, queue_id
+        select line, _queue_ids[of], -count(*), count(*) from started group by line, of
     ), in_lanes as (
       insert into windlass.tally (queue, lane, ready, running)
-        select queue_id, lane, -count(*), count(*) from started
-          where lane_queue is not null and _lanes[place_of_line] is not null group by queue_id, lane
+        select _queue_ids[of], lane, -count(*), count(*) from started
+          where lane_queue is not null and _lanes[of] is not null group by of, lane
     ), told as (
       insert into windlass.event (at, n, topic, jobs, lines, a, detail)
-        select max(since), count(*), 'job.started', array_agg(id), array_agg(line), array_agg(attempts::bigint),
-            jsonb_build_object('worker', _worker)
-          from (select * from started order by n) s having count(*) > 0
+        select _since, count(*), 'job.started', array_agg(id), array_agg(line), array_agg(attempts::bigint),
+            jsonb_build_object('worker', _worker) from started
     )
-    select s.id, s.seq, _queue_names[s.place_of_line], _kinds[s.term], s.payload, s.spec, s.priority, s.start_kind, s.start_us,
-        s.own_attempts, s.created_at, s.token, s.at, s.max_attempts, s.attempts, s.recoveries, s.first_started,
+    select s.id, s.seq, s.line, s.payload, s.spec, s.priority, s.start_kind, s.start_us, s.created_at, s.token, s.at,
+        s.max_attempts, s.attempts, s.recoveries, s.first_started,
         case when s.steps > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = s.seq) end,
         case when s.steps > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = s.seq) end,
-        null::bigint, null::bigint, s.since
-      from started s order by s.n;
-    get diagnostics _taken = row_count;
+        null::bigint, _since, null::bigint
+      from started s;
+  end if;
+  if _lines is not null and _limit > 0 then
     -- What the limits turned away, and what of the rates was used.
     for _term in
       select t.n::int as n, t.kind, t.concurrency, t.rate_jobs, t.rate_period, t.rate_burst
@@ -178,12 +188,10 @@ begin
       select * into _kind from windlass.kind k where k.name = _term.kind;
       continue when not found;
       if _term.rate_jobs is not null then
-        select count(*), coalesce(max(p.since), _now) into _running, _now from windlass.lease s
-          cross join lateral unnest(s.seqs) as x(seq) join windlass.place p on p.seq = x.seq
-          where s.token = _base and p.line in (select l.id from windlass.line l where l.kind = _kind.id);
+        select count(*) into _running from unnest(_ofs) o where _terms[o] = _term.n;
         if _running > 0 then
           update windlass.kind k set full_at = (select a.full_at from windlass._admit(_kind.full_at, _term.rate_jobs,
-              _term.rate_period, _term.rate_burst, _running::int, _now) a) where k.id = _kind.id;
+              _term.rate_period, _term.rate_burst, _running::int, _since) a) where k.id = _kind.id;
         end if;
       end if;
       if _taken < _limit and exists (select from windlass.ready r
@@ -197,13 +205,13 @@ begin
       end if;
     end loop;
   end if;
-  return query select null::uuid, null::bigint, null, null, null::bytea, null::jsonb, null::int, null::smallint,
-    null::bigint, null::bigint, null::bigint, null::bigint, null::bigint, null::bigint, null::int, null::int,
-    null::bigint, null::text[], null::bytea[],
+  return query select null::uuid, null::bigint, null::int, null::bytea, null::jsonb, null::int, null::smallint,
+    null::bigint, null::bigint, null::bigint, null::bigint, null::bigint, null::int, null::int, null::bigint,
+    null::text[], null::bytea[],
     (select coalesce(sum(c.n), 0)::bigint from unnest(_lines, _terms) as t(line, term)
       cross join lateral (select count(*) as n from (select from windlass.ready r
         where r.line = t.line order by r.rank, r.at, r.seq limit 100) heads) c
       where not t.term = any (_capped)),
-    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait),
-    _now;
+    coalesce(_since, _now),
+    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait);
 end $$;

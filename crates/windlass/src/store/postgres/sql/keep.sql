@@ -35,7 +35,8 @@ end $$;
 create function windlass.events(_after bigint, _limit int)
 returns table (number bigint, at bigint, n int, topic text, jobs uuid[], lines int[], a bigint[], b bigint[],
     detail jsonb, last bigint) language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
   _last bigint := windlass._number();
@@ -50,7 +51,8 @@ end $$;
 
 create function windlass.promote(out purged bigint, out next_in bigint, out last_event bigint, out rings text[])
 language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_sort = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
   _house windlass.house;
@@ -67,7 +69,7 @@ begin
       (select purge_at from windlass.object o where purge_at is not null
         and not exists (select from windlass.place p where p.object = o.address) order by purge_at limit 1))
     into next_in;
-  next_in := greatest(next_in - _now, 0);
+  next_in := case when next_in > _now then next_in - _now when next_in is not null then 0 end;
   rings := windlass._finish(_now);
   perform windlass._add_up();
   last_event := windlass._number();

@@ -68,7 +68,8 @@ end $$;
 create function windlass.renew(_jobs uuid[], _tokens bigint[], _leases bigint[], _reports jsonb[])
 returns table (n int, until bigint, cancel_requested boolean, refusal jsonb)
 language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass._begin();
@@ -214,11 +215,13 @@ begin
   return coalesce((select p.state from windlass.place p where p.seq = _p.seq), _state);
 end $$;
 
-create function windlass.settle(_jobs uuid[], _tokens bigint[], _verdicts smallint[], _args bigint[],
+-- `_seqs` are the jobs' numbers where the caller knows them. `done` are those that are completed.
+create function windlass.settle(_jobs uuid[], _seqs bigint[], _tokens bigint[], _verdicts smallint[], _args bigint[],
     _outputs bytea[], _errors text[], _extras jsonb[], _object_states bytea[])
-returns table (n int, state int, refusal jsonb, rings text[])
+returns table (n int, state int, refusal jsonb, rings text[], done int[])
 language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass.now_us();
@@ -232,11 +235,17 @@ declare
   _detail text;
 begin
   select * into _house from windlass.house;
+  if array_position(_seqs, null) is not null then
+    _seqs := array(select coalesce(i.seq, j.seq) from unnest(_jobs, _seqs) with ordinality as i(job, seq, n)
+      left join windlass.job j on i.seq is null and j.id = i.job order by i.n);
+  end if;
   -- Whoever waits for these is held together with them, in one order, so that two batches with
   -- dependents in common do not wait for each other.
-  if exists (select from windlass.edge e where e.on_id = any (_jobs) and not e.met) then
+  if exists (select from windlass.edge)
+    and exists (select from windlass.edge e where e.on_id = any (_jobs) and not e.met)
+  then
     perform from windlass.place p where p.seq in (
-        select j.seq from windlass.job j where j.id = any (_jobs)
+        select unnest(_seqs)
         union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met)
       order by p.seq for update;
   end if;
@@ -244,36 +253,45 @@ begin
   with gone as (
     update windlass.place p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
         output = i.output
-      from unnest(_jobs, _tokens, _verdicts, _outputs, _extras) with ordinality
-          as i(job, token, verdict, output, extra, n)
-        join windlass.job j on j.id = i.job
-      where p.seq = j.seq and p.state = 3 and p.token = i.token and p.plain and i.verdict = 0 and i.extra is null
+      from unnest(_seqs, _tokens, _verdicts, _outputs, _extras, _jobs) with ordinality
+          as i(seq, token, verdict, output, extra, job, n)
+      where p.seq = i.seq and p.state = 3 and p.token = i.token and p.plain and i.verdict = 0 and i.extra is null
         and coalesce(octet_length(i.output), 0) <= _house.payload_bytes
-      returning p.seq, p.line, p.attempts, p.since, p.worker, i.job, i.n
-  ), past as (
-    insert into windlass.past (at, seqs) select _now, array_agg(seq) from gone having count(*) > 0
-  ), counted as (
-    insert into windlass.tally (line, queue, running, completed, t_completed)
-      select g.line, l.queue, -count(*), count(*), count(*) from gone g join windlass.line l on l.id = g.line
-        group by g.line, l.queue
+      returning p.seq, p.line, p.attempts, p.since, p.worker, p.token / 16384 * 16384 as lease, i.job, i.n
+  ), leases as (
+    select lease, count(*)::int as n from gone group by lease
+  ), shrunk as (
+    update windlass.lease s set running = s.running - l.n from leases l where s.token = l.lease and s.running > l.n
+  ), over as (
+    delete from windlass.lease s using leases l where s.token = l.lease and s.running = l.n
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
       select _now, count(*), 'job.completed', array_agg(job), array_agg(line),
           array_agg(attempts::bigint), array_agg(_now - since), jsonb_build_object('worker', worker)
-        from (select * from gone order by n) g group by worker
+        from gone group by worker
+  ), counted as (
+    insert into windlass.tally (line, queue, running, completed, t_completed)
+      select g.line, l.queue, -g.n, g.n, g.n
+        from (select line, count(*) as n from gone group by line) g join windlass.line l on l.id = g.line
+      returning line
   )
-  select array_agg(n), array_agg(job), array_agg(seq), array_agg(distinct line)
+  select array_agg(n::int), array_agg(job), array_agg(seq), array(select line from counted)
     into _done, _done_jobs, _done_seqs, _done_lines from gone;
   if _done is not null then
-    return query select d::int, 4, null::jsonb, null::text[] from unnest(_done) d;
+    insert into windlass.past (at, seqs) values (_now, _done_seqs);
     -- A diary that told of earlier failures tells of a success now.
-    update windlass.diary d set error = null where d.seq = any (_done_seqs) and d.error is not null;
-    for _item in
-      select s.seq from unnest(_done_jobs, _done_seqs) as s(job, seq)
-        where exists (select from windlass.edge e where e.on_id = s.job and not e.met)
-    loop
-      perform windlass._spread(_item.seq, null, _now);
-    end loop;
+    if exists (select from windlass.diary) then
+      update windlass.diary d set error = null where d.seq = any (_done_seqs) and d.error is not null;
+    end if;
+    -- Looked at after they ended: who begins to wait for one of them now sees that it has.
+    if exists (select from windlass.edge) then
+      for _item in
+        select s.seq from unnest(_done_jobs, _done_seqs) as s(job, seq)
+          where exists (select from windlass.edge e where e.on_id = s.job and not e.met)
+      loop
+        perform windlass._spread(_item.seq, null, _now);
+      end loop;
+    end if;
     if exists (select from windlass.line l join windlass.kind k on k.id = l.kind
         where l.id = any (_done_lines) and k.turned_away) then
       perform windlass._ring_turned_away(l) from unnest(_done_lines) l;
@@ -289,27 +307,26 @@ begin
   if coalesce(cardinality(_done), 0) < cardinality(_jobs) then
     _now := windlass._begin();
     for _item in
-      select i.n::int as n, j.seq, i.*
-        from unnest(_jobs, _tokens, _verdicts, _args, _outputs, _errors, _extras, _object_states) with ordinality
-          as i(job, token, verdict, arg, output, error, extra, object_state, n)
-        left join windlass.job j on j.id = i.job
+      select i.*
+        from unnest(_seqs, _tokens, _verdicts, _args, _outputs, _errors, _extras, _object_states) with ordinality
+          as i(seq, token, verdict, arg, output, error, extra, object_state, n)
         where not (i.n = any (coalesce(_done, '{}'))) order by i.n
     loop
       _p := windlass._hold(_item.seq);
       if _p.seq is null or _p.state <> 3 or _p.token <> _item.token then
-        return query select _item.n, null::int, jsonb_build_object('refusal', 'lease_lost'), null::text[];
+        return query select _item.n::int, null::int, jsonb_build_object('refusal', 'lease_lost'), null::text[], null::int[];
         continue;
       end if;
       begin
-        return query select _item.n, windlass._settle_one(_p, _item.verdict, _item.arg, _item.output, _item.error,
-          _item.extra, _item.object_state, _now), null::jsonb, null::text[];
+        return query select _item.n::int, windlass._settle_one(_p, _item.verdict, _item.arg, _item.output, _item.error,
+          _item.extra, _item.object_state, _now), null::jsonb, null::text[], null::int[];
       exception when sqlstate 'WL001' then
         get stacked diagnostics _detail = pg_exception_detail;
-        return query select _item.n, null::int, _detail::jsonb, null::text[];
+        return query select _item.n::int, null::int, _detail::jsonb, null::text[], null::int[];
       end;
     end loop;
   end if;
-  return query select null::int, null::int, null::jsonb, windlass._finish(_now);
+  return query select null::int, null::int, null::jsonb, windlass._finish(_now), _done;
 end $$;
 
 -- Makes a batch of leases end when the first of them does; it goes with the last. Leases that were only
@@ -397,7 +414,8 @@ end $$;
 create function windlass.rescue(_observe boolean, _max_recoveries int, _delay bigint, _reason int, _all boolean)
 returns table (id uuid, state int, more boolean, next_in bigint, rings text[])
 language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass._begin();

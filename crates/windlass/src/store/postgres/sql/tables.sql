@@ -98,7 +98,7 @@ create table windlass.ready (
   at bigint not null,
   seq bigint not null,
   primary key (line, rank, at, seq)
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 
 -- Ready jobs that have a lane, in its order.
 create table windlass.lined (
@@ -108,23 +108,24 @@ create table windlass.lined (
   at bigint not null,
   seq bigint not null,
   primary key (queue, lane, rank, at, seq)
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 
 -- Jobs that wait for a time.
 create table windlass.due (
   at bigint not null,
   seq bigint not null,
   primary key (at, seq)
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 
 -- Jobs that were claimed together. `until` is not later than the first of their leases ends; who
--- looks then sees to it that it is true again.
+-- looks then sees to it that it is true again. `running` is not less than how many still run.
 create table windlass.lease (
   token bigint primary key,
   until bigint not null,
+  running int not null,
   told boolean not null default false,
   seqs bigint[] not null
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 create index lease_until on windlass.lease (until, token);
 
 -- Completed and cancelled jobs that ended together, to be let go of, the oldest first.

@@ -1,7 +1,8 @@
 -- Looking without changing anything.
 
 -- All counters at one moment.
-create function windlass.counts() returns jsonb language plpgsql as $$
+create function windlass.counts() returns jsonb language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+  set enable_seqscan = off as $$
 declare
   _now bigint := windlass.now_us();
 begin
@@ -31,14 +32,18 @@ begin
             from windlass.tally where queue = q.id and line is null group by lane) t)) order by q.name), '[]')
       from windlass.queue q),
     'workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', w.id, 'card', w.card, 'stopping', w.stopping,
-        'running', (select count(*) from windlass.lease s cross join lateral unnest(s.seqs) as x(seq)
-          join windlass.place p on p.seq = x.seq and p.state = 3 and p.token > s.token and p.token < s.token + 16384
-          where p.worker = w.id)) order by w.id), '[]')
-      from windlass.worker w where w.seen_at > _now - 60000000));
+        'running', coalesce(r.running, 0)) order by w.id), '[]')
+      from windlass.worker w
+      left join (select p.worker, count(*) as running from windlass.lease s cross join lateral unnest(s.seqs) as x(seq)
+          cross join lateral (select p.worker from windlass.place p where p.seq = x.seq and p.state = 3
+            and p.token > s.token and p.token < s.token + 16384 offset 0) p
+          group by p.worker) r on r.worker = w.id
+      where w.seen_at > _now - 60000000));
 end $$;
 
 -- What a job and its like are kept from starting by.
-create function windlass.facts(_id uuid) returns jsonb language plpgsql as $$
+create function windlass.facts(_id uuid) returns jsonb language plpgsql set plan_cache_mode = force_generic_plan
+  set jit = off set enable_seqscan = off as $$
 declare
   _now bigint := windlass.now_us();
   _j windlass.job;
