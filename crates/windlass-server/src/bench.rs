@@ -20,10 +20,14 @@ mod idle;
 mod limit;
 mod memory;
 mod objects;
+#[cfg(feature = "postgres")]
+mod pinned;
 mod process;
 mod progress;
 mod reopen;
 mod result;
+#[cfg(feature = "postgres")]
+mod server;
 mod workers;
 
 use std::sync::Arc;
@@ -82,6 +86,7 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
 fn modes(asked: &[Mode], ground: &Ground) -> anyhow::Result<Vec<Mode>> {
     let can = |mode: Mode| match mode {
         Mode::Limit => ground.is_a_disk() || ground.is_a_database(),
+        Mode::Pinned => ground.is_a_database(),
         mode => ground.is_a_disk() || !mode.needs_a_disk(),
     };
     let all = [
@@ -95,6 +100,7 @@ fn modes(asked: &[Mode], ground: &Ground) -> anyhow::Result<Vec<Mode>> {
         Mode::Continuous,
         Mode::Latency,
         Mode::Backlog,
+        Mode::Pinned,
         Mode::Reopen,
         Mode::Idle,
         Mode::Limit,
@@ -103,6 +109,9 @@ fn modes(asked: &[Mode], ground: &Ground) -> anyhow::Result<Vec<Mode>> {
     for mode in asked {
         match mode {
             Mode::All => modes.extend(all.iter().filter(|mode| can(**mode))),
+            Mode::Pinned if !can(Mode::Pinned) => {
+                bail!("`pinned` measures a database; name it with --store postgres://…")
+            }
             mode if !can(*mode) => {
                 bail!("`{}` measures a disk; name a directory with --store", mode.name())
             }
@@ -157,7 +166,7 @@ fn plan(options: &BenchOptions, mode: Mode, ground: &Arc<Ground>) -> Plan {
         Mode::Enqueue | Mode::Drain | Mode::Lifecycle | Mode::Limit => 100_000,
         Mode::Pool | Mode::Debounce => 100_000,
         Mode::Continuous => 10_000,
-        Mode::Bulk | Mode::Backlog | Mode::Memory | Mode::Reopen => 1_000_000,
+        Mode::Bulk | Mode::Backlog | Mode::Pinned | Mode::Memory | Mode::Reopen => 1_000_000,
         Mode::Latency => 500,
         // One has no jobs, of the other only its parts are planned.
         Mode::Idle | Mode::All => 0,
@@ -185,7 +194,7 @@ fn describe(mode: Mode, jobs: u64, options: &BenchOptions) -> String {
         Mode::Enqueue | Mode::Lifecycle | Mode::Pool | Mode::Limit => {
             format!("{name}: {jobs} jobs, {} callers", options.concurrency)
         }
-        Mode::Bulk | Mode::Drain | Mode::Memory | Mode::Reopen | Mode::All => {
+        Mode::Bulk | Mode::Drain | Mode::Pinned | Mode::Memory | Mode::Reopen | Mode::All => {
             format!("{name}: {jobs} jobs")
         }
     }
@@ -204,6 +213,10 @@ fn measure(mode: Mode, plan: &Plan, with_limit: bool) -> anyhow::Result<Vec<Meas
         Mode::Continuous => one(runtime.block_on(objects::continuous(plan))),
         Mode::Latency => one(runtime.block_on(workers::latency(plan))),
         Mode::Backlog => runtime.block_on(backlog::claim_cost(plan)),
+        #[cfg(feature = "postgres")]
+        Mode::Pinned => runtime.block_on(pinned::pinned(plan)),
+        #[cfg(not(feature = "postgres"))]
+        Mode::Pinned => Ok(Vec::new()),
         Mode::Memory => runtime.block_on(memory::per_waiting_job(plan)),
         Mode::Reopen => one(runtime.block_on(reopen::reopen(plan))),
         Mode::Idle => one(runtime.block_on(idle::idle(plan))),

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use anyhow::Context;
 use tokio::task::JoinSet;
-use tokio_postgres::{Client, NoTls};
 use windlass::store::Durability;
 
 use crate::bench::Plan;
 use crate::bench::callers::shares;
 use crate::bench::result::{Extra, Measurement};
+use crate::bench::server::Server;
 use crate::cli::Mode;
 
 /// Rows of one insert and of one delete.
@@ -26,7 +26,8 @@ const CONNECTIONS: u32 = 4;
 pub(crate) async fn insert_and_delete(plan: &Plan) -> anyhow::Result<Measurement> {
     let address = plan.ground.database().context("it is the limit of a database")?;
     let table = format!("windlass_bare_{}", std::process::id());
-    let client = connect(address).await?;
+    let server = Server::connect(address).await?;
+    let client = server.client();
     let make = format!("create table {table} (id bigserial primary key, payload bytea not null)");
     client.batch_execute(&make).await?;
     let measured = measure(plan, address, &table).await;
@@ -41,10 +42,11 @@ async fn measure(plan: &Plan, address: &str, table: &str) -> anyhow::Result<Meas
     let mut tasks = JoinSet::new();
     let began = Instant::now();
     for share in shares(plan.jobs, CONNECTIONS) {
-        let (client, payload) = (connect(address).await?, vec![b'x'; plan.payload]);
-        let (insert, delete) = (client.prepare(&insert).await?, client.prepare(&delete).await?);
+        let (server, payload) = (Server::connect(address).await?, vec![b'x'; plan.payload]);
+        let insert = server.client().prepare(&insert).await?;
+        let delete = server.client().prepare(&delete).await?;
         tasks.spawn(async move {
-            let mut left = share;
+            let (client, mut left) = (server.client(), share);
             while left > 0 {
                 let size = left.min(BATCH);
                 let rows = vec![payload.as_slice(); usize::try_from(size)?];
@@ -67,14 +69,4 @@ async fn measure(plan: &Plan, address: &str, table: &str) -> anyhow::Result<Meas
         bytes_per_s: None,
     };
     Ok(measured.durability(Durability::Sync).took(began.elapsed()).extra(extra))
-}
-
-async fn connect(address: &str) -> anyhow::Result<Client> {
-    // What is ours in the address is not the client's.
-    let (base, query) = address.split_once('?').unwrap_or((address, ""));
-    let theirs = query.split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("windlass_"));
-    let address = format!("{base}?{}", theirs.collect::<Vec<_>>().join("&"));
-    let (client, connection) = tokio_postgres::connect(&address, NoTls).await?;
-    tokio::spawn(connection);
-    Ok(client)
 }

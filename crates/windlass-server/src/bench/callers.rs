@@ -72,7 +72,7 @@ where
         latencies.absorb(&caller??)?;
     }
     let took = began.elapsed();
-    let measured = subject.measured(mode, plan, plan.jobs).concurrency(plan.concurrency);
+    let measured = subject.measured(mode, plan, plan.jobs).await?.concurrency(plan.concurrency);
     Ok(measured.took(took).latencies(&latencies))
 }
 
@@ -89,7 +89,7 @@ pub(crate) async fn bulk(plan: &Plan) -> anyhow::Result<Measurement> {
     let began = Instant::now();
     fill(&subject.engine, plan.jobs, plan.payload, |took, _| latencies.note(took)).await?;
     let took = began.elapsed();
-    let measured = subject.measured(Mode::Bulk, plan, plan.jobs);
+    let measured = subject.measured(Mode::Bulk, plan, plan.jobs).await?;
     subject.end().await;
     let bytes_per_s = measured.bytes_per_job() * plan.jobs as f64 / took.as_secs_f64().max(1e-9);
     let bytes_per_s = Some(bytes_per_s.round());

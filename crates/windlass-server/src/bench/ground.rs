@@ -16,6 +16,8 @@ use windlass::{Engine, Error};
 
 use crate::bench::Plan;
 use crate::bench::result::Measurement;
+#[cfg(feature = "postgres")]
+use crate::bench::server::{Server, Work};
 use crate::cli::Mode;
 
 /// The file that says that a directory belongs to a bench.
@@ -161,6 +163,11 @@ impl Plot {
         self.path.as_deref()
     }
 
+    #[cfg(feature = "postgres")]
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     /// Opens the store that stands here.
     pub(crate) async fn open(&self) -> Result<Engine, Error> {
         let mut builder = Engine::builder();
@@ -206,20 +213,40 @@ pub(crate) struct Subject {
     pub(crate) engine: Engine,
     pub(crate) plot: Plot,
     written_before: u64,
+    /// The database that is measured, and what it had done before.
+    #[cfg(feature = "postgres")]
+    server: Option<(Server, Work)>,
 }
 
 impl Subject {
     /// A new engine on an empty store.
     pub(crate) async fn open(mode: Mode, plan: &Plan) -> anyhow::Result<Self> {
         let plot = plan.ground.plot(mode)?;
-        let mut subject = Self { engine: plot.open().await?, plot, written_before: 0 };
-        subject.begin();
+        let engine = plot.open().await?;
+        #[cfg(feature = "postgres")]
+        let server = match plan.ground.is_a_database() {
+            true => Some((Server::connect(plot.address()).await?, Work::default())),
+            false => None,
+        };
+        let mut subject = Self {
+            engine,
+            plot,
+            written_before: 0,
+            #[cfg(feature = "postgres")]
+            server,
+        };
+        subject.begin().await?;
         Ok(subject)
     }
 
     /// From here on it is measured.
-    pub(crate) fn begin(&mut self) {
+    pub(crate) async fn begin(&mut self) -> anyhow::Result<()> {
         self.written_before = self.space().written;
+        #[cfg(feature = "postgres")]
+        if let Some((server, before)) = &mut self.server {
+            *before = server.work().await?;
+        }
+        Ok(())
     }
 
     /// What it takes on the disk; nothing in memory.
@@ -228,9 +255,20 @@ impl Subject {
     }
 
     /// A measurement of `n` jobs that ends now.
-    pub(crate) fn measured(&self, mode: Mode, plan: &Plan, n: u64) -> Measurement {
-        let written = self.space().written - self.written_before;
-        Measurement::new(mode, plan, n).durability(self.engine.durability()).wrote(written)
+    pub(crate) async fn measured(
+        &self,
+        mode: Mode,
+        plan: &Plan,
+        n: u64,
+    ) -> anyhow::Result<Measurement> {
+        let measured = Measurement::new(mode, plan, n).durability(self.engine.durability());
+        #[cfg(feature = "postgres")]
+        if let Some((server, before)) = &self.server {
+            let Work { bytes, commits } = server.work().await?;
+            let measured = measured.wrote(bytes - before.bytes);
+            return Ok(measured.committed(commits - before.commits));
+        }
+        Ok(measured.wrote(self.space().written - self.written_before))
     }
 
     /// Closes it; its store is removed.

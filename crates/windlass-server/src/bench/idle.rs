@@ -28,7 +28,7 @@ pub(crate) async fn idle(plan: &Plan) -> anyhow::Result<Measurement> {
     let part = used.map(|used| used.as_secs_f64() / watched.as_secs_f64());
     let cpu_percent = part.map(|part| rounded(part * 100.0, 3));
     worker.stop().await?;
-    let measured = subject.measured(Mode::Idle, plan, 0).concurrency(plan.concurrency);
+    let measured = subject.measured(Mode::Idle, plan, 0).await?.concurrency(plan.concurrency);
     subject.end().await;
     Ok(measured.extra(Extra::Idle { seconds: watched.as_secs(), cpu_percent }))
 }

@@ -63,6 +63,7 @@ impl Work {
             | Mode::Continuous
             | Mode::Latency
             | Mode::Backlog
+            | Mode::Pinned
             | Mode::Memory
             | Mode::Reopen
             | Mode::Idle

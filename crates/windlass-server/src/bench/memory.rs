@@ -76,13 +76,13 @@ fn of_ledger(
 async fn of_store(plan: &Plan) -> anyhow::Result<Measurement> {
     let mut subject = Subject::open(Mode::Memory, plan).await?;
     fill(&subject.engine, WARM_UP_STORE, plan.payload, |_, _| {}).await?;
-    subject.begin();
+    subject.begin().await?;
     let before = resident_bytes();
     let began = Instant::now();
     fill(&subject.engine, plan.jobs, plan.payload, |_, _| {}).await?;
     let took = began.elapsed();
     let bytes_per_job = grown(before, plan.jobs);
-    let measured = subject.measured(Mode::Memory, plan, plan.jobs).took(took);
+    let measured = subject.measured(Mode::Memory, plan, plan.jobs).await?.took(took);
     subject.end().await;
     Ok(measured.extra(Extra::Memory { of: "store", state: "ready", bytes_per_job }))
 }

@@ -135,7 +135,7 @@ pub(crate) async fn debounce(plan: &Plan) -> anyhow::Result<Measurement> {
     };
     let definition = Debounce::new("bench", WINDOW, flush).max_events(per_key);
     let worker = start_worker(&subject.engine, plan, definition.clone()).await?;
-    subject.begin();
+    subject.begin().await?;
     let before = resident_bytes();
     let began = Instant::now();
     let mut latencies = add(plan, &subject, &definition, keys, 1).await?;
@@ -145,7 +145,7 @@ pub(crate) async fn debounce(plan: &Plan) -> anyhow::Result<Measurement> {
     // What has started is finished by the stop.
     worker.stop().await?;
     let took = began.elapsed();
-    let measured = subject.measured(Mode::Debounce, plan, keys * per_key).took(took);
+    let measured = subject.measured(Mode::Debounce, plan, keys * per_key).await?.took(took);
     subject.end().await;
     let measured = measured.concurrency(plan.concurrency).latencies(&latencies);
     Ok(measured.extra(Extra::Debounce { keys, flushes: keys, bytes_per_object }))
@@ -201,11 +201,11 @@ pub(crate) async fn continuous(plan: &Plan) -> anyhow::Result<Measurement> {
     let before = resident_bytes();
     start_evenly(plan, &subject.engine, &definition, period).await?;
     let bytes_per_object = plan.first.then(|| grown(before, objects)).flatten();
-    subject.begin();
+    subject.begin().await?;
     let began = Instant::now();
     runs.wait().await;
     let took = began.elapsed();
-    let measured = subject.measured(Mode::Continuous, plan, objects * RUNS).took(took);
+    let measured = subject.measured(Mode::Continuous, plan, objects * RUNS).await?.took(took);
     worker.stop().await?;
     subject.end().await;
     let lags = lags.lock().unwrap_or_else(PoisonError::into_inner);

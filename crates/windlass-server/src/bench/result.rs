@@ -36,9 +36,12 @@ pub(crate) struct Measurement {
     /// Memory of the whole process when the measurement ended.
     #[serde(serialize_with = "whole")]
     rss_bytes: Figure,
-    /// Bytes written to the store's journal; zeros that make room beforehand are not among them.
+    /// Bytes written to the store's journal, or to the database's; zeros that make room beforehand
+    /// are not among them.
     #[serde(serialize_with = "whole")]
     bytes_written_per_job: Figure,
+    /// Commits of the database; `null` elsewhere.
+    commits_per_job: Figure,
     /// Which part of the speed of a bare log was reached.
     ratio_to_limit: Figure,
     /// The same, if the bare log needs one write where the engine needs two.
@@ -68,6 +71,15 @@ pub(crate) enum Extra {
         /// To claim a job.
         claim_ns_per_job: Figure,
         claim_ratio: Figure,
+    },
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only a database has it"))]
+    Pinned {
+        /// Before, during or after the transaction that is left open.
+        part: &'static str,
+        ratio_to_before: Figure,
+        /// What the tables and indexes take on the disk when it ends.
+        #[serde(serialize_with = "whole")]
+        schema_bytes: Figure,
     },
     Memory {
         /// The ledger alone, or the whole store.
@@ -140,6 +152,7 @@ impl Measurement {
             max_ms: None,
             rss_bytes: resident_bytes().map(|bytes| bytes as f64),
             bytes_written_per_job: Some(0.0),
+            commits_per_job: None,
             ratio_to_limit: None,
             limit_one_write_ratio: None,
             extra: Extra::None,
@@ -155,6 +168,13 @@ impl Measurement {
     pub(crate) fn wrote(self, bytes: u64) -> Self {
         let bytes_written_per_job = (self.n > 0).then(|| bytes as f64 / self.n as f64);
         Self { bytes_written_per_job, ..self }
+    }
+
+    /// All jobs together took so many commits.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only a database has them"))]
+    pub(crate) fn committed(self, commits: u64) -> Self {
+        let commits_per_job = (self.n > 0).then(|| rounded(commits as f64 / self.n as f64, 4));
+        Self { commits_per_job, ..self }
     }
 
     /// With so many callers, or slots.
@@ -213,6 +233,7 @@ impl Measurement {
             &mut self.max_ms,
             &mut self.rss_bytes,
             &mut self.bytes_written_per_job,
+            &mut self.commits_per_job,
             &mut self.ratio_to_limit,
             &mut self.limit_one_write_ratio,
         ];
@@ -251,6 +272,9 @@ impl Extra {
             Extra::Backlog { backlog: _, ns_per_job, ratio, claim_ns_per_job, claim_ratio } => {
                 vec![ns_per_job, ratio, claim_ns_per_job, claim_ratio]
             }
+            Extra::Pinned { part: _, ratio_to_before, schema_bytes } => {
+                vec![ratio_to_before, schema_bytes]
+            }
             Extra::Memory { of: _, state: _, bytes_per_job } => vec![bytes_per_job],
             Extra::Pool { of: _, lanes: _, ratio_to_plain } => vec![ratio_to_plain],
             Extra::Debounce { keys: _, flushes: _, bytes_per_object }
@@ -277,6 +301,7 @@ impl Extra {
             Extra::Continuous { objects, .. } => format!(" × {}", short(*objects)),
             Extra::Batch { batch, .. } => format!(" × {}", short(*batch)),
             Extra::Backlog { backlog, .. } => format!(" {}", short(*backlog)),
+            Extra::Pinned { part, .. } => format!(", {part}"),
             Extra::Memory { of, state, .. } => format!(" {of}, {state}"),
             Extra::Limit { of, writes_per_job, .. } if *writes_per_job > 1.0 => {
                 format!(" of {of}, {writes_per_job:.0} writes")
@@ -299,6 +324,10 @@ impl Extra {
                 let [claim, claim_ratio] =
                     [claim_ns_per_job, claim_ratio].map(|figure| figure.unwrap_or(0.0));
                 format!("{both:.0} ns × {ratio:.2} (claim {claim:.0} ns × {claim_ratio:.2})")
+            }
+            Extra::Pinned { ratio_to_before, schema_bytes, .. } => {
+                let (ratio, megabytes) = (ratio_to_before.unwrap_or(0.0), megabytes(schema_bytes));
+                format!("× {ratio:.2}, {megabytes:.0} MB of tables and indexes")
             }
             Extra::Memory { bytes_per_job, .. } => {
                 bytes_per_job.map_or_else(unknown, |bytes| format!("{bytes:.0} bytes of memory"))

@@ -32,7 +32,7 @@ pub(crate) async fn start_worker<A: 'static, H: Handler<A>>(
 pub(crate) async fn drain(plan: &Plan) -> anyhow::Result<Measurement> {
     let mut subject = Subject::open(Mode::Drain, plan).await?;
     fill(&subject.engine, plan.jobs, plan.payload, |_, _| {}).await?;
-    subject.begin();
+    subject.begin().await?;
     let (ran, last) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
     let handler = {
         let (ran, last, jobs) = (ran.clone(), last.clone(), plan.jobs);
@@ -52,7 +52,8 @@ pub(crate) async fn drain(plan: &Plan) -> anyhow::Result<Measurement> {
     }
     let took = began.elapsed();
     worker.stop().await?;
-    let measured = subject.measured(Mode::Drain, plan, plan.jobs).concurrency(plan.concurrency);
+    let measured =
+        subject.measured(Mode::Drain, plan, plan.jobs).await?.concurrency(plan.concurrency);
     subject.end().await;
     Ok(measured.took(took))
 }
@@ -85,7 +86,7 @@ pub(crate) async fn latency(plan: &Plan) -> anyhow::Result<Measurement> {
         handle.outcome().await?;
     }
     worker.stop().await?;
-    let measured = subject.measured(Mode::Latency, plan, plan.jobs);
+    let measured = subject.measured(Mode::Latency, plan, plan.jobs).await?;
     subject.end().await;
     Ok(measured.latencies(&latencies))
 }

@@ -128,6 +128,8 @@ pub(crate) enum Mode {
     Latency,
     /// What a claim costs when few and when many jobs wait
     Backlog,
+    /// On PostgreSQL: how fast jobs flow before, while and after a transaction is left open
+    Pinned,
     /// What a waiting job costs in memory
     Memory,
     /// How long it takes to open a store in which many jobs wait
@@ -152,6 +154,7 @@ impl Mode {
             Mode::Continuous => "continuous",
             Mode::Latency => "latency",
             Mode::Backlog => "backlog",
+            Mode::Pinned => "pinned",
             Mode::Memory => "memory",
             Mode::Reopen => "reopen",
             Mode::Idle => "idle",

@@ -17,6 +17,7 @@ mod migrate;
 pub(in crate::store) mod moving;
 mod record;
 mod roles;
+mod sweep;
 mod tls;
 mod wire;
 
@@ -52,11 +53,12 @@ use windlass_core::outcome::{ErrorText, Verdict as Outcome};
 use windlass_core::rate::Rate;
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
-use windlass_core::time::{Steady, Timestamp};
+use windlass_core::time::Timestamp;
 
 use self::event::{Lines, Told};
 use self::fault::Verdict;
 use self::handed::HandedOut;
+use self::sweep::{Broom, Floor};
 use self::wire::{Placed, Read};
 use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, ObjectFilter, ObjectPage, Page,
@@ -70,10 +72,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often a call is made again when the database rolled it back for the sake of others.
 const TRIES: u32 = 10;
-
-/// How often dead rows are looked for, and how many are worth clearing away.
-const SWEEP_PAUSE: Duration = Duration::from_secs(2);
-const SWEEP_ROWS: i64 = 20_000;
 
 /// A value for the database, and its type.
 type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
@@ -89,7 +87,7 @@ pub struct PostgresStore {
     handed_out: HandedOut,
     /// For pauses of its own, and for bounds of a hundred years; jobs know the database's.
     clock: SystemClock,
-    swept: Mutex<Option<Steady>>,
+    broom: Broom,
 }
 
 /// Numbers of lines, which never change.
@@ -125,7 +123,7 @@ impl PostgresStore {
             names: Mutex::default(),
             handed_out: HandedOut::default(),
             clock: SystemClock::new(),
-            swept: Mutex::default(),
+            broom: Broom::default(),
         };
         match store.settle_in().await {
             Ok(()) => Ok(store),
@@ -198,35 +196,6 @@ impl PostgresStore {
             rings.into_iter().flatten().filter_map(|ring| read_ring(&ring)).collect();
         if !rings.is_empty() {
             self.wake.ring(&rings).await;
-        }
-    }
-
-    /// Clears away what claims have left behind, which they would walk through: autovacuum looks
-    /// once in a minute, and a busy queue goes through a million jobs in that time.
-    async fn sweep(&self) {
-        const TABLES: &str = "windlass.ready, windlass.due, windlass.lined, windlass.lease, \
-             windlass.tally, windlass.after, windlass.house";
-        {
-            let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = self.clock.now().steady;
-            if swept.is_some_and(|swept| now.since(swept) < SWEEP_PAUSE) {
-                return;
-            }
-            *swept = Some(now);
-        }
-        let sql = "select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables \
-             where schemaname = 'windlass' and relname in ('ready', 'due', 'lease', 'tally')";
-        let dead = self.one("look for dead rows", sql, &[]).await;
-        if dead.map_or(0, |row| row.get::<_, i64>(0)) < SWEEP_ROWS {
-            return;
-        }
-        // Whoever may not, or comes second, leaves it to others.
-        if let Ok(client) = self.pool.get().await {
-            let sql = self.schema.in_sql(&format!("vacuum (skip_locked) {TABLES}"));
-            let swept = tokio::time::timeout(PATIENCE, client.batch_execute(&sql)).await;
-            if !matches!(swept, Ok(Ok(()))) {
-                drop(deadpool_postgres::Object::take(client));
-            }
         }
     }
 
@@ -950,7 +919,8 @@ impl Store for PostgresStore {
         if !rings.is_empty() {
             self.wake.ring(&rings).await;
         }
-        self.sweep().await;
+        let floor = || Floor { pool: self.pool.clone(), schema: self.schema.clone() };
+        self.broom.sweep(floor, self.clock.now().steady);
         Ok(Promoted {
             purged: row.get::<_, i64>("purged").cast_unsigned(),
             next_in: row.get::<_, Option<i64>>("next_in").map(wire::duration),

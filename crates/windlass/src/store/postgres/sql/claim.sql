@@ -49,6 +49,7 @@ declare
   _take int[];
   _seqs bigint[];
   _readies tid[];
+  _others tid[];
   _places tid[];
   _ofs int[];
   _since bigint;
@@ -120,17 +121,18 @@ begin
     end if;
     -- Two looks, each passing over what others hold: among the ready, so that claims at the same time
     -- pass each other quickly, and at its place, which is the job's lock.
-    select array_agg(h.seq), array_agg(h.ready), array_agg(h.place), array_agg(h.of)
-      into _seqs, _readies, _places, _ofs from (
-        select h.seq, h.ready, h.place, t.n::int as of
+    select array_agg(h.seq), array_agg(h.ready) filter (where h.epoch = 0),
+        array_agg(h.ready) filter (where h.epoch = 1), array_agg(h.place), array_agg(h.of)
+      into _seqs, _readies, _others, _places, _ofs from (
+        select h.seq, h.ready, h.epoch, p.place, t.n::int as of
           from unnest(_lines, _take, _ageings) with ordinality as t(line, take, ageing, n)
           cross join lateral (
-            select r.seq, r.rank, r.at, r.ready, p.ctid as place from (
-              select r.seq, r.rank, r.at, r.ctid as ready from windlass.ready r
-                where r.line = t.line order by r.rank, r.at, r.seq limit t.take for update skip locked) r
-              -- `at` too: a job that was started and given back meanwhile stands elsewhere in the line.
-              join windlass.place p on p.seq = r.seq and p.state = 2 and p.at = r.at
-              for update of p skip locked) h
+            select r.seq, r.rank, r.at, r.ctid as ready, r.epoch from windlass.ready r
+              where r.line = t.line order by r.rank, r.at, r.seq limit t.take for update skip locked) h
+          cross join lateral (
+            -- `at` too: a job that was started and given back meanwhile stands elsewhere in the line.
+            select p.ctid as place from windlass.place p
+              where p.seq = h.seq and p.state = 2 and p.at = h.at offset 0 for update skip locked) p
           where t.take > 0
           order by case when _many then -windlass._standing(t.ageing, h.rank, h.at, _now) end,
             case when _many then h.at else h.rank end, case when _many then h.seq else h.at end, h.seq) h;
@@ -144,18 +146,23 @@ begin
     insert into windlass.lease (token, until, running, seqs)
       select _base, _since + min(_leases[_terms[o]]), _taken, _seqs from unnest(_ofs) o;
     if exists (select from windlass.lined) then
-      delete from windlass.lined x using windlass.place p where p.ctid = any (_places)
-        and x.queue = p.lane_queue and x.lane = p.lane and x.rank = p.rank and x.at = p.at and x.seq = p.seq;
+      delete from windlass.lined x where x.ctid = any (array(
+        select l.ctid from windlass.place p cross join lateral (
+            select l.ctid from windlass.lined l where l.queue = p.lane_queue and l.lane = p.lane and l.rank = p.rank
+              and l.at = p.at and l.seq = p.seq offset 0) l
+          where p.ctid = any (_places)));
     end if;
     -- Nobody but who holds a job's place takes it from among the ready.
-    delete from windlass.ready r where r.ctid = any (_readies);
+    delete from windlass.ready_0 r where r.ctid = any (_readies);
+    delete from windlass.ready_1 r where r.ctid = any (_others);
     return query with started as (
       update windlass.place p set state = 3, attempts = p.attempts + 1, begun = true, token = _base + t.n,
           worker = _worker, since = _since, at = _since + _leases[_terms[t.of]], cancel_requested = false, told = false,
           max_attempts = coalesce(j.max_attempts, _max_attempts[_terms[t.of]]), offered = false,
           first_started = coalesce(p.first_started, _since), updated_at = _since
-        from unnest(_places, _seqs, _ofs) with ordinality as t(place, seq, of, n) join windlass.job j on j.seq = t.seq
-        where p.ctid = t.place
+        from unnest(_places, _seqs, _ofs) with ordinality as t(place, seq, of, n)
+          cross join lateral (select j.* from windlass.job j where j.seq = t.seq offset 0) j
+        where p.ctid = t.place and t.n between 1 and 16384
         returning j.id, p.seq, p.line, t.of, p.attempts, p.token, p.at, p.max_attempts, p.recoveries, p.first_started,
           p.steps, p.lane_queue, p.lane, j.payload, j.spec, j.priority, j.start_kind, j.start_us, j.created_at
     ), counted as (

@@ -308,8 +308,8 @@ returns jsonb language sql as $$
     from unnest(_stands, _seqs, _acceptances) with ordinality as s(stand, seq, acceptance, n)
     join windlass.line l on l.id = (_items[s.n]).line
     join windlass.queue q on q.id = l.queue
-    left join windlass.job j on j.seq = s.seq
-    left join windlass.place p on p.seq = s.seq
+    left join lateral (select j.seq from windlass.job j where j.seq = s.seq offset 0) j on true
+    left join lateral (select p.* from windlass.place p where p.seq = s.seq offset 0) p on true
 $$;
 
 -- Gives new jobs that are spread over the lanes of their queue their turns.
@@ -409,10 +409,12 @@ language plpgsql set plan_cache_mode = force_generic_plan set jit = off
 #variable_conflict use_column
 declare
   _now bigint := windlass.now_us();
+  _house windlass.house;
   _seqs bigint[];
   _new uuid[];
   _reused uuid;
 begin
+  select * into _house from windlass.house;
   with fresh as (
     insert into windlass.job (created_at, id, line, priority, start_kind, start_us, max_attempts, payload, spec)
       select _now, i.id, i.line, i.priority, i.start_kind, i.start_us, i.max_attempts, i.payload, i.spec
@@ -430,8 +432,8 @@ begin
           _now, line, case when due > _now then 1 else 2 end, true
         from timed
   ), listed as (
-    insert into windlass.ready (line, rank, at, seq)
-      select line, windlass._rank(ageing, priority, _now), _now, seq from timed where due <= _now
+    insert into windlass.ready (line, rank, at, seq, epoch)
+      select line, windlass._rank(ageing, priority, _now), _now, seq, _house.epoch from timed where due <= _now
   ), waiting as (
     insert into windlass.due (at, seq) select due, seq from timed where due > _now
   ), counted as (
@@ -452,7 +454,8 @@ begin
   select array_agg(seq), array_agg(id) into _seqs, _new from timed;
   if coalesce(cardinality(_new), 0) < cardinality(_ids) then
     select i.id into _reused from unnest(_ids, _lines, _payloads) as i(id, line, payload)
-      join windlass.job j on j.id = i.id where j.line <> i.line or j.payload <> i.payload limit 1;
+      cross join lateral (select j.line, j.payload from windlass.job j where j.id = i.id offset 0) j
+      where j.line <> i.line or j.payload <> i.payload limit 1;
     if found then
       perform windlass._refuse(format('job id %s is already taken by a different job; choose a fresh id', _reused),
         jsonb_build_object('refusal', 'id_reused', 'job', _reused));
@@ -463,7 +466,7 @@ begin
         null::bigint, null::text[]
       from unnest(_ids, _lines) with ordinality as i(id, line, n)
       left join unnest(_seqs, _new) as f(seq, id) on f.id = i.id
-      left join windlass.job j on f.seq is null and j.id = i.id
+      left join lateral (select j.seq from windlass.job j where f.seq is null and j.id = i.id offset 0) j on true
       join (select l.id as line, windlass._depth(l.queue) as depth from windlass.line l
         where l.id = any (_lines)) d on d.line = i.line
       order by i.n;

@@ -35,12 +35,14 @@ declare
 begin
   select sum(completed) + sum(cancelled) - _house.history_jobs into _surplus from windlass.tally where line is not null;
   if _surplus is null or _surplus <= _slack then return 0; end if;
-  select _surplus - count(*) into _surplus from (
-    select p.seq from windlass.edge d join windlass.job j on j.id = d.on_id join windlass.place p on p.seq = j.seq
-      where p.state in (4, 6)
-    union
-    select p.seq from windlass.key k join windlass.place p on p.seq = k.seq
-      where k.until > _now and p.state in (4, 6)) kept;
+  if exists (select from windlass.edge) or exists (select from windlass.key) then
+    select _surplus - count(*) into _surplus from (
+      select j.seq from windlass.edge d
+        cross join lateral (select j.seq from windlass.job j where j.id = d.on_id offset 0) j
+      union
+      select k.seq from windlass.key k where k.until > _now) kept
+      cross join lateral (select from windlass.place p where p.seq = kept.seq and p.state in (4, 6) offset 0) p;
+  end if;
   return windlass._purge(_now, null, least(_surplus, 1000));
 end $$;
 
@@ -64,7 +66,7 @@ begin
       where p.seq = any (_past.seqs) and p.state in (4, 6) and p.at = _past.at;
     select coalesce(array_agg(s) filter (where not held), '{}'), _kept || coalesce(array_agg(s) filter (where held), '{}')
       into _all, _kept from (
-        select s, exists (select from windlass.edge d join windlass.job j on j.id = d.on_id where j.seq = s)
+        select s, exists (select from windlass.edge d where d.on_id = (select j.id from windlass.job j where j.seq = s))
           or exists (select from windlass.key k where k.seq = s and k.until > _now) as held
         from unnest(_all) s) x;
     _rest := _all[_most - cardinality(_seqs) + 1 :];

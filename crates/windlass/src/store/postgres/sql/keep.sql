@@ -12,22 +12,52 @@ begin
       from gone group by line, queue, lane;
 end $$;
 
+-- When dead rows cannot be cleared away, lets new ones go elsewhere and empties the half they are in at a
+-- stroke, which no old transaction keeps from happening. Says whether it did something. Fails if it
+-- would have to wait for somebody.
+create function windlass.rotate(_stuck boolean) returns boolean language plpgsql set lock_timeout = '50ms' as $$
+declare
+  _other smallint := 1 - windlass._epoch();
+begin
+  if not pg_try_advisory_xact_lock(hashtextextended('windlass.rotate', 0)) then return false; end if;
+  if pg_relation_size(format('windlass.ready_%s', _other)) = 0
+    and pg_relation_size(format('windlass.tally_%s', _other)) = 0
+  then
+    update windlass.house set epoch = _other where _stuck;
+    return _stuck;
+  end if;
+  -- What waits there for long is too much to be moved while everybody waits.
+  if (select count(*) from (select from windlass.ready where epoch = _other limit 1001) r) > 1000 then return false; end if;
+  execute format('lock table windlass.ready_%s, windlass.tally_%s in access exclusive mode', _other, _other);
+  if (select count(*) from (select from windlass.ready where epoch = _other limit 1001) r) > 1000 then return false; end if;
+  insert into windlass.ready (line, rank, at, seq, epoch)
+    select line, rank, at, seq, 1 - _other from windlass.ready where epoch = _other;
+  insert into windlass.tally
+    select line, queue, lane, sum(blocked), sum(scheduled), sum(ready), sum(running), sum(completed), sum(dead),
+        sum(cancelled), sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried), sum(t_rescued),
+        sum(t_dead), sum(t_cancelled), 1 - _other
+      from windlass.tally where epoch = _other group by line, queue, lane;
+  execute format('truncate windlass.ready_%s, windlass.tally_%s', _other, _other);
+  return true;
+end $$;
+
 -- Gives what happened since its numbers, without gaps; the last one.
 create function windlass._number() returns bigint language plpgsql as $$
 declare
   _last bigint;
+  _events tid[];
+  _numbers bigint[];
 begin
   if not exists (select from windlass.event where number is null) then
     return (select last_event from windlass.house);
   end if;
   select last_event into _last from windlass.house for no key update;
-  with fresh as (
-    select id, n, sum(n) over (order by id) as upto from windlass.event where number is null
-  ), numbered as (
-    update windlass.event e set number = _last + f.upto - f.n + 1 from fresh f where e.id = f.id returning f.upto
-  )
-  update windlass.house set last_event = _last + coalesce((select max(upto) from numbered), 0)
-    returning last_event into _last;
+  select array_agg(f.event), array_agg(_last + f.upto - f.n + 1), _last + coalesce(max(f.upto), 0)
+    into _events, _numbers, _last
+    from (select ctid as event, n, sum(n) over (order by id) as upto from windlass.event where number is null) f;
+  update windlass.event e set number = f.number from unnest(_events, _numbers) with ordinality as f(event, number, n)
+    where e.ctid = f.event and f.n between 1 and 1000000000;
+  update windlass.house set last_event = _last;
   return _last;
 end $$;
 

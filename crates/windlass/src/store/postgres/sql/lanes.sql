@@ -39,8 +39,9 @@ begin
   end if;
   if _current is distinct from _next then
     update windlass.place set offered = false where seq = _current;
-    delete from windlass.ready r using windlass.place p
-      where p.seq = _current and r.line = _current_line and r.rank = p.rank and r.at = p.at and r.seq = _current;
+    delete from windlass.ready r where r.line = _current_line and r.seq = _current
+      and r.rank = (select p.rank from windlass.place p where p.seq = _current)
+      and r.at = (select p.at from windlass.place p where p.seq = _current);
     update windlass.place set offered = true where seq = _next;
     if _next is not null then
       insert into windlass.ready (line, rank, at, seq) values (_next_line, _rank, _at, _next);

@@ -82,11 +82,13 @@ begin
   return query with asked as (
     select i.n::int as n, i.lease, p.seq, p.at, p.cancel_requested
       from unnest(_jobs, _tokens, _leases, _reports) with ordinality as i(job, token, lease, report, n)
-      join windlass.job j on j.id = i.job join windlass.place p on p.seq = j.seq
-      where p.state = 3 and p.token = i.token and i.report is null
+        cross join lateral (select j.seq from windlass.job j where j.id = i.job offset 0) j
+        cross join lateral (select p.* from windlass.place p where p.seq = j.seq offset 0) p
+      where p.state = 3 and p.token = i.token and i.report is null and i.n between 1 and 16384
   ), held as (
-    select a.n, a.lease, p.ctid as place from asked a join windlass.place p on p.seq = a.seq
-      where p.state = 3 for update of p skip locked
+    select a.n, a.lease, p.place from asked a cross join lateral (
+      select p.ctid as place from windlass.place p where p.seq = a.seq and p.state = 3 offset 0
+        for update skip locked) p
   ), renewed as (
     update windlass.place p set at = _now + h.lease, told = false, updated_at = _now from held h
       where p.ctid = h.place returning h.n, p.at, p.cancel_requested
@@ -96,12 +98,15 @@ begin
   update windlass.lease s set told = false where s.told
     and s.token in (select t / 16384 * 16384 from unnest(_tokens) t);
   update windlass.worker w set seen_at = _now where w.seen_at < _now - 5000000 and w.id in (
-    select p.worker from unnest(_jobs, _tokens) as i(job, token) join windlass.job j on j.id = i.job
-      join windlass.place p on p.seq = j.seq where p.state = 3 and p.token = i.token limit 1);
+    select p.worker from unnest(_jobs, _tokens) as i(job, token)
+      cross join lateral (select j.seq from windlass.job j where j.id = i.job offset 0) j
+      cross join lateral (select p.* from windlass.place p where p.seq = j.seq offset 0) p
+      where p.state = 3 and p.token = i.token limit 1);
   for _item in
     select i.n::int as n, j.seq, i.token, i.lease, i.report
       from unnest(_jobs, _tokens, _leases, _reports) with ordinality as i(job, token, lease, report, n)
-      join windlass.job j on j.id = i.job where i.report is not null order by i.n
+        cross join lateral (select j.seq from windlass.job j where j.id = i.job offset 0) j
+      where i.report is not null order by i.n
   loop
     _p := windlass._hold(_item.seq);
     continue when _p.seq is null or _p.state <> 3 or _p.token <> _item.token;
@@ -237,7 +242,8 @@ begin
   select * into _house from windlass.house;
   if array_position(_seqs, null) is not null then
     _seqs := array(select coalesce(i.seq, j.seq) from unnest(_jobs, _seqs) with ordinality as i(job, seq, n)
-      left join windlass.job j on i.seq is null and j.id = i.job order by i.n);
+      left join lateral (select j.seq from windlass.job j where i.seq is null and j.id = i.job offset 0) j on true
+      order by i.n);
   end if;
   -- Whoever waits for these is held together with them, in one order, so that two batches with
   -- dependents in common do not wait for each other.
@@ -255,7 +261,9 @@ begin
         output = i.output
       from unnest(_seqs, _tokens, _verdicts, _outputs, _extras, _jobs) with ordinality
           as i(seq, token, verdict, output, extra, job, n)
-      where p.seq = i.seq and p.state = 3 and p.token = i.token and p.plain and i.verdict = 0 and i.extra is null
+        cross join lateral (select p.ctid as place from windlass.place p where p.seq = i.seq offset 0) x
+      where p.ctid = x.place and i.n between 1 and 16384
+        and p.state = 3 and p.token = i.token and p.plain and i.verdict = 0 and i.extra is null
         and coalesce(octet_length(i.output), 0) <= _house.payload_bytes
       returning p.seq, p.line, p.attempts, p.since, p.worker, p.token / 16384 * 16384 as lease, i.job, i.n
   ), leases as (
@@ -360,16 +368,20 @@ declare
   _job_lines int[];
 begin
   with lost as (
-    select p.seq, p.line, p.attempts, p.recoveries, p.since, p.worker, p.at, p.token, j.id, l.queue
-      from windlass.place p join windlass.job j on j.seq = p.seq join windlass.line l on l.id = p.line
-      where p.seq = any (_seqs) and p.state = 3 and (_all or p.at <= _now) and not p.cancel_requested
-        and p.attempts < p.max_attempts and p.recoveries < _max_recoveries
-        and p.lane_queue is null and p.object is null
-      for update of p skip locked
+    select p.*, j.id, l.queue
+      from unnest(_seqs) x(seq)
+        cross join lateral (
+          select p.seq, p.line, p.attempts, p.recoveries, p.since, p.worker, p.at, p.token from windlass.place p
+            where p.seq = x.seq and p.state = 3 and (_all or p.at <= _now) and not p.cancel_requested
+              and p.attempts < p.max_attempts and p.recoveries < _max_recoveries
+              and p.lane_queue is null and p.object is null offset 0
+            for update skip locked) p
+        cross join lateral (select j.id from windlass.job j where j.seq = x.seq offset 0) j
+        cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
   ), back as (
     update windlass.place p set state = 1, at = _now + _delay, recoveries = p.recoveries + 1, updated_at = _now,
         offered = false, attempt_end = null, reason = null
-      from lost where p.seq = lost.seq
+      where p.seq = any (array(select seq from lost))
   ), waiting as (
     insert into windlass.due (at, seq) select _now + _delay, seq from lost
   ), noted as (

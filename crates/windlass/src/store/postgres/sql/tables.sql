@@ -7,6 +7,21 @@
 -- Times are microseconds since 1970. States: 0 blocked, 1 scheduled, 2 ready, 3 running,
 -- 4 completed, 5 dead, 6 cancelled.
 
+-- One row: what is true of the whole store.
+create table windlass.house (
+  one boolean primary key default true check (one),
+  last_event bigint not null default 0,
+  epoch smallint not null default 0,
+  payload_bytes bigint not null default 131072,
+  dead_letters bigint not null default 10000,
+  history_age bigint not null default 604800000000,
+  history_jobs bigint not null default 100000
+);
+insert into windlass.house default values;
+
+-- Into which half of a table that is emptied by turns new rows go.
+create function windlass._epoch() returns smallint language sql stable as $$ select epoch from windlass.house $$;
+
 create table windlass.queue (
   id int generated always as identity primary key,
   name text collate "C" not null unique,
@@ -91,14 +106,20 @@ create index place_expiring on windlass.place (expires_at, seq) where expires_at
 create index place_lane on windlass.place (lane_queue, lane) where lane_queue is not null;
 create index place_object on windlass.place (object, seq) where object is not null;
 
--- Jobs that a claim may take. Of a lane, one at most.
+-- Jobs that a claim may take. Of a lane, one at most. In two halves: while somebody's old transaction
+-- keeps dead rows from being cleared away, new rows go into one and the other is emptied at a stroke.
 create table windlass.ready (
   line int not null,
   rank bigint not null,
   at bigint not null,
   seq bigint not null,
-  primary key (line, rank, at, seq)
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
+  epoch smallint not null default windlass._epoch(),
+  primary key (line, rank, at, seq, epoch)
+) partition by list (epoch);
+create table windlass.ready_0 partition of windlass.ready for values in (0)
+  with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
+create table windlass.ready_1 partition of windlass.ready for values in (1)
+  with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 
 -- Ready jobs that have a lane, in its order.
 create table windlass.lined (
@@ -215,7 +236,8 @@ create unique index object_order on windlass.object (kind, name, key);
 create index object_purge on windlass.object (purge_at) where purge_at is not null;
 
 -- Counters as differences, so that no two commits wait for one number; they are added up now and
--- then. A row with a lane counts in that lane as well and is not added to its line.
+-- then. A row with a lane counts in that lane as well and is not added to its line. In two halves, as
+-- `ready`.
 create table windlass.tally (
   line int,
   queue int not null,
@@ -233,8 +255,13 @@ create table windlass.tally (
   t_retried bigint not null default 0,
   t_rescued bigint not null default 0,
   t_dead bigint not null default 0,
-  t_cancelled bigint not null default 0
-) with (autovacuum_vacuum_scale_factor = 0.05);
+  t_cancelled bigint not null default 0,
+  epoch smallint not null default windlass._epoch()
+) partition by list (epoch);
+create table windlass.tally_0 partition of windlass.tally for values in (0)
+  with (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = false);
+create table windlass.tally_1 partition of windlass.tally for values in (1)
+  with (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = false);
 
 -- What happened: one row for all that one statement has to tell under one topic. They get their
 -- numbers, without gaps, when someone reads them.
@@ -269,17 +296,6 @@ create table windlass.worker (
   seen_at bigint not null,
   stopping boolean not null default false
 );
-
--- One row: what is true of the whole store.
-create table windlass.house (
-  one boolean primary key default true check (one),
-  last_event bigint not null default 0,
-  payload_bytes bigint not null default 131072,
-  dead_letters bigint not null default 10000,
-  history_age bigint not null default 604800000000,
-  history_jobs bigint not null default 100000
-);
-insert into windlass.house default values;
 
 -- Lease tokens; a claim takes one number and counts on from it times 16384.
 create sequence windlass.token;

@@ -1,22 +1,32 @@
 -- What time alone does: due jobs become ready, expired ones are cancelled.
 
 create function windlass._glance(_now bigint) returns void language plpgsql as $$
+declare
+  _dues tid[];
+  _places tid[];
+  _ranks bigint[];
+  _queues int[];
+  _lanes int[];
 begin
   if not exists (select from windlass.due where at <= _now) then return; end if;
-  with come as (
-    select d.at, p.seq, q.ageing, q.lanes, l.queue, j.priority
-      from windlass.due d join windlass.place p on p.seq = d.seq join windlass.job j on j.seq = d.seq
-        join windlass.line l on l.id = p.line join windlass.queue q on q.id = l.queue
-      where d.at <= _now and p.state = 1 and p.at = d.at order by d.at, d.seq limit 10000 for update of p skip locked
-  ), gone as (
-    delete from windlass.due d using come c where d.at = c.at and d.seq = c.seq
-  ), ready as (
-    update windlass.place p set state = 2, rank = windlass._rank(c.ageing, c.priority, p.at), offered = false
-      from come c where p.seq = c.seq
+  select array_agg(d.due), array_agg(p.place), array_agg(windlass._rank(q.ageing, j.priority, d.at)),
+      array_agg(l.queue), array_agg(q.lanes) into _dues, _places, _ranks, _queues, _lanes
+    from (select d.at, d.seq, d.ctid as due from windlass.due d where d.at <= _now order by d.at, d.seq limit 10000) d
+      cross join lateral (
+        select p.ctid as place, p.line from windlass.place p
+          where p.seq = d.seq and p.state = 1 and p.at = d.at offset 0 for update skip locked) p
+      cross join lateral (select j.priority from windlass.job j where j.seq = d.seq offset 0) j
+      cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
+      cross join lateral (select q.ageing, q.lanes from windlass.queue q where q.id = l.queue offset 0) q;
+  delete from windlass.due d where d.ctid = any (_dues);
+  with ready as (
+    update windlass.place p set state = 2, rank = c.rank, offered = false
+      from unnest(_places, _ranks, _queues, _lanes) with ordinality as c(place, rank, queue, lanes, n)
+      where p.ctid = c.place and c.n between 1 and 16384
       returning p.seq, p.at, p.rank, p.line, c.queue, p.lane_queue, p.lane, c.lanes
   ), listed as (
-    insert into windlass.ready (line, rank, at, seq)
-      select line, rank, at, seq from ready where lane_queue is null
+    insert into windlass.ready (line, rank, at, seq, epoch)
+      select line, rank, at, seq, (select epoch from windlass.house) from ready where lane_queue is null
   ), lined as (
     insert into windlass.lined (queue, lane, rank, at, seq)
       select lane_queue, lane, rank, at, seq from ready where lane_queue is not null
