@@ -3,6 +3,7 @@
 //! Time is real here, because a server's is: whatever is waited for is a condition, with a deadline
 //! that only a broken engine reaches.
 
+mod bloat;
 mod bouncer;
 mod chaos;
 mod common;

@@ -9,7 +9,7 @@ use windlass::store::postgres::{PostgresAddress, migrate_up, schema_version};
 use windlass::{Engine, Failure, Job, Refusal};
 use windlass_testbed::{Missing, Postgres, or_skip};
 
-use crate::common::Ground;
+use crate::common::{Ground, open};
 
 #[derive(Serialize, Deserialize)]
 struct Note {
@@ -277,4 +277,25 @@ async fn a_pool_that_is_exhausted_and_a_server_that_is_crowded_say_what_to_raise
     for engine in engines {
         engine.close().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_somebody_keeps_locked_are_told_and_nothing_waits_on_at_the_server() {
+    let Some(ground) = Ground::new() else { return };
+    let engine = open(&ground.text_address()).await;
+    let id = engine.enqueue(note("hold me")).await.expect("it is taken").id();
+    let url = ground.server.url_for(&ground.database);
+    let (holder, connection) =
+        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("it connects");
+    tokio::spawn(connection);
+    holder.batch_execute("begin; select from s0.place for update").await.expect("it holds them");
+    // Ten seconds are too long for a test.
+    ground.sql("alter function s0.alter set lock_timeout = '100ms'");
+    let refused = engine.cancel(id).await.expect_err("it is held");
+    tells(&one_sentence(&refused), &["keeps rows of the schema locked", "pg_stat_activity"]);
+    let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' \
+         and datname = current_database()";
+    assert_eq!(ground.sql(waiting), "0");
+    holder.batch_execute("rollback").await.expect("it lets go");
+    engine.cancel(id).await.expect("it is free");
 }

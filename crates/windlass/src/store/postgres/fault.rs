@@ -50,7 +50,12 @@ pub(super) fn verdict(doing: &'static str, error: tokio_postgres::Error) -> Verd
         });
     }
     match code.code() {
-        "40001" | "40P01" | "55P03" => Verdict::Again,
+        "40001" | "40P01" => Verdict::Again,
+        "55P03" => {
+            let why = "someone keeps rows of the schema locked, and nothing was done; \
+                 look for an open transaction in `pg_stat_activity`";
+            Verdict::Tell(Refusal::Unavailable { why: why.to_string() }.into())
+        }
         // The server ended the session or goes down: whether before or after the commit, who knows.
         "57P01" | "57P02" | "57P05" => {
             Verdict::Tell(StoreError::Unknown { doing, source: Box::new(error) })

@@ -32,7 +32,7 @@ create function windlass.claim(_worker text, _queues text[], _kinds text[], _lea
 returns table (id uuid, seq bigint, line int, payload bytea, spec jsonb, priority int, start_kind smallint,
     start_us bigint, created_at bigint, token bigint, until bigint, max_attempts bigint, attempt int, recoveries int,
     first_started bigint, step_names text[], step_results bytea[], ready bigint, since bigint, wake_in bigint)
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column

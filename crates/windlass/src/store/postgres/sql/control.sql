@@ -156,7 +156,7 @@ end $$;
 -- Calls off (0), moves (1), replays (2) or deletes (3) jobs, each answered on its own.
 create function windlass.alter(_ids uuid[], _filter jsonb, _what int, _start_kind int, _start_us bigint)
 returns table (job uuid, deed int, refusal jsonb, rings text[])
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off as $$
 declare
   _now bigint := windlass._begin();
@@ -203,7 +203,7 @@ end $$;
 
 -- Puts a new job in the place of a dead one.
 create function windlass.replay_edited(_id uuid, _edited jsonb, out placed jsonb, out rings text[])
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off as $$
 declare
   _now bigint := windlass._begin();
@@ -235,7 +235,7 @@ end $$;
 
 -- Changes one setting of a queue and answers with all of them.
 create function windlass.configure(_queue text, _what text, _value jsonb, out settings jsonb, out rings text[])
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off as $$
 declare
   _now bigint := windlass._begin();
@@ -301,7 +301,7 @@ $$;
 
 -- Calls off every waiting job of a queue.
 create function windlass.clear(_queue text, out cleared bigint, out followed bigint, out rings text[])
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off as $$
 declare
   _now bigint := windlass._begin();

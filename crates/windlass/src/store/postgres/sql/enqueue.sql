@@ -373,7 +373,7 @@ end $$;
 create function windlass.accept(_ids uuid[], _lines int[], _payloads bytea[], _priorities int[],
     _start_kinds smallint[], _starts bigint[], _max_attempts bigint[], _specs jsonb[])
 returns table (id uuid, acceptance int, depth bigint, sequence bigint, lane bigint, ahead bigint, rings text[])
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off as $$
 declare
   _now bigint;

@@ -64,7 +64,8 @@ end $$;
 -- Events after a number, and the number of the last one in a row of its own.
 create function windlass.events(_after bigint, _limit int)
 returns table (number bigint, at bigint, n int, topic text, jobs uuid[], lines int[], a bigint[], b bigint[],
-    detail jsonb, last bigint) language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+    detail jsonb, last bigint) language plpgsql
+  set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
@@ -80,7 +81,7 @@ begin
 end $$;
 
 create function windlass.promote(out purged bigint, out next_in bigint, out last_event bigint, out rings text[])
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 declare

@@ -155,7 +155,8 @@ begin
   return jsonb_build_object('version', _o.version, 'jobs', _placed);
 end $$;
 
-create function windlass.turn(_turn jsonb, _state bytea, out turned jsonb, out rings text[]) language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+create function windlass.turn(_turn jsonb, _state bytea, out turned jsonb, out rings text[]) language plpgsql
+  set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off as $$
 declare
   _now bigint := windlass._begin();

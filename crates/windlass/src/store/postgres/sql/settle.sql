@@ -67,7 +67,7 @@ end $$;
 
 create function windlass.renew(_jobs uuid[], _tokens bigint[], _leases bigint[], _reports jsonb[])
 returns table (n int, until bigint, cancel_requested boolean, refusal jsonb)
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
@@ -224,7 +224,7 @@ end $$;
 create function windlass.settle(_jobs uuid[], _seqs bigint[], _tokens bigint[], _verdicts smallint[], _args bigint[],
     _outputs bytea[], _errors text[], _extras jsonb[], _object_states bytea[])
 returns table (n int, state int, refusal jsonb, rings text[], done int[])
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
@@ -425,7 +425,7 @@ end $$;
 -- not renewed, 1 a restart, 2 someone said so.
 create function windlass.rescue(_observe boolean, _max_recoveries int, _delay bigint, _reason int, _all boolean)
 returns table (id uuid, state int, more boolean, next_in bigint, rings text[])
-language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column

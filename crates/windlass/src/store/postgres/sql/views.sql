@@ -1,7 +1,8 @@
 -- Looking without changing anything.
 
 -- All counters at one moment.
-create function windlass.counts() returns jsonb language plpgsql set plan_cache_mode = force_generic_plan set jit = off
+create function windlass.counts() returns jsonb language plpgsql
+  set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off as $$
 declare
   _now bigint := windlass.now_us();
@@ -42,7 +43,8 @@ begin
 end $$;
 
 -- What a job and its like are kept from starting by.
-create function windlass.facts(_id uuid) returns jsonb language plpgsql set plan_cache_mode = force_generic_plan
+create function windlass.facts(_id uuid) returns jsonb language plpgsql
+  set lock_timeout = '10s' set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off as $$
 declare
   _now bigint := windlass.now_us();
