@@ -58,6 +58,14 @@ impl Case {
     {
         Self { name: name.into(), run: Box::new(move |bench| Box::pin(run(bench))) }
     }
+
+    /// Checks this promise alone, on fresh stores, and returns how it was broken.
+    pub async fn check(&self, harness: Arc<dyn Harness>) -> Option<Broken> {
+        crate::panics::watch();
+        let bench = Bench::new(harness, Limits::default()).await;
+        let seen = CatchPanic((self.run)(bench)).await.err()?;
+        Some(Broken { name: self.name.clone(), seen })
+    }
 }
 
 /// Lists async functions as cases named after themselves.
@@ -92,13 +100,9 @@ pub struct Broken {
 
 /// Checks every promise, each on a fresh store, and returns those that were broken.
 pub async fn run(harness: Arc<dyn Harness>) -> Vec<Broken> {
-    crate::panics::watch();
     let mut broken = Vec::new();
     for case in cases() {
-        let bench = Bench::new(harness.clone(), Limits::default()).await;
-        if let Err(seen) = CatchPanic((case.run)(bench)).await {
-            broken.push(Broken { name: case.name, seen });
-        }
+        broken.extend(case.check(harness.clone()).await);
     }
     broken
 }

@@ -29,6 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
         removing_deletes_finished_jobs_only,
         removing_what_others_wait_for_lets_them_follow,
         dead_letters_are_bounded_and_the_oldest_goes,
+        what_was_replayed_is_no_dead_letter_and_stays_when_those_leave,
         history_is_bounded_by_age_and_number,
         what_an_open_job_depends_on_is_kept_for_its_output,
         clearing_leaves_running_work_counters_and_other_queues_alone,
@@ -235,6 +236,27 @@ async fn dead_letters_are_bounded_and_the_oldest_goes(bench: Bench) {
     assert_eq!(counts.totals().dead, 5);
     assert_eq!(counts.queues[0].dead_letters_dropped, 2);
     assert!(bench.topics().await.iter().any(|topic| topic == "job.removed"));
+}
+
+async fn what_was_replayed_is_no_dead_letter_and_stays_when_those_leave(bench: Bench) {
+    let bench = bench.with_limits(Limits { dead_letters: 2, ..Limits::default() }).await;
+    bench.accept([job(1)]).await;
+    die(&bench).await;
+    alter(&bench, id(1), Alteration::Replay).await.expect("it is dead");
+    let replayed = bench.take().await;
+    bench.accept([job(2)]).await;
+    die(&bench).await;
+    bench.store.replay_edited(id(2), job(3)).await.expect("it is dead");
+    assert_eq!(die(&bench).await, id(3));
+    for number in 4..=5 {
+        bench.advance(SECOND).await;
+        bench.accept([job(number)]).await;
+        die(&bench).await;
+    }
+    bench.assert_unknown(id(3)).await;
+    assert_eq!(bench.state_name(id(1)).await, StateName::Running);
+    assert_eq!(bench.state_name(id(2)).await, StateName::Cancelled);
+    assert_eq!(bench.settle(&replayed, Verdict::Complete).await, StateName::Completed);
 }
 
 async fn history_is_bounded_by_age_and_number(bench: Bench) {

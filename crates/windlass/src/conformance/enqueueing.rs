@@ -29,6 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_job_waits_for_its_dependencies_and_is_released_once,
         jobs_of_one_batch_may_depend_on_each_other_in_any_order,
         a_dependency_that_completed_counts_as_met,
+        a_delayed_job_that_depends_on_another_waits_for_both,
         unknown_dead_self_and_cyclic_dependencies_are_refused_whole,
         a_failed_dependency_is_cascaded_ignored_or_waited_for_by_edge,
         the_depth_limit_is_exact_and_counts_the_whole_batch,
@@ -210,6 +211,23 @@ async fn a_dependency_that_completed_counts_as_met(bench: Bench) {
     assert_eq!(bench.state_name(id(2)).await, StateName::Ready);
 }
 
+async fn a_delayed_job_that_depends_on_another_waits_for_both(bench: Bench) {
+    let delayed = |number| NewJob {
+        start: Start::After(HOUR),
+        ..after(number, number - 1, OnFailure::Cascade)
+    };
+    bench.accept([job(1), delayed(2), job(3), delayed(4)]).await;
+    let (first, third) = (bench.take().await, bench.take().await);
+    bench.settle(&first, Verdict::Complete).await;
+    assert_eq!(bench.state_name(id(2)).await, StateName::Scheduled, "its time has not come");
+    assert!(bench.claim(1).await.jobs.is_empty());
+    bench.advance(HOUR).await;
+    assert_eq!(bench.take().await.job.id, id(2));
+    assert_eq!(bench.state_name(id(4)).await, StateName::Blocked, "its time alone is not enough");
+    bench.settle(&third, Verdict::Complete).await;
+    assert_eq!(bench.take().await.job.id, id(4));
+}
+
 async fn unknown_dead_self_and_cyclic_dependencies_are_refused_whole(bench: Bench) {
     bench.accept([job(1)]).await;
     let handed = bench.take().await;
@@ -294,6 +312,7 @@ async fn a_job_that_has_not_started_when_it_expires_is_cancelled(bench: Bench) {
     assert_eq!(bench.state_name(id(1)).await, StateName::Running);
     bench.settle(&started, Verdict::Retry(SECOND)).await;
     bench.advance(SECOND).await;
+    bench.store.promote().await.expect("it is answered");
     assert_eq!(bench.state_name(id(1)).await, StateName::Ready, "it had started");
 }
 

@@ -64,6 +64,8 @@ async fn jobs_of_one_key_run_one_at_a_time_and_in_order(bench: Bench) {
         let handed = claimable(&bench).await;
         assert_eq!(numbers(&handed), [number]);
         assert!(claimable(&bench).await.is_empty(), "one of the key runs");
+        bench.accept([keyed(number + 5, "k")]).await;
+        assert!(claimable(&bench).await.is_empty(), "whatever comes meanwhile");
         bench.settle(&handed[0], Verdict::Complete).await;
     }
 }
@@ -109,6 +111,7 @@ async fn a_recovered_job_holds_its_key(bench: Bench) {
     let rescue = Rescue { recovery: Recovery::default(), reason };
     let rescued = bench.store.rescue(rescue).await.expect("it is answered");
     assert_eq!(rescued.jobs.len(), 1);
+    assert_eq!(bench.record(id(1)).await.condition.recoveries, 1);
     assert!(claimable(&bench).await.is_empty(), "it rests before it runs again");
     bench.advance(SECOND).await;
     assert_eq!(numbers(&claimable(&bench).await), [1]);

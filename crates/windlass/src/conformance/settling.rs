@@ -121,11 +121,15 @@ async fn a_stale_settlement_is_refused_and_changes_nothing(bench: Bench) {
         Verdict::Bury(DeadReason::Permanent),
         Verdict::Cancel(CancelReason::Handler),
     ] {
-        let late = Settlement { next: vec![job(50).into()], ..settlement(&first, verdict) };
-        let answer = bench.store.settle(vec![late]).await.expect("it is answered").remove(0);
-        assert_eq!(answer, Err(Refusal::LeaseLost { job: id(1) }));
-        assert_eq!(bench.record(id(1)).await, before);
-        bench.assert_unknown(id(50)).await;
+        // A store may take a short way with an outcome that brings nothing else.
+        let bare = settlement(&first, verdict);
+        let with_next = Settlement { next: vec![job(50).into()], ..bare.clone() };
+        for late in [bare, with_next] {
+            let answer = bench.store.settle(vec![late]).await.expect("it is answered").remove(0);
+            assert_eq!(answer, Err(Refusal::LeaseLost { job: id(1) }));
+            assert_eq!(bench.record(id(1)).await, before);
+            bench.assert_unknown(id(50)).await;
+        }
     }
     assert_eq!(bench.settle(&second, Verdict::Complete).await, StateName::Completed);
 }

@@ -195,6 +195,8 @@ async fn jobs_of_one_object_do_not_overlap(bench: Bench) {
     let handed = bench.claim(10).await.jobs;
     assert_eq!(handed.len(), 1);
     assert_eq!(view(&bench, "a").await.open_jobs, 3);
+    bench.accept([bound(4, "a")]).await;
+    assert!(bench.claim(10).await.jobs.is_empty(), "one that comes meanwhile waits too");
 }
 
 async fn an_alarm_that_died_or_was_cancelled_fails_its_object(bench: Bench) {

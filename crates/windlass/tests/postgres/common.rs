@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use windlass::core::job::NewJob;
 use windlass::core::ledger::{Claim, KindClaim};
-use windlass::store::postgres::{PostgresAddress, PostgresStore};
+use windlass::store::postgres::{PostgresAddress, PostgresStore, Schema};
 use windlass::wake::LocalWake;
 use windlass::{Engine, Job, JobId, JobRecord, JobState, Limits, Name, StateName};
 use windlass_testbed::{Postgres, or_skip};
@@ -74,13 +74,17 @@ impl Ground {
         let address: PostgresAddress = address.parse().expect("the address is well formed");
         let store = PostgresStore::open(&address, limits, Arc::new(LocalWake::new())).await;
         let store = store.expect("the schema can be made");
-        self.sql(&format!(
-            "create or replace function {}.now_us() returns bigint language sql volatile as \
-             $$ select us from public.clock $$",
-            address.schema
-        ));
+        self.sql(&clock_sql(&address.schema));
         Arc::new(store)
     }
+}
+
+/// Puts a schema on the clock of [`Ground::make_clock`].
+pub(crate) fn clock_sql(schema: &Schema) -> String {
+    format!(
+        "create or replace function {schema}.now_us() returns bigint language sql volatile as \
+         $$ select us from public.clock $$"
+    )
 }
 
 /// Waits until the condition holds. The deadline is only for a test that would never end.

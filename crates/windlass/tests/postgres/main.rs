@@ -14,6 +14,7 @@ mod foreign;
 mod inside;
 mod many;
 mod moving;
+mod planted;
 mod sentences;
 #[cfg(feature = "tls")]
 mod tls;

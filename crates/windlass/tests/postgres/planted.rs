@@ -1,0 +1,480 @@
+//! Planted bugs: rules of the SQL, broken one at a time, each of which the suite must see.
+//!
+//! A suite that cannot see a bug it was written for is no proof. The script that makes a schema is
+//! text, so a bug is another text in its place and costs a schema, not a build. Each is planted,
+//! and the cases named beside it must fail; without it they must pass.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, NoTls};
+use windlass::Limits;
+use windlass::conformance::{self, Case, Harness};
+use windlass::store::Store;
+use windlass::store::postgres::{PostgresAddress, PostgresStore, Schema, migration_sql};
+use windlass::wake::LocalWake;
+
+use crate::common::{Ground, clock_sql};
+
+/// A mistake somebody could make.
+struct Bug {
+    /// What is wrong, as a sentence.
+    what: &'static str,
+    /// What stands in the script once, and what stands there instead.
+    edits: &'static [(&'static str, &'static str)],
+    /// The cases that must fail.
+    caught_by: &'static [&'static str],
+}
+
+const BUGS: &[Bug] = &[
+    Bug {
+        what: "a completion is taken from whoever sends it",
+        edits: &[("p.state = 3 and p.token = i.token and p.plain", "p.state = 3 and p.plain")],
+        caught_by: &["a stale settlement is refused and changes nothing"],
+    },
+    Bug {
+        what: "any other outcome is taken from whoever sends it",
+        edits: &[("_p.state <> 3 or _p.token <> _item.token then", "_p.state <> 3 then")],
+        caught_by: &["a stale settlement is refused and changes nothing"],
+    },
+    Bug {
+        what: "a lease is renewed by whoever asks",
+        edits: &[(
+            "where p.state = 3 and p.token = i.token and i.report is null",
+            "where p.state = 3 and i.report is null",
+        )],
+        caught_by: &["a stale renewal is refused and records nothing"],
+    },
+    Bug {
+        what: "a report is taken from whoever sends it",
+        edits: &[(
+            "continue when _p.seq is null or _p.state <> 3 or _p.token <> _item.token;",
+            "continue when _p.seq is null or _p.state <> 3;",
+        )],
+        caught_by: &[
+            "a stale renewal is refused and records nothing",
+            "a stale step is refused and not kept",
+        ],
+    },
+    Bug {
+        what: "a claim does not look whether a queue is paused",
+        edits: &[("where not q.paused and (_queues", "where (_queues")],
+        caught_by: &["nothing of a paused queue starts and due times are kept"],
+    },
+    Bug {
+        what: "a rescue does not ask whether the lease has ended",
+        edits: &[
+            ("where (_all or s.until <= _now) and (not s.told", "where (not s.told"),
+            ("and (_all or p.at <= _now) and (not p.told or not _observe) offset 0", "offset 0"),
+            ("and p.state = 3 and (_all or p.at <= _now) and not p", "and p.state = 3 and not p"),
+        ],
+        caught_by: &["a lease that ended is rescued once and counted"],
+    },
+    Bug {
+        what: "a rescue does not count the recovery",
+        edits: &[(
+            "at = _now + _delay, recoveries = p.recoveries + 1, updated_at",
+            "at = _now + _delay, updated_at",
+        )],
+        caught_by: &["a lease that ended is rescued once and counted"],
+    },
+    Bug {
+        what: "a rescue does not count the recovery of a job with a lane",
+        edits: &[("_q.recoveries := _p.recoveries + 1;", "")],
+        caught_by: &["a recovered job holds its key"],
+    },
+    Bug {
+        what: "recoveries have no end",
+        edits: &[("and p.recoveries < _max_recoveries", "")],
+        caught_by: &["recovery is capped even with attempts left"],
+    },
+    Bug {
+        what: "a job that kills its workers has one attempt too many",
+        edits: &[("and p.attempts < p.max_attempts", "and p.attempts <= p.max_attempts")],
+        caught_by: &["a job that kills its workers dies after exactly its attempts"],
+    },
+    Bug {
+        what: "the job of a lost worker runs again although it was cancelled",
+        edits: &[("and not p.cancel_requested\n        and p.attempts", "and p.attempts")],
+        caught_by: &["a request to cancel wins over another run"],
+    },
+    Bug {
+        what: "a job that was given back still counts as running",
+        edits: &[("queue, count(*), -count(*), count(*),", "queue, count(*), 0, count(*),")],
+        caught_by: &["concurrency limits count leases and never leak"],
+    },
+    Bug {
+        what: "the depth limit does not count the batch itself",
+        edits: &[("if _depth + _q.added > _q.max_depth", "if _depth >= _q.max_depth")],
+        caught_by: &["the depth limit is exact and counts the whole batch"],
+    },
+    Bug {
+        what: "the depth limit of a lane does not count the batch itself",
+        edits: &[("if _depth + _q.added > _q.lane_depth", "if _depth >= _q.lane_depth")],
+        caught_by: &["a full lane refuses and leaves nothing of a batch"],
+    },
+    Bug {
+        what: "an id that comes again with another payload passes for a repeated call",
+        edits: &[("where j.line <> i.line or j.payload <> i.payload", "where j.line <> i.line")],
+        caught_by: &["a reused id with another payload is refused"],
+    },
+    Bug {
+        what: "only success gives a unique key back",
+        edits: &[("= 'open' or (_state = 6 and _reason = 5));", "= 'open' and _state = 4);")],
+        caught_by: &["a unique key is held while the job is open and released at its end"],
+    },
+    Bug {
+        what: "the end of a job gives back a key that is to outlast it",
+        edits: &[(
+            "\n        and (j.spec->'unique'->>'scope' = 'open' or (_state = 6 and _reason = 5));",
+            ";",
+        )],
+        caught_by: &["a key of scope any is held after the end until its window closes"],
+    },
+    Bug {
+        what: "a key is held for a moment longer than its window",
+        edits: &[("where k.until <= _now;\n    if found", "where k.until < _now;\n    if found")],
+        caught_by: &[
+            "a key of scope any is held after the end until its window closes",
+            "a key whose window closed may be taken while the job is open",
+        ],
+    },
+    Bug {
+        what: "a job is released when all but two of its dependencies are met",
+        edits: &[("if _p.unmet > 1 then", "if _p.unmet > 2 then")],
+        caught_by: &["a job waits for its dependencies and is released once"],
+    },
+    Bug {
+        what: "a plain job that completes releases nobody",
+        edits: &[("perform windlass._spread(_item.seq, null, _now);", "null;")],
+        caught_by: &["a diamond completes in order"],
+    },
+    Bug {
+        what: "a job that waited itself releases nobody when it completes",
+        edits: &[(
+            "if _state >= 4 then\n    perform windlass._spread(_p.seq, _error, _now);",
+            "if _state > 4 then\n    perform windlass._spread(_p.seq, _error, _now);",
+        )],
+        caught_by: &["a diamond completes in order"],
+    },
+    Bug {
+        what: "a job that is released forgets that it was to start later",
+        edits: &[(
+            "_q := windlass._wait_until(_q, _p.at, _now);",
+            "_q := windlass._wait_until(_q, _now, _now);",
+        )],
+        caught_by: &["a delayed job that depends on another waits for both"],
+    },
+    Bug {
+        what: "a failure reaches dependents and not theirs",
+        edits: &[("if _next is not null then _stack := _stack || _next; end if;", "")],
+        caught_by: &["a failed dependency is cascaded ignored or waited for by edge"],
+    },
+    Bug {
+        what: "a lane offers a job while another one runs",
+        edits: &[(
+            "if not exists (select from windlass.place where lane_queue = _queue and lane = _lane \
+             and state = 3)\n    and not (",
+            "if not (",
+        )],
+        caught_by: &[
+            "jobs of one key run one at a time and in order",
+            "jobs of one object do not overlap",
+        ],
+    },
+    Bug {
+        what: "a paused lane goes on",
+        edits: &[("_lane = any (_q.paused_lanes))\n  then", "false)\n  then")],
+        caught_by: &["a paused lane starts nothing and the others go on"],
+    },
+    Bug {
+        what: "a job that waits to be tried again lets others of its key pass",
+        edits: &[("and h.begun and h.state < 3))", "and h.begun and h.state = 3))")],
+        caught_by: &[
+            "a job to be tried again holds its key and no other",
+            "a recovered job holds its key",
+        ],
+    },
+    Bug {
+        what: "the least urgent job comes first",
+        edits: &[("is null then -_priority::bigint", "is null then _priority::bigint")],
+        caught_by: &["jobs start by priority then due time then acceptance"],
+    },
+    Bug {
+        what: "of several queues the least urgent job comes first",
+        edits: &[(
+            "order by h.standing desc, h.at, h.seq limit _limit) h",
+            "order by h.standing, h.at, h.seq limit _limit) h",
+        )],
+        caught_by: &["a claim of several queues and kinds takes the most urgent of all"],
+    },
+    Bug {
+        what: "waiting makes nothing more urgent",
+        edits: &[("select case when _ageing is null then -_p", "select case when true then -_p")],
+        caught_by: &["ageing lets a low job overtake after its stated wait"],
+    },
+    Bug {
+        what: "a retry forgets when it is to run",
+        edits: &[("_q.at := _now + _arg;", "_q.at := _now;")],
+        caught_by: &["each verdict leads to its state"],
+    },
+    Bug {
+        what: "a job that was given back by its worker counts as tried",
+        edits: &[("if _verdict in (2, 3) then _q.attempts", "if _verdict = 2 then _q.attempts")],
+        caught_by: &["snooze and release are not counted as starts"],
+    },
+    Bug {
+        what: "a job that was cancelled while it ran is released and runs again",
+        edits: &[("if _verdict in (1, 2, 3) and _p", "if _verdict in (1, 2) and _p")],
+        caught_by: &["a request to cancel wins over another run"],
+    },
+    Bug {
+        what: "an attempt that fails adds its next jobs",
+        edits: &[(
+            "case when _verdict = 0 then coalesce(_extra->'next', '[]') else '[]' end",
+            "coalesce(_extra->'next', '[]')",
+        )],
+        caught_by: &["next jobs of a failure are not accepted"],
+    },
+    Bug {
+        what: "a timer fires a second early",
+        edits: &[
+            (
+                "from windlass.due where at <= _now)",
+                "from windlass.due where at <= _now + 1000000)",
+            ),
+            ("where d.at <= _now and p.state = 1", "where d.at <= _now + 1000000 and p.state = 1"),
+        ],
+        caught_by: &["a delayed job is not ready before its time"],
+    },
+    Bug {
+        what: "a job expires although it has started",
+        edits: &[(
+            "where expires_at <= _now and state < 3 and attempts = 0 and",
+            "where expires_at <= _now and state < 3 and",
+        )],
+        caught_by: &["a job that has not started when it expires is cancelled"],
+    },
+    Bug {
+        what: "history leaves although an open job depends on it",
+        edits: &[(
+            "exists (select from windlass.edge d join windlass.job j on j.id = d.on_id where \
+             j.seq = s)",
+            "false",
+        )],
+        caught_by: &["what an open job depends on is kept for its output"],
+    },
+    Bug {
+        what: "the newest history leaves first",
+        edits: &[("order by at, id limit 1 for update", "order by at desc, id limit 1 for update")],
+        caught_by: &["history is bounded by age and number"],
+    },
+    Bug {
+        what: "the newest dead letter leaves first",
+        edits: &[(
+            "where queue = _queue order by at, seq limit 1;",
+            "where queue = _queue order by at desc, seq limit 1;",
+        )],
+        caught_by: &["dead letters are bounded and the oldest goes"],
+    },
+    Bug {
+        what: "a replayed job is still among the dead letters",
+        edits: &[(
+            "delete from windlass.dead where queue = _queue.id and at = _p.at and seq = _p.seq;",
+            "null;",
+        )],
+        caught_by: &["what was replayed is no dead letter and stays when those leave"],
+    },
+    Bug {
+        what: "a job that was replaced by an edited one is still among the dead letters",
+        edits: &[(
+            "delete from windlass.dead d using windlass.line l\n    where l.id = _p.line and \
+             d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;",
+            "",
+        )],
+        caught_by: &["what was replayed is no dead letter and stays when those leave"],
+    },
+    Bug {
+        what: "cancelling a running job ends it at once",
+        edits: &[("if _p.state = 3 then\n    if _p.cancel", "if false then\n    if _p.cancel")],
+        caught_by: &["cancelling says what happened in every state"],
+    },
+    Bug {
+        what: "a limit of concurrency does not count what runs",
+        edits: &[("_term.concurrency - _running), 0)", "_term.concurrency), 0)")],
+        caught_by: &["concurrency limits count leases and never leak"],
+    },
+    Bug {
+        what: "a rate forgets its burst",
+        edits: &[("(greatest(_burst, 1) - 1)", "0")],
+        caught_by: &["a rate limit holds over any claims"],
+    },
+    Bug {
+        what: "a rate does not remember what it has let through",
+        edits: &[("if _running > 0 then", "if false then")],
+        caught_by: &["a rate limit holds over any claims"],
+    },
+    Bug {
+        what: "a turn is made for any version that has been",
+        edits: &[("if coalesce(_o.version, 0) <> (_turn", "if coalesce(_o.version, 0) < (_turn")],
+        caught_by: &["a turn for another version is refused and changes nothing"],
+    },
+    Bug {
+        what: "an object does not hear that its alarm has died",
+        edits: &[("if _how is not null and _o.status = 0 then", "if false then")],
+        caught_by: &["an alarm that died or was cancelled fails its object"],
+    },
+    Bug {
+        what: "a purge forgets the alarm",
+        edits: &[("where p.object = _address order by p.seq", "where false")],
+        caught_by: &["a purge takes the alarm and everything that waits"],
+    },
+    Bug {
+        what: "a job that goes back loses its steps",
+        edits: &[("state = _new.state, steps = _new.steps,", "state = _new.state, steps = 0,")],
+        caught_by: &["a finished step is handed to every later attempt"],
+    },
+    Bug {
+        what: "what happened first gets the last number",
+        edits: &[("sum(n) over (order by id)", "sum(n) over (order by id desc)")],
+        caught_by: &["events are numbered without gaps and ordered per job"],
+    },
+    Bug {
+        what: "whoever keeps house is told to come back at once when nothing will be due",
+        edits: &[("when next_in is not null then 0 end", "else 0 end")],
+        caught_by: &["whoever keeps house is told how long to rest"],
+    },
+];
+
+/// How many schemas are at work at once, each in a database and on a clock of its own.
+const AT_ONCE: usize = 3;
+
+/// A case that hangs has seen the bug, too.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Where schemas are made, with a clock.
+struct Plot {
+    ground: Ground,
+    client: Client,
+}
+
+impl Plot {
+    async fn new() -> Option<Self> {
+        let ground = Ground::new()?;
+        ground.make_clock();
+        let url = ground.server.url_for(&ground.database);
+        let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("connects");
+        tokio::spawn(connection);
+        Some(Self { ground, client })
+    }
+
+    async fn sql(&self, statements: &str, of: &str) {
+        let done = self.client.batch_execute(statements).await;
+        done.unwrap_or_else(|error| panic!("{of}: the SQL is not understood: {error:?}"));
+    }
+}
+
+/// Makes schemas that have a bug, or none.
+struct Planted {
+    plot: Arc<Plot>,
+    bug: Option<&'static Bug>,
+}
+
+#[async_trait]
+impl Harness for Planted {
+    async fn fresh(&self, limits: Limits) -> Arc<dyn Store> {
+        let address = format!("{}&windlass_pool=4", self.plot.ground.text_address());
+        let address: PostgresAddress = address.parse().expect("the address is well formed");
+        let clock = clock_sql(&address.schema);
+        let (script, of) = match self.bug {
+            Some(bug) => (plant(bug, &address.schema).expect("all were planted before"), bug.what),
+            None => (migration_sql(&address.schema, 0), "no bug"),
+        };
+        self.plot.sql(&format!("{script}{clock}"), of).await;
+        let store = PostgresStore::open(&address, limits, Arc::new(LocalWake::new())).await;
+        Arc::new(store.expect("the schema is there"))
+    }
+
+    async fn advance(&self, by: Duration) {
+        let advance = format!("update public.clock set us = us + {}", by.as_micros());
+        self.plot.sql(&advance, "the clock").await;
+    }
+}
+
+/// The script with the bug in it, or what is to be done if it can no longer be planted.
+fn plant(bug: &Bug, schema: &Schema) -> Result<String, String> {
+    let there = |sql: &str| sql.replace("windlass.", &format!("{schema}."));
+    let mut script = migration_sql(schema, 0);
+    for (find, replacement) in bug.edits {
+        let find = there(find);
+        match script.matches(&find).count() {
+            1 => script = script.replace(&find, &there(replacement)),
+            0 => return Err(format!("{}: no longer there; plant it again: {find}", bug.what)),
+            more => return Err(format!("{}: there {more} times: {find}", bug.what)),
+        }
+    }
+    Ok(script)
+}
+
+/// What is wrong with a case on a schema with this bug, or with none.
+async fn judge(plot: Arc<Plot>, bug: Option<&'static Bug>, case: &Case) -> Option<String> {
+    let checking = case.check(Arc::new(Planted { plot, bug }));
+    let checked = tokio::time::timeout(PATIENCE, checking).await;
+    match (bug, checked) {
+        (None, Ok(None)) => None,
+        (None, Ok(Some(broken))) => Some(format!("{case:?}\n  without a bug: {}", broken.seen)),
+        (None, Err(_)) => Some(format!("{case:?}\n  without a bug: no end of it")),
+        (Some(bug), Ok(None)) => Some(format!("NOT CAUGHT: {}\n  by {case:?}", bug.what)),
+        // The server itself refuses what makes no sense: that is no bug that could be shipped.
+        (Some(bug), Ok(Some(broken))) if broken.seen.contains("Unavailable") => {
+            Some(format!("{}: the SQL does not run\n  {}", bug.what, broken.seen))
+        }
+        (Some(_), Ok(Some(_)) | Err(_)) => None,
+    }
+}
+
+/// A bug, or none, and a case.
+type Trial = (Option<&'static Bug>, &'static str);
+
+/// Every bug with every case that must see it, and every such case without a bug.
+fn trials() -> Vec<Trial> {
+    let planted = BUGS.iter().flat_map(|bug| bug.caught_by.iter().map(move |case| (bug, *case)));
+    let control: BTreeSet<&str> = planted.clone().map(|(_, case)| case).collect();
+    let control = control.into_iter().map(|case| (None, case));
+    planted.map(|(bug, case)| (Some(bug), case)).chain(control).collect()
+}
+
+/// Takes one trial after the other until none is left; what is wrong with them.
+async fn judge_all(
+    plot: Arc<Plot>,
+    trials: Arc<Vec<Trial>>,
+    next: Arc<AtomicUsize>,
+) -> Vec<String> {
+    let (cases, mut problems) = (conformance::cases(), Vec::new());
+    while let Some((bug, name)) = trials.get(next.fetch_add(1, Ordering::SeqCst)) {
+        match cases.iter().find(|case| case.name == *name) {
+            Some(case) => problems.extend(judge(plot.clone(), *bug, case).await),
+            None => problems.push(format!("there is no case `{name}`")),
+        }
+    }
+    problems
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn every_bug_that_is_planted_in_the_sql_is_caught_by_the_suite() {
+    let schema = Schema::default();
+    let lost: Vec<String> = BUGS.iter().filter_map(|bug| plant(bug, &schema).err()).collect();
+    assert!(lost.is_empty(), "{}", lost.join("\n"));
+    let (trials, next) = (Arc::new(trials()), Arc::new(AtomicUsize::new(0)));
+    let mut judges = JoinSet::new();
+    for _ in 0..AT_ONCE {
+        let Some(plot) = Plot::new().await else { return };
+        judges.spawn(judge_all(Arc::new(plot), trials.clone(), next.clone()));
+    }
+    let problems: Vec<String> = judges.join_all().await.into_iter().flatten().collect();
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
