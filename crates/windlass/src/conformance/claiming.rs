@@ -166,6 +166,12 @@ async fn ageing_lets_a_low_job_overtake_after_its_stated_wait(bench: Bench) {
     bench.accept([job(3)]).await;
     // Ten points below, so it comes before what is accepted more than ten seconds later.
     assert_eq!(order(&bench, 10).await, [2, 1, 3]);
+    // One that was due while nobody looked has aged since then.
+    bench.accept([NewJob { start: Start::After(SECOND), ..job(4) }]).await;
+    bench.advance(SECOND * 3).await;
+    bench.accept([job(5)]).await;
+    bench.advance(SECOND).await;
+    assert_eq!(order(&bench, 10).await, [4, 5]);
 }
 
 async fn concurrency_limits_count_leases_and_never_leak(bench: Bench) {
@@ -291,7 +297,7 @@ async fn rescue(bench: &Bench, recovery: Recovery) -> Vec<(u128, StateName)> {
 
 async fn a_lease_that_ended_is_rescued_once_and_counted(bench: Bench) {
     bench.accept([job(1)]).await;
-    bench.take().await;
+    let first = bench.take().await;
     bench.advance(Duration::from_secs(29)).await;
     assert!(rescue(&bench, Recovery::default()).await.is_empty(), "the lease is held");
     bench.advance(SECOND).await;
@@ -301,7 +307,11 @@ async fn a_lease_that_ended_is_rescued_once_and_counted(bench: Bench) {
     let condition = bench.record(id(1)).await.condition;
     assert_eq!((condition.attempts, condition.recoveries), (1, 1));
     bench.advance(Duration::from_millis(100)).await;
-    assert_eq!(bench.take().await.recoveries, 1);
+    let second = bench.take().await;
+    assert_eq!(second.recoveries, 1);
+    assert_eq!(second.first_started_at, first.first_started_at, "the first start stays the first");
+    bench.settle(&second, Verdict::Complete).await;
+    assert_eq!(bench.record(id(1)).await.condition.recoveries, 0, "success forgives them");
     let topics = bench.topics().await;
     for topic in ["recovery.detected", "recovery.executed", "job.failed", "job.retrying"] {
         assert!(topics.iter().any(|told| told == topic), "{topic} is missing from {topics:?}");

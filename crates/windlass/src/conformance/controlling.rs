@@ -27,6 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_replay_does_not_steal_a_unique_key,
         an_edited_replay_is_a_new_job_in_the_old_ones_place,
         removing_deletes_finished_jobs_only,
+        a_removed_job_holds_no_key,
         removing_what_others_wait_for_lets_them_follow,
         dead_letters_are_bounded_and_the_oldest_goes,
         what_was_replayed_is_no_dead_letter_and_stays_when_those_leave,
@@ -116,6 +117,11 @@ async fn running_now_and_moving_change_when_a_job_starts(bench: Bench) {
     assert!(matches!(refusal, Refusal::WrongState { state: StateName::Completed, .. }));
     bench.advance(HOUR).await;
     assert_eq!(complete(&bench).await, id(2));
+    bench.accept([job(3), after(4, 3, OnFailure::Cascade)]).await;
+    let blocked = Ok(Deed::Rescheduled(StateName::Blocked));
+    assert_eq!(alter(&bench, id(4), later).await, blocked);
+    assert_eq!(complete(&bench).await, id(3));
+    assert_eq!(bench.state_name(id(4)).await, StateName::Scheduled, "it was moved as well");
 }
 
 async fn replaying_resets_the_job_and_happens_once(bench: Bench) {
@@ -211,6 +217,20 @@ async fn removing_deletes_finished_jobs_only(bench: Bench) {
     bench.accept([NewJob { payload: b"new".to_vec().into(), ..job(1) }]).await;
 }
 
+async fn a_removed_job_holds_no_key(bench: Bench) {
+    let unique = |number| {
+        let unique = Unique { key: "k".to_string(), scope: UniqueScope::Any, window: None };
+        NewJob { unique: Some(unique), ..job(number) }
+    };
+    bench.accept([unique(1)]).await;
+    die(&bench).await;
+    let answer = bench.enqueue(vec![unique(2)]).await.expect("it is answered");
+    assert_eq!(answer[0].id, id(1), "it holds its key for good");
+    alter(&bench, id(1), Alteration::Remove).await.expect("it is dead");
+    bench.accept([unique(2)]).await;
+    assert_eq!(bench.state_name(id(2)).await, StateName::Ready);
+}
+
 async fn removing_what_others_wait_for_lets_them_follow(bench: Bench) {
     let third = after(3, 2, OnFailure::Cascade);
     bench.accept([job(1), after(2, 1, OnFailure::Wait), third]).await;
@@ -300,7 +320,8 @@ async fn clearing_leaves_running_work_counters_and_other_queues_alone(bench: Ben
     let cleared = bench.store.clear(name("default")).await.expect("it is answered");
     assert_eq!((cleared.cleared, cleared.followed), (3, 1));
     assert_eq!(bench.state_name(id(5)).await, StateName::Ready);
-    assert_eq!(bench.state_name(id(1)).await, StateName::Running);
+    let State::Running(lease) = bench.state(id(1)).await else { panic!("it does not run") };
+    assert!(!lease.cancel_requested, "it is not even asked to stop");
     assert_eq!(bench.settle(&running, Verdict::Complete).await, StateName::Completed);
     bench.accept([job(7)]).await;
     assert_eq!(bench.claim(1).await.jobs.len(), 1, "the queue goes on");

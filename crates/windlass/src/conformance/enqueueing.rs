@@ -264,6 +264,10 @@ async fn a_failed_dependency_is_cascaded_ignored_or_waited_for_by_edge(bench: Be
     {
         assert_eq!(bench.state_name(id(number)).await, state, "job {number}");
     }
+    // The same for those that come when it has failed.
+    bench.accept([after(6, 1, OnFailure::Ignore), after(7, 1, OnFailure::Wait)]).await;
+    assert_eq!(bench.state_name(id(6)).await, StateName::Ready);
+    assert_eq!(bench.state_name(id(7)).await, StateName::Blocked);
     let error = bench.record(id(5)).await.error.expect("it says why").to_string();
     assert!(error.contains(&id(1).to_string()), "{error}");
 }

@@ -19,6 +19,7 @@ pub(super) fn cases() -> Vec<Case> {
     named_cases![
         each_verdict_leads_to_its_state,
         snooze_and_release_are_not_counted_as_starts,
+        a_released_job_comes_before_what_was_accepted_after_its_start,
         the_output_and_the_error_of_an_attempt_are_kept,
         a_stale_settlement_is_refused_and_changes_nothing,
         a_settlement_repeated_after_it_happened_is_refused_and_harmless,
@@ -34,6 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_diamond_completes_in_order,
         events_are_numbered_without_gaps_and_ordered_per_job,
         the_last_failure_tells_both_failed_and_dead,
+        a_queue_tells_that_it_is_empty_whenever_its_last_job_has_ended,
     ]
 }
 
@@ -67,6 +69,17 @@ async fn snooze_and_release_are_not_counted_as_starts(bench: Bench) {
             assert_eq!(bench.record(id(1)).await.condition.attempts, 0);
         }
     }
+}
+
+async fn a_released_job_comes_before_what_was_accepted_after_its_start(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    bench.advance(SECOND).await;
+    bench.accept([job(2)]).await;
+    bench.advance(SECOND).await;
+    bench.settle(&handed, Verdict::Release).await;
+    assert_eq!(bench.take().await.job.id, id(1));
+    assert_eq!(bench.take().await.job.id, id(2));
 }
 
 async fn the_output_and_the_error_of_an_attempt_are_kept(bench: Bench) {
@@ -312,4 +325,20 @@ async fn the_last_failure_tells_both_failed_and_dead(bench: Bench) {
     );
     let reason = DeadReason::AttemptsExhausted;
     assert_eq!(events[1].what, What::JobDead { reason, attempts: 1, error });
+}
+
+async fn a_queue_tells_that_it_is_empty_whenever_its_last_job_has_ended(bench: Bench) {
+    let told = async || {
+        let topics = bench.topics().await;
+        topics.iter().filter(|topic| *topic == "queue.empty").count()
+    };
+    bench.accept([job(1), job(2)]).await;
+    let (first, second) = (bench.take().await, bench.take().await);
+    bench.settle(&first, Verdict::Complete).await;
+    assert_eq!(told().await, 0, "one runs");
+    bench.settle(&second, Verdict::Complete).await;
+    assert_eq!(told().await, 1);
+    bench.accept([job(3)]).await;
+    cancel(&bench, id(3)).await;
+    assert_eq!(told().await, 2, "however it ended");
 }

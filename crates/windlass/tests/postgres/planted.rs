@@ -348,6 +348,75 @@ const BUGS: &[Bug] = &[
         edits: &[("when next_in is not null then 0 end", "else 0 end")],
         caught_by: &["whoever keeps house is told how long to rest"],
     },
+    Bug {
+        what: "a second start passes for the first",
+        edits: &[("first_started = coalesce(p.first_started, _since)", "first_started = _since")],
+        caught_by: &["a lease that ended is rescued once and counted"],
+    },
+    Bug {
+        what: "success does not forgive recoveries",
+        edits: &[("updated_at = _now, recoveries = 0, attempt", "updated_at = _now, attempt")],
+        caught_by: &["a lease that ended is rescued once and counted"],
+    },
+    Bug {
+        what: "a clear asks what runs to stop",
+        edits: &[
+            ("l.queue = _q.id and p.state < 3 order", "l.queue = _q.id and p.state < 4 order"),
+            (
+                "continue when _p.seq is null or _p.state >= 3;",
+                "continue when _p.seq is null or _p.state > 3;",
+            ),
+        ],
+        caught_by: &["clearing leaves running work counters and other queues alone"],
+    },
+    Bug {
+        what: "a job waits for ever for one that has failed, although it ignores that",
+        edits: &[(
+            "select x.state = 4 or (x.state > 4 and (d->>'on_failure')::int = 1)",
+            "select x.state = 4",
+        )],
+        caught_by: &["a failed dependency is cascaded ignored or waited for by edge"],
+    },
+    Bug {
+        what: "a job that was removed holds its key",
+        edits: &[("delete from windlass.key where seq = _seq;", "")],
+        caught_by: &["a removed job holds no key"],
+    },
+    Bug {
+        what: "a blocked job that is moved starts when it would have",
+        edits: &[("_q.at := _at;\n  else", "null;\n  else")],
+        caught_by: &["running now and moving change when a job starts"],
+    },
+    Bug {
+        what: "a released job comes last",
+        edits: &[("_q.at := least(_p.since, _now);", "_q.at := _now;")],
+        caught_by: &["a released job comes before what was accepted after its start"],
+    },
+    Bug {
+        what: "a job's own number of attempts is not asked for",
+        edits: &[(
+            "max_attempts = coalesce(j.max_attempts, _max_attempts[_terms[t.of]])",
+            "max_attempts = _max_attempts[_terms[t.of]]",
+        )],
+        caught_by: &["a job is added when one dies however it dies"],
+    },
+    Bug {
+        what: "a job ages from when someone looks",
+        edits: &[(
+            "rank = windlass._rank(c.ageing, c.priority, p.at)",
+            "rank = windlass._rank(c.ageing, c.priority, _now)",
+        )],
+        caught_by: &["ageing lets a low job overtake after its stated wait"],
+    },
+    Bug {
+        what: "nobody is told that a queue is empty",
+        edits: &[(
+            "perform windlass._tell_of(_now, 'queue.empty', \
+             jsonb_build_object('queue', _name));",
+            "null;",
+        )],
+        caught_by: &["a queue tells that it is empty whenever its last job has ended"],
+    },
 ];
 
 /// How many schemas are at work at once, each in a database and on a clock of its own.
