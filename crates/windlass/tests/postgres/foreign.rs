@@ -7,7 +7,9 @@ use tokio_postgres::{AsyncMessage, Client, NoTls};
 use windlass::core::filter::Filter;
 use windlass::core::ledger::QueueChange;
 use windlass::store::postgres::{PostgresAddress, grant_enqueue_sql, grant_work_sql};
-use windlass::{Engine, Failure, Job, JobId, Name, StateName, Topics};
+use windlass::{
+    Engine, Failure, Job, JobId, Name, Start, StateName, Timestamp, Topics, UniqueScope,
+};
 use windlass_testbed::Postgres;
 
 use crate::common::Ground;
@@ -167,7 +169,7 @@ async fn everything_a_producer_can_say_in_sql_is_kept() {
     }
     let id: JobId = first.to_string().parse().expect("an id");
     let dependent = format!(
-        "select s0.enqueue('mail.letter', run_at => now() + interval '1 day', \
+        "select s0.enqueue('mail.letter', run_at => '2100-01-01 00:00:00+00', \
            depends_on => array['{first}', '{first}']::uuid[])"
     );
     scene.producer.simple_query(&dependent).await.expect("it is taken");
@@ -177,13 +179,19 @@ async fn everything_a_producer_can_say_in_sql_is_kept() {
     let record = found[0].clone().expect("it is kept");
     assert_eq!(record.state(), StateName::Scheduled);
     assert_eq!((record.job.priority.0, record.job.max_attempts), (5, Some(3)));
-    assert_eq!(record.job.start, windlass::Start::After(Duration::from_secs(3_600)));
+    assert_eq!(record.job.start, Start::After(Duration::from_secs(3_600)));
     assert_eq!(record.job.expires_after, Some(Duration::from_secs(2 * 86_400)));
     let unique = record.job.unique.clone().expect("it has a key");
     assert_eq!((unique.key.as_str(), unique.window), ("ada", Some(Duration::from_secs(86_400))));
+    assert_eq!(unique.scope, UniqueScope::Any);
     assert_eq!(record.job.tags.iter().map(Name::as_str).collect::<Vec<_>>(), ["post", "air"]);
     assert_eq!(record.job.metadata.get("source").map(String::as_str), Some("a till"));
-    assert_eq!(store.dependents(id).await.expect("it answers").len(), 1);
+    let dependents = store.dependents(id).await.expect("it answers");
+    assert_eq!(dependents.len(), 1);
+    let found = store.find(&dependents).await.expect("it answers");
+    let record = found[0].clone().expect("it is kept");
+    let start = Timestamp::from_millis(4_102_444_800_000);
+    assert_eq!(record.job.start, Start::At(start));
     scene.engine.close().await;
 }
 

@@ -147,16 +147,16 @@ async fn lanes_keep_their_order_across_engines_some_of_which_lose_jobs() {
     let lanes = QueueChange::Lanes(NonZeroU32::new(8));
     engines[0].store().configure(name("default"), lanes).await.expect("it is answered");
     let key = |number: u64| format!("key-{}", number % 12);
-    let mut jobs = Vec::new();
-    // In several batches from several engines: sequence is what counts.
-    for (batch, engine) in engines.iter().enumerate() {
-        let numbers = (batch as u64 * 50)..(batch as u64 * 50 + 50);
-        let laned = |number| NewJob { lane: Some(Lane::Key(key(number))), ..raw(number) };
-        jobs.extend(accept(engine, numbers.map(laned).collect()).await);
-    }
     let mut workers = JoinSet::new();
     for (me, engine) in engines.iter().enumerate() {
         workers.spawn(work_or_vanish(engine.clone(), me, 200));
+    }
+    let mut jobs = Vec::new();
+    // One by one, while others end: neither may overlook the other when it says who is next.
+    for number in 0..200 {
+        let laned = NewJob { lane: Some(Lane::Key(key(number))), ..raw(number) };
+        let engine = &engines[usize::try_from(number % 4).unwrap_or(0)];
+        jobs.extend(accept(engine, vec![laned]).await);
     }
     soon("all jobs", workers.join_all()).await;
     let mut by_key: BTreeMap<String, Vec<(u64, Vec<Interval>)>> = BTreeMap::new();
@@ -428,8 +428,10 @@ async fn a_cancellation_reaches_a_job_that_another_engine_runs() {
             Err::<u64, _>(Failure::cancel("told to stop"))
         }
     };
-    // Its lease is so long that it would not ask by itself before the test ends.
-    let worker = engines[1].worker().handle_with(handler, |terms| terms.lease(HOUR));
+    // Its lease is so long that it would not ask by itself before the test ends, and no time-out
+    // tells the handler to stop before.
+    let terms = |terms: windlass::KindOptions| terms.lease(HOUR).no_timeout();
+    let worker = engines[1].worker().handle_with(handler, terms);
     worker.poll_interval(HOUR).start().await.expect("the worker starts");
     let job = engines[0].enqueue(work(1)).await.expect("it is accepted");
     soon("the handler", gate.entered.notified()).await;
@@ -508,14 +510,19 @@ fn shuffled(count: u64, seed: u64) -> Vec<u64> {
     numbers.into_iter().map(|(_, number)| number).collect()
 }
 
-/// Moves all of these jobs, and enqueues one for each of as many keys, in an order of its own.
-async fn name_all_of(engine: &Engine, jobs: &[JobId], round: u64, seed: u64) {
+/// Moves all of these jobs, in an order of its own.
+async fn move_all(engine: &Engine, jobs: &[JobId], seed: u64) {
     let order = shuffled(jobs.len() as u64, seed);
     let mixed = order.iter().filter_map(|at| jobs.get(usize::try_from(*at).ok()?).copied());
     let start = Start::After(Duration::from_secs(60 + seed));
     let selection = Selection::Jobs(mixed.collect());
     let moved = engine.store().alter(selection, Alteration::Reschedule(start)).await;
     assert_eq!(moved.expect("it is answered").len(), jobs.len());
+}
+
+/// Enqueues a job for each of forty keys, in an order of its own.
+async fn take_all_keys(engine: &Engine, round: u64, seed: u64) {
+    let order = shuffled(40, seed);
     let unique = |number: u64| {
         let key = format!("{round}-{number}");
         let unique = Unique { key, scope: UniqueScope::Open, window: None };
@@ -530,17 +537,36 @@ async fn batches_that_name_the_same_jobs_in_another_order_get_in_nobodys_way_for
     let engines = ground.engines(4).await;
     let jobs = accept(&engines[0], (0..40).map(raw).collect()).await;
     let mut callers = JoinSet::new();
+    let all = Arc::new(tokio::sync::Barrier::new(8));
     for me in 0..8_usize {
         let (engine, jobs) = (engines[me % 4].clone(), jobs.clone());
+        let mover = engine.clone();
         callers.spawn(async move {
             for round in 0..5 {
-                name_all_of(&engine, &jobs, round, me as u64 * 100 + round).await;
+                move_all(&mover, &jobs, me as u64 * 100 + round).await;
+            }
+        });
+        let all = all.clone();
+        callers.spawn(async move {
+            for round in 0..5 {
+                all.wait().await;
+                take_all_keys(&engine, round, me as u64 * 100 + round).await;
             }
         });
     }
     soon("the callers", callers.join_all()).await;
     assert_eq!(count(&engines[0], StateName::Scheduled).await, 40);
     assert_eq!(count(&engines[0], StateName::Ready).await, 5 * 40);
+    // A circle would be broken by the server and the call repeated, so it must be asked for. What a
+    // session has counted is known for sure when it has ended.
+    for engine in engines {
+        engine.close().await;
+    }
+    let sessions = "select count(*) from pg_stat_activity where datname = current_database() \
+         and pid <> pg_backend_pid()";
+    until("all sessions have ended", || async { ground.sql(sessions) == "0" }).await;
+    let circles = "select deadlocks from pg_stat_database where datname = current_database()";
+    assert_eq!(ground.sql(circles), "0", "calls waited for each other in a circle");
 }
 
 /// Claims a few jobs at a time and completes them together, until none of these is open.
@@ -599,15 +625,55 @@ async fn dependents_of_jobs_that_end_in_many_batches_at_once_are_released_once()
     assert_eq!(count(&engines[3], StateName::Blocked).await, 0);
 }
 
+/// A connection of one's own, for a call whose commit is slow to come.
+async fn connected(ground: &Ground) -> tokio_postgres::Client {
+    let url = ground.server.url_for(&ground.database);
+    let (client, connection) =
+        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("it connects");
+    tokio::spawn(connection);
+    client
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_joins_a_lane_while_the_last_of_it_ends_is_not_overlooked() {
+    let Some(ground) = Ground::new() else { return };
+    let engine = ground.engines(1).await.remove(0);
+    let laned = |number| NewJob { lane: Some(Lane::Key("k".to_string())), ..raw(number) };
+    accept(&engine, vec![laned(1)]).await;
+    let handed = engine.store().claim(claim("w", 1)).await.expect("it is answered");
+    let HandedJob { job, lease, .. } = &handed.jobs[0];
+    let mut client = connected(&ground).await;
+    let transaction = client.transaction().await.expect("it begins");
+    let settle = format!(
+        "select * from s0.settle(array['{}']::uuid[], array[null]::bigint[], \
+         array[{}]::bigint[], array[0]::smallint[], array[null]::bigint[], array[null]::bytea[], \
+         array[null]::text[], array[null]::jsonb[], array[null]::bytea[])",
+        job.id, lease.token.0
+    );
+    transaction.batch_execute(&settle).await.expect("it is answered");
+    let joining = tokio::spawn({
+        let engine = engine.clone();
+        async move { accept(&engine, vec![laned(2)]).await }
+    });
+    let waiting = "select count(*) from pg_stat_activity where datname = current_database() \
+         and wait_event_type = 'Lock'";
+    until("it waits for who is there, or does not", || async {
+        ground.sql(waiting) != "0" || joining.is_finished()
+    })
+    .await;
+    transaction.commit().await.expect("it commits");
+    let second = soon("the second job", joining).await.expect("it ends");
+    let handed = engine.store().claim(claim("w", 1)).await.expect("it is answered");
+    let handed: Vec<JobId> = handed.jobs.iter().map(|handed| handed.job.id).collect();
+    assert_eq!(handed, second, "nobody is left who would offer it");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pause_waits_for_a_claim_that_did_not_know_of_it() {
     let Some(ground) = Ground::new() else { return };
     let engines = ground.engines(1).await;
     accept(&engines[0], vec![raw(1), raw(2)]).await;
-    let url = ground.server.url_for(&ground.database);
-    let (mut client, connection) =
-        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("it connects");
-    tokio::spawn(connection);
+    let mut client = connected(&ground).await;
     // A claim whose commit is slow to come.
     let transaction = client.transaction().await.expect("it begins");
     let claim = "select count(id) from s0.claim('slow', null, array['work'], \
