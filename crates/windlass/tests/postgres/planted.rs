@@ -99,7 +99,10 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "the job of a lost worker runs again although it was cancelled",
-        edits: &[("and not p.cancel_requested\n        and p.attempts", "and p.attempts")],
+        edits: &[(
+            "(_all or p.at <= _now) and not p.cancel_requested\n",
+            "(_all or p.at <= _now)\n",
+        )],
         caught_by: &["a request to cancel wins over another run"],
     },
     Bug {
@@ -247,7 +250,7 @@ const BUGS: &[Bug] = &[
                 "from windlass.due where at <= _now)",
                 "from windlass.due where at <= _now + 1000000)",
             ),
-            ("where d.at <= _now and p.state = 1", "where d.at <= _now + 1000000 and p.state = 1"),
+            ("where d.at <= _now order by", "where d.at <= _now + 1000000 order by"),
         ],
         caught_by: &["a delayed job is not ready before its time"],
     },
@@ -262,8 +265,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "history leaves although an open job depends on it",
         edits: &[(
-            "exists (select from windlass.edge d join windlass.job j on j.id = d.on_id where \
-             j.seq = s)",
+            "exists (select from windlass.edge d where d.on_id = (select j.id from windlass.job j \
+             where j.seq = s))",
             "false",
         )],
         caught_by: &["what an open job depends on is kept for its output"],
@@ -403,8 +406,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a job ages from when someone looks",
         edits: &[(
-            "rank = windlass._rank(c.ageing, c.priority, p.at)",
-            "rank = windlass._rank(c.ageing, c.priority, _now)",
+            "windlass._rank(q.ageing, j.priority, d.at)",
+            "windlass._rank(q.ageing, j.priority, _now)",
         )],
         caught_by: &["ageing lets a low job overtake after its stated wait"],
     },
