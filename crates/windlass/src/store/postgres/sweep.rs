@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 
 /// How long a table that could not be cleared is left alone, unless it gets much worse: someone's
 /// old transaction may still see its dead rows.
-const REST: Duration = Duration::from_secs(10);
+const REST: Duration = Duration::from_secs(5);
 
 /// Tables of which claims walk through dead rows, and how many are worth clearing away.
 const WALKED: &str = "'ready_0', 'ready_1', 'tally_0', 'tally_1', 'due', 'lined', 'lease', 'event', \

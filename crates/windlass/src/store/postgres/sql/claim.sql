@@ -47,9 +47,11 @@ declare
   _waits bigint[];
   _many boolean;
   _take int[];
-  _seqs bigint[];
+  _heads bigint[];
   _readies tid[];
-  _others tid[];
+  _epochs smallint[];
+  _seqs bigint[];
+  _all boolean;
   _places tid[];
   _ofs int[];
   _since bigint;
@@ -120,23 +122,22 @@ begin
           group by h.line) c on c.line = l.line;
     end if;
     -- Two looks, each passing over what others hold: among the ready, so that claims at the same time
-    -- pass each other quickly, and at its place, which is the job's lock.
-    select array_agg(h.seq), array_agg(h.ready) filter (where h.epoch = 0),
-        array_agg(h.ready) filter (where h.epoch = 1), array_agg(h.place), array_agg(h.of)
-      into _seqs, _readies, _others, _places, _ofs from (
-        select h.seq, h.ready, h.epoch, p.place, t.n::int as of
-          from unnest(_lines, _take, _ageings) with ordinality as t(line, take, ageing, n)
-          cross join lateral (
-            select r.seq, r.rank, r.at, r.ctid as ready, r.epoch from windlass.ready r
-              where r.line = t.line order by r.rank, r.at, r.seq limit t.take for update skip locked) h
-          cross join lateral (
-            -- `at` too: a job that was started and given back meanwhile stands elsewhere in the line.
-            select p.ctid as place from windlass.place p
-              where p.seq = h.seq and p.state = 2 and p.at = h.at offset 0 for update skip locked) p
-          where t.take > 0
-          order by case when _many then -windlass._standing(t.ageing, h.rank, h.at, _now) end,
-            case when _many then h.at else h.rank end, case when _many then h.seq else h.at end, h.seq) h;
+    -- pass each other quickly, and then at the places, which are the jobs' locks. Whoever changes a job
+    -- that is ready takes it from among the ready, so what is held there is true.
+    select array_agg(h.seq), array_agg(h.ready), array_agg(h.epoch) into _heads, _readies, _epochs
+      from unnest(_lines, _take) as t(line, take)
+        cross join lateral (
+          select r.seq, r.ctid as ready, r.epoch from windlass.ready r
+            where r.line = t.line order by r.rank, r.at, r.seq limit t.take for update skip locked) h
+      where t.take > 0;
+    select array_agg(h.seq), array_agg(h.place), array_agg(h.of) into _seqs, _places, _ofs from (
+      select h.seq, h.place, h.of from (
+        select p.seq, p.rank, p.at, p.ctid as place, array_position(_lines, p.line) as of from windlass.place p
+          where p.seq = any (_heads) and p.state = 2 for update skip locked) h
+        order by case when _many then -windlass._standing(_ageings[h.of], h.rank, h.at, _now) end,
+          case when _many then h.at else h.rank end, case when _many then h.seq else h.at end, h.seq) h;
     _taken := coalesce(cardinality(_seqs), 0);
+    _all := _taken = cardinality(_heads);
   end if;
   if _taken > 0 then
     -- Read when the jobs have been seen: a lease that began before those ended that made room for it
@@ -153,8 +154,12 @@ begin
           where p.ctid = any (_places)));
     end if;
     -- Nobody but who holds a job's place takes it from among the ready.
-    delete from windlass.ready_0 r where r.ctid = any (_readies);
-    delete from windlass.ready_1 r where r.ctid = any (_others);
+    delete from windlass.ready_0 r where r.ctid = any (array(
+      select h.ready from unnest(_heads, _readies, _epochs) as h(seq, ready, epoch)
+        where h.epoch = 0 and (_all or h.seq = any (_seqs))));
+    delete from windlass.ready_1 r where r.ctid = any (array(
+      select h.ready from unnest(_heads, _readies, _epochs) as h(seq, ready, epoch)
+        where h.epoch = 1 and (_all or h.seq = any (_seqs))));
     return query with started as (
       update windlass.place p set state = 3, attempts = p.attempts + 1, begun = true, token = _base + t.n,
           worker = _worker, since = _since, at = _since + _leases[_terms[t.of]], cancel_requested = false, told = false,
