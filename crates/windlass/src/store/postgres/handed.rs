@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_postgres::Row;
-use windlass_core::job::{JobId, Lease, LeaseToken};
+use windlass_core::job::{JobId, Lease, LeaseToken, NewJob};
 
 use super::event::Lines;
 use super::record;
@@ -15,7 +15,16 @@ use crate::store::HandedJob;
 /// Most jobs that are remembered; beyond that all are forgotten and looked up.
 const REMEMBERED: usize = 100_000;
 
-/// The numbers of jobs that were handed out here and are not settled.
+/// Whether no key, lane, object or other job has to hear of its end.
+fn is_plain(job: &NewJob) -> bool {
+    job.unique.is_none()
+        && job.depends_on.is_empty()
+        && job.expires_after.is_none()
+        && job.lane.is_none()
+        && job.object.is_none()
+}
+
+/// The numbers of plain jobs that were handed out here and are not settled.
 #[derive(Default)]
 pub(super) struct HandedOut(Mutex<HashMap<JobId, i64>>);
 
@@ -25,7 +34,8 @@ impl HandedOut {
         if known.len() + jobs.len() > REMEMBERED {
             known.clear();
         }
-        known.extend(jobs.iter().map(|handed| (handed.job.id, handed.sequence.cast_signed())));
+        let plain = jobs.iter().filter(|handed| is_plain(&handed.job));
+        known.extend(plain.map(|handed| (handed.job.id, handed.sequence.cast_signed())));
     }
 
     /// The number of a job, if it is known, once.

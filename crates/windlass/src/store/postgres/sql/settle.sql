@@ -220,7 +220,8 @@ begin
   return coalesce((select p.state from windlass.place p where p.seq = _p.seq), _state);
 end $$;
 
--- `_seqs` are the jobs' numbers where the caller knows them. `done` are those that are completed.
+-- `_seqs` are the jobs' numbers where the caller knows them, best in ascending order. `done` are those that
+-- are completed.
 create function windlass.settle(_jobs uuid[], _seqs bigint[], _tokens bigint[], _verdicts smallint[], _args bigint[],
     _outputs bytea[], _errors text[], _extras jsonb[], _object_states bytea[])
 returns table (n int, state int, refusal jsonb, rings text[], done int[])
@@ -231,7 +232,7 @@ language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_pl
 declare
   _now bigint := windlass.now_us();
   _done int[];
-  _done_jobs uuid[];
+  _places tid[];
   _done_seqs bigint[];
   _done_lines int[];
   _item record;
@@ -256,13 +257,18 @@ begin
       order by p.seq for update;
   end if;
   -- Jobs that are done and with which nothing else ends: all at once.
+  _places := array(select p.ctid from windlass.place p where p.seq = any (_seqs) order by p.seq);
+  if cardinality(_places) < cardinality(_jobs) then
+    _places := array(select (select p.ctid from windlass.place p where p.seq = i.seq)
+      from unnest(_seqs) with ordinality as i(seq, n) order by i.n);
+  end if;
   with gone as (
     update windlass.place p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
         output = i.output
-      from unnest(_seqs, _tokens, _verdicts, _outputs, _extras, _jobs) with ordinality
-          as i(seq, token, verdict, output, extra, job, n)
-        cross join lateral (select p.ctid as place from windlass.place p where p.seq = i.seq offset 0) x
-      where p.ctid = x.place and i.n between 1 and 16384
+      from unnest(_places, _seqs, _tokens, _verdicts, _outputs, _extras, _jobs) with ordinality
+          as i(place, seq, token, verdict, output, extra, job, n)
+      -- What stands elsewhere than was thought is settled one by one.
+      where p.ctid = i.place and p.seq = i.seq and i.n between 1 and 16384
         and p.state = 3 and p.token = i.token and p.plain and i.verdict = 0 and i.extra is null
         and coalesce(octet_length(i.output), 0) <= _house.payload_bytes
       returning p.seq, p.line, p.attempts, p.since, p.worker, p.token / 16384 * 16384 as lease, i.job, i.n
@@ -283,8 +289,8 @@ begin
         from (select line, count(*) as n from gone group by line) g join windlass.line l on l.id = g.line
       returning line
   )
-  select array_agg(n::int), array_agg(job), array_agg(seq), array(select line from counted)
-    into _done, _done_jobs, _done_seqs, _done_lines from gone;
+  select array_agg(n::int), array_agg(seq), array(select line from counted)
+    into _done, _done_seqs, _done_lines from gone;
   if _done is not null then
     insert into windlass.past (at, seqs) values (_now, _done_seqs);
     -- A diary that told of earlier failures tells of a success now.
@@ -294,8 +300,8 @@ begin
     -- Looked at after they ended: who begins to wait for one of them now sees that it has.
     if exists (select from windlass.edge) then
       for _item in
-        select s.seq from unnest(_done_jobs, _done_seqs) as s(job, seq)
-          where exists (select from windlass.edge e where e.on_id = s.job and not e.met)
+        select s.seq from unnest(_jobs, _seqs) as s(job, seq)
+          where s.seq = any (_done_seqs) and exists (select from windlass.edge e where e.on_id = s.job and not e.met)
       loop
         perform windlass._spread(_item.seq, null, _now);
       end loop;
