@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool_postgres::{Client, Pool};
-use tokio_postgres::types::Type;
 use windlass_core::time::Steady;
 
 use super::{PATIENCE, Schema};
@@ -16,13 +15,20 @@ use crate::clock::{Clock, SystemClock};
 /// How often dead rows are looked for.
 const PAUSE: Duration = Duration::from_secs(2);
 
+/// After how many others a transaction is old.
+const OLD: u32 = 1_000;
+
 /// How long a table that could not be cleared is left alone, unless it gets much worse: someone's
 /// old transaction may still see its dead rows.
-const REST: Duration = Duration::from_secs(5);
+const REST: Duration = Duration::from_secs(15);
 
-/// Tables of which claims walk through dead rows, and how many are worth clearing away.
-const WALKED: &str = "'ready_0', 'ready_1', 'tally_0', 'tally_1', 'due', 'lined', 'lease', 'event', \
-     'past', 'after', 'house'";
+/// Tables of which every call walks through dead rows, or whose rows are large, and how many are
+/// worth clearing away.
+const FEW: &str = "'tally_0', 'tally_1', 'house', 'event', 'lease', 'past'";
+const FEW_DEAD: i64 = 2_000;
+
+/// The same of tables of which claims and timers walk through dead rows.
+const WALKED: &str = "'ready_0', 'ready_1', 'due', 'lined', 'after'";
 const WALKED_DEAD: i64 = 10_000;
 
 /// How many are worth it in tables in which they only take room.
@@ -32,8 +38,8 @@ const DEAD: i64 = 50_000;
 const HALVES: [&str; 4] = ["ready_0", "ready_1", "tally_0", "tally_1"];
 
 /// How often, one soon after the other, the halves take turns.
-const TURNS: u32 = 100;
-const TURN_PAUSE: Duration = Duration::from_millis(200);
+const TURNS: u32 = 13;
+const TURN_PAUSE: Duration = Duration::from_millis(150);
 
 /// What was swept, and when.
 #[derive(Clone, Default)]
@@ -43,13 +49,11 @@ pub(super) struct Broom(Arc<Mutex<Swept>>);
 struct Swept {
     looked: Option<Steady>,
     is_at_it: bool,
-    /// One half of the tables that have two is to be emptied.
-    is_turning: bool,
     /// How many dead rows stayed in a table when it was last swept.
     stuck: HashMap<String, (i64, Steady)>,
 }
 
-type Swiped = Result<(), Box<dyn Error + Send + Sync>>;
+type Swiped<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Where it is swept.
 pub(super) struct Floor {
@@ -70,50 +74,57 @@ impl Broom {
         }
         let (broom, floor) = (self.clone(), floor());
         tokio::spawn(async move {
-            for _ in 0..TURNS {
-                let swept = tokio::time::timeout(PATIENCE, broom.clear(&floor, now)).await;
-                if !matches!(swept, Ok(Ok(()))) {
-                    tracing::debug!(schema = %floor.schema, ?swept, "dead rows are left to others");
-                    break;
-                }
-                if !broom.swept().is_turning {
-                    break;
-                }
-                SystemClock::new().sleep(TURN_PAUSE).await;
+            let swept = tokio::time::timeout(PATIENCE, broom.clear(&floor, now)).await;
+            match swept {
+                Ok(Ok(true)) => broom.take_turns(&floor).await,
+                Ok(Ok(false)) => {}
+                // Whoever may not, or would have to wait, leaves it to others.
+                not_swept => tracing::debug!(schema = %floor.schema, ?not_swept, "not swept"),
             }
             broom.swept().is_at_it = false;
         });
     }
 
-    async fn clear(&self, floor: &Floor, now: Steady) -> Swiped {
-        let client = floor.pool.get().await?;
-        if self.swept().is_turning {
-            return self.rotate(&client, &floor.schema, false).await;
+    /// Lets the halves take turns for some seconds; then it is time to look whether vacuum can do
+    /// it again.
+    async fn take_turns(&self, floor: &Floor) {
+        for _ in 0..TURNS {
+            SystemClock::new().sleep(TURN_PAUSE).await;
+            let turn = async { rotate(&floor.pool.get().await?, &floor.schema).await };
+            match tokio::time::timeout(PATIENCE, turn).await {
+                Ok(Ok(())) => {}
+                not_turned => {
+                    tracing::debug!(schema = %floor.schema, ?not_turned, "the halves wait");
+                    return;
+                }
+            }
         }
+    }
+
+    /// Whether rows are stuck that keep claims busy.
+    async fn clear(&self, floor: &Floor, now: Steady) -> Swiped<bool> {
+        let client = floor.pool.get().await?;
         let dead = dead_rows(&client, &floor.schema).await?;
+        let is_pinned = is_pinned(&client).await?;
         let worth: HashMap<String, i64> = {
             let swept = self.swept();
-            dead.into_iter().filter(|(table, dead)| swept.is_worth(table, *dead, now)).collect()
+            let is_worth = |(table, dead): &(String, i64)| {
+                !is_pinned || swept.is_worth_another_try(table, *dead, now)
+            };
+            dead.into_iter().filter(is_worth).collect()
         };
+        drop(client);
         if !worth.is_empty() {
             self.vacuum(floor, worth, now).await?;
         }
-        let is_stuck = HALVES.iter().any(|half| self.swept().is_stuck(half));
-        if is_stuck { self.rotate(&client, &floor.schema, true).await } else { Ok(()) }
-    }
-
-    /// Lets the halves take turns if dead rows are stuck, or empties one after that.
-    async fn rotate(&self, client: &Client, schema: &Schema, is_stuck: bool) -> Swiped {
-        let sql = schema.in_sql("select windlass.rotate($1)");
-        let rows = client.query_typed(&sql, &[(&is_stuck, Type::BOOL)]).await?;
         let mut swept = self.swept();
-        swept.is_turning = rows.first().is_some_and(|row| row.get(0));
+        let is_stuck = HALVES.iter().any(|half| swept.is_stuck(half));
         swept.stuck.retain(|table, _| !HALVES.contains(&table.as_str()));
-        Ok(())
+        Ok(is_stuck)
     }
 
     /// Clears tables as far as that is possible, and notes how far it was.
-    async fn vacuum(&self, floor: &Floor, dead: HashMap<String, i64>, now: Steady) -> Swiped {
+    async fn vacuum(&self, floor: &Floor, dead: HashMap<String, i64>, now: Steady) -> Swiped<()> {
         let client = floor.pool.get().await?;
         let tables = dead.keys().map(|table| format!("windlass.{table}")).collect::<Vec<_>>();
         let how = "skip_locked, truncate false, index_cleanup on, parallel 0";
@@ -142,11 +153,28 @@ impl Swept {
         self.stuck.get(table).is_some_and(|(stuck, _)| *stuck > 0)
     }
 
-    fn is_worth(&self, table: &str, dead: i64, now: Steady) -> bool {
+    fn is_worth_another_try(&self, table: &str, dead: i64, now: Steady) -> bool {
         self.stuck
             .get(table)
             .is_none_or(|(stuck, when)| dead > stuck * 2 || now.since(*when) >= REST)
     }
+}
+
+/// New rows go into the other half from now on, or the half they have left is emptied.
+async fn rotate(client: &Client, schema: &Schema) -> Swiped<()> {
+    client.query_typed(&schema.in_sql("select windlass.rotate(true)"), &[]).await?;
+    Ok(())
+}
+
+/// Whether some transaction is so old that much of what has died since cannot be cleared away. One
+/// of another role that only reads stays unseen.
+async fn is_pinned(client: &Client) -> Result<bool, tokio_postgres::Error> {
+    let sql = format!(
+        "select coalesce(greatest(max(age(backend_xmin)), max(age(backend_xid))) > {OLD}, false) \
+         from pg_stat_activity"
+    );
+    let row = client.query_typed(&sql, &[]).await?;
+    Ok(row.first().is_some_and(|row| row.get(0)))
 }
 
 /// Tables with more dead rows than they should have.
@@ -157,7 +185,8 @@ async fn dead_rows(
     let sql = format!(
         "select relname::text, n_dead_tup from pg_stat_user_tables \
          where schemaname = 'windlass' and n_dead_tup > \
-           case when relname in ({WALKED}) then {WALKED_DEAD} else {DEAD} end"
+           case when relname in ({FEW}) then {FEW_DEAD} \
+             when relname in ({WALKED}) then {WALKED_DEAD} else {DEAD} end"
     );
     let rows = client.query_typed(&schema.in_sql(&sql), &[]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())

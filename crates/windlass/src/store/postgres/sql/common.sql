@@ -338,3 +338,21 @@ create function windlass._rank_of(_seq bigint, _line int, _since bigint) returns
     from windlass.job j, windlass.line l join windlass.queue q on q.id = l.queue
     where j.seq = _seq and l.id = _line
 $$;
+
+-- Adds up the differences of counters, unless someone else does.
+create function windlass._add_up() returns void language plpgsql as $$
+begin
+  if not pg_try_advisory_xact_lock(hashtextextended('windlass.tally', 0)) then return; end if;
+  with gone as (delete from windlass.tally returning *)
+  insert into windlass.tally
+    select line, queue, lane, sum(blocked), sum(scheduled), sum(ready), sum(running), sum(completed), sum(dead),
+        sum(cancelled), sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried), sum(t_rescued),
+        sum(t_dead), sum(t_cancelled)
+      from gone group by line, queue, lane;
+end $$;
+
+-- One call in so many does it, so that there is never much to add up.
+create function windlass._add_up_sometimes(_now bigint) returns void language plpgsql as $$
+begin
+  if _now % 64 = 0 then perform windlass._add_up(); end if;
+end $$;

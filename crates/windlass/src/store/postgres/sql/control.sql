@@ -157,7 +157,7 @@ end $$;
 create function windlass.alter(_ids uuid[], _filter jsonb, _what int, _start_kind int, _start_us bigint)
 returns table (job uuid, deed int, refusal jsonb, rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
   _id uuid;
@@ -204,7 +204,7 @@ end $$;
 -- Puts a new job in the place of a dead one.
 create function windlass.replay_edited(_id uuid, _edited jsonb, out placed jsonb, out rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
   _p windlass.place := windlass._locate(_id);
@@ -236,7 +236,7 @@ end $$;
 -- Changes one setting of a queue and answers with all of them.
 create function windlass.configure(_queue text, _what text, _value jsonb, out settings jsonb, out rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
   _q windlass.queue;
@@ -302,7 +302,7 @@ $$;
 -- Calls off every waiting job of a queue.
 create function windlass.clear(_queue text, out cleared bigint, out followed bigint, out rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
   _q windlass.queue;

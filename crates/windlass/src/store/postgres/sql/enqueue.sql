@@ -374,7 +374,7 @@ create function windlass.accept(_ids uuid[], _lines int[], _payloads bytea[], _p
     _start_kinds smallint[], _starts bigint[], _max_attempts bigint[], _specs jsonb[])
 returns table (id uuid, acceptance int, depth bigint, sequence bigint, lane bigint, ahead bigint, rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint;
   _placed jsonb;
@@ -386,6 +386,7 @@ begin
   then
     return query select * from windlass._accept_plain(_ids, _lines, _payloads, _priorities, _start_kinds,
       _starts, _max_attempts, _specs);
+    perform windlass._add_up_sometimes(windlass.now_us());
     return;
   end if;
   _now := windlass._begin();
@@ -405,7 +406,7 @@ create function windlass._accept_plain(_ids uuid[], _lines int[], _payloads byte
     _start_kinds smallint[], _starts bigint[], _max_attempts bigint[], _specs jsonb[])
 returns table (id uuid, acceptance int, depth bigint, sequence bigint, lane bigint, ahead bigint, rings text[])
 language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass.now_us();
@@ -413,6 +414,7 @@ declare
   _seqs bigint[];
   _new uuid[];
   _reused uuid;
+  _depth bigint;
 begin
   select * into _house from windlass.house;
   with fresh as (
@@ -451,7 +453,15 @@ begin
             array_agg(due order by seq) from timed where due > _now having count(*) > 0) told
         order by first
   )
-  select array_agg(seq), array_agg(id) into _seqs, _new from timed;
+  select array_agg(seq order by seq), array_agg(id order by seq) into _seqs, _new from timed;
+  if cardinality(_new) = cardinality(_ids) and _lines[1] = all (_lines) then
+    _depth := windlass._depth((select l.queue from windlass.line l where l.id = _lines[1]));
+    return query select f.id, 0, _depth, f.seq, null::bigint, null::bigint, null::text[]
+      from unnest(_new, _seqs) as f(id, seq);
+    return query select null::uuid, null::int, null::bigint, null::bigint, null::bigint, null::bigint,
+      (select array['q:' || q.name] from windlass.line l join windlass.queue q on q.id = l.queue where l.id = _lines[1]);
+    return;
+  end if;
   if coalesce(cardinality(_new), 0) < cardinality(_ids) then
     select i.id into _reused from unnest(_ids, _lines, _payloads) as i(id, line, payload)
       cross join lateral (select j.line, j.payload from windlass.job j where j.id = i.id offset 0) j

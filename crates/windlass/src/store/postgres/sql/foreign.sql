@@ -21,7 +21,7 @@ create function windlass.enqueue(
     tags text[] default null,
     metadata jsonb default null
 ) returns uuid language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _us constant numeric := 1000000;
   _spec jsonb := '{}';

@@ -2,7 +2,7 @@
 
 -- Accepts jobs and answers what became of each. Workers are woken when the transaction commits.
 create function windlass.enqueue_in(_jobs jsonb) returns jsonb language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
   _placed jsonb;
@@ -17,7 +17,7 @@ end $$;
 
 -- Completes an attempt, with the jobs it continues with. Refused if its lease is lost.
 create function windlass.complete_in(_end jsonb) returns jsonb language plpgsql set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
   _p windlass.place := windlass._locate((_end->>'job')::uuid);

@@ -1,17 +1,5 @@
 -- Keeping the house in order, done by whoever is alive; and hearing what happened.
 
--- Adds up the differences of counters, unless someone else does.
-create function windlass._add_up() returns void language plpgsql as $$
-begin
-  if not pg_try_advisory_xact_lock(hashtextextended('windlass.tally', 0)) then return; end if;
-  with gone as (delete from windlass.tally returning *)
-  insert into windlass.tally
-    select line, queue, lane, sum(blocked), sum(scheduled), sum(ready), sum(running), sum(completed), sum(dead),
-        sum(cancelled), sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried), sum(t_rescued),
-        sum(t_dead), sum(t_cancelled)
-      from gone group by line, queue, lane;
-end $$;
-
 -- When dead rows cannot be cleared away, lets new ones go elsewhere and empties the half they are in at a
 -- stroke, which no old transaction keeps from happening. Says whether it did something. Fails if it
 -- would have to wait for somebody.

@@ -157,7 +157,7 @@ end $$;
 
 create function windlass.turn(_turn jsonb, _state bytea, out turned jsonb, out rings text[]) language plpgsql
   set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
 begin

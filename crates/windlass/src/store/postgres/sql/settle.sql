@@ -340,6 +340,7 @@ begin
       end;
     end loop;
   end if;
+  perform windlass._add_up_sometimes(_now);
   return query select null::int, null::int, null::jsonb, windlass._finish(_now), _done;
 end $$;
 

@@ -258,6 +258,8 @@ create table windlass.tally (
   t_cancelled bigint not null default 0,
   epoch smallint not null default windlass._epoch()
 ) partition by list (epoch);
+-- By an index dead rows are passed over at once.
+create index tally_queue on windlass.tally (queue);
 create table windlass.tally_0 partition of windlass.tally for values in (0)
   with (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = false);
 create table windlass.tally_1 partition of windlass.tally for values in (1)

@@ -3,7 +3,7 @@
 -- All counters at one moment.
 create function windlass.counts() returns jsonb language plpgsql
   set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass.now_us();
 begin
@@ -45,7 +45,7 @@ end $$;
 -- What a job and its like are kept from starting by.
 create function windlass.facts(_id uuid) returns jsonb language plpgsql
   set lock_timeout = '10s' set plan_cache_mode = force_generic_plan
-  set jit = off set enable_seqscan = off as $$
+  set jit = off set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass.now_us();
   _j windlass.job;
