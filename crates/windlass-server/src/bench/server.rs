@@ -18,7 +18,7 @@ pub(crate) struct Work {
 }
 
 impl Server {
-    /// Connects to the server at an address that may hold words of ours.
+    /// Connects, without TLS, to the server at an address that may hold words of ours.
     pub(crate) async fn connect(address: &str) -> anyhow::Result<Self> {
         let (base, query) = address.split_once('?').unwrap_or((address, ""));
         let pairs = || query.split('&').filter(|pair| !pair.is_empty());
@@ -26,7 +26,10 @@ impl Server {
         let schema = pairs().find_map(|pair| pair.strip_prefix("windlass_schema="));
         let schema = schema.unwrap_or("windlass").to_string();
         let address = format!("{base}?{}", theirs.join("&"));
-        let (client, connection) = tokio_postgres::connect(&address, NoTls).await?;
+        let (client, connection) = tokio_postgres::connect(&address, NoTls).await.context(
+            "the bench needs a connection of its own for this mode, and it has no TLS; \
+             name a server that takes connections without it",
+        )?;
         tokio::spawn(connection);
         Ok(Self { client, schema })
     }

@@ -176,11 +176,13 @@ async fn replaying_a_failed_graph_in_one_call_runs_it_in_order(bench: Bench) {
     }
 }
 
+fn with_key(number: u128, scope: UniqueScope) -> NewJob {
+    let unique = Unique { key: "k".to_string(), scope, window: None };
+    NewJob { unique: Some(unique), ..job(number) }
+}
+
 async fn a_replay_does_not_steal_a_unique_key(bench: Bench) {
-    let unique = |number| {
-        let unique = Unique { key: "k".to_string(), scope: UniqueScope::Open, window: None };
-        NewJob { unique: Some(unique), ..job(number) }
-    };
+    let unique = |number| with_key(number, UniqueScope::Open);
     bench.accept([unique(1)]).await;
     die(&bench).await;
     bench.accept([unique(2)]).await;
@@ -218,10 +220,7 @@ async fn removing_deletes_finished_jobs_only(bench: Bench) {
 }
 
 async fn a_removed_job_holds_no_key(bench: Bench) {
-    let unique = |number| {
-        let unique = Unique { key: "k".to_string(), scope: UniqueScope::Any, window: None };
-        NewJob { unique: Some(unique), ..job(number) }
-    };
+    let unique = |number| with_key(number, UniqueScope::Any);
     bench.accept([unique(1)]).await;
     die(&bench).await;
     let answer = bench.enqueue(vec![unique(2)]).await.expect("it is answered");

@@ -782,7 +782,7 @@ impl Store for PostgresStore {
         // In the order in which they are to start, whatever the database thinks of it.
         handed.jobs.sort_by_key(|handed| handed.lease.token);
         if !handed.jobs.is_empty() {
-            self.handed_out.remember(&handed.jobs);
+            self.handed_out.remember(&rows);
             self.committed_and_rings(None).await;
         }
         Ok(handed)
@@ -856,24 +856,18 @@ impl Store for PostgresStore {
         }
         let sql = "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8, $9)";
         let rows = self.call("settle", sql, &ends.parameters()).await?;
+        let place = |number: i32| usize::try_from(number - 1).ok().and_then(|at| places.get(at));
         let mut rings = None;
         for row in rows {
             let Some(number) = row.get::<_, Option<i32>>("n") else {
                 rings = row.get("rings");
                 let done: Option<Vec<i32>> = row.get("done");
-                for number in done.unwrap_or_default() {
-                    if let Some((index, _)) =
-                        usize::try_from(number - 1).ok().and_then(|at| places.get(at))
-                    {
-                        answers[*index] = Ok(Settled { state: StateName::Completed });
-                    }
+                for (index, _) in done.into_iter().flatten().filter_map(place) {
+                    answers[*index] = Ok(Settled { state: StateName::Completed });
                 }
                 continue;
             };
-            let Some((index, job)) = usize::try_from(number - 1).ok().and_then(|at| places.get(at))
-            else {
-                continue;
-            };
+            let Some((index, job)) = place(number) else { continue };
             let refused: Option<Value> = row.get("refusal");
             answers[*index] =
                 match refused {

@@ -1,11 +1,11 @@
-//! Jobs on their way to a worker: what a claim answered, and where those jobs stand, so that who
-//! settles them need not be looked up by id.
+//! Jobs on their way to a worker: what a claim answered, and their numbers, so that a settlement
+//! need not look for them by id.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_postgres::Row;
-use windlass_core::job::{JobId, Lease, LeaseToken, NewJob};
+use windlass_core::job::{JobId, Lease, LeaseToken};
 
 use super::event::Lines;
 use super::record;
@@ -15,27 +15,20 @@ use crate::store::HandedJob;
 /// Most jobs that are remembered; beyond that all are forgotten and looked up.
 const REMEMBERED: usize = 100_000;
 
-/// Whether no key, lane, object or other job has to hear of its end.
-fn is_plain(job: &NewJob) -> bool {
-    job.unique.is_none()
-        && job.depends_on.is_empty()
-        && job.expires_after.is_none()
-        && job.lane.is_none()
-        && job.object.is_none()
-}
-
-/// The numbers of plain jobs that were handed out here and are not settled.
+/// The numbers of jobs that were handed out here and are not settled, of those with whose end
+/// nothing else begins or ends.
 #[derive(Default)]
 pub(super) struct HandedOut(Mutex<HashMap<JobId, i64>>);
 
 impl HandedOut {
-    pub(super) fn remember(&self, jobs: &[HandedJob]) {
+    /// Remembers what a claim answered.
+    pub(super) fn remember(&self, rows: &[Row]) {
         let mut known = self.known();
-        if known.len() + jobs.len() > REMEMBERED {
+        if known.len() + rows.len() > REMEMBERED {
             known.clear();
         }
-        let plain = jobs.iter().filter(|handed| is_plain(&handed.job));
-        known.extend(plain.map(|handed| (handed.job.id, handed.sequence.cast_signed())));
+        let plain = rows.iter().filter(|row| row.get::<_, Option<bool>>(20).unwrap_or(false));
+        known.extend(plain.map(|row| (wire::job_id(row.get(0)), row.get::<_, i64>(1))));
     }
 
     /// The number of a job, if it is known, once.

@@ -162,7 +162,7 @@ impl Swept {
 
 /// New rows go into the other half from now on, or the half they have left is emptied.
 async fn rotate(client: &Client, schema: &Schema) -> Swiped<()> {
-    client.query_typed(&schema.in_sql("select windlass.rotate(true)"), &[]).await?;
+    client.query_typed(&schema.in_sql("select windlass.rotate()"), &[]).await?;
     Ok(())
 }
 

@@ -31,7 +31,8 @@ create function windlass.claim(_worker text, _queues text[], _kinds text[], _lea
     _concurrency int[], _rate_jobs int[], _rate_periods bigint[], _rate_bursts int[], _limit int)
 returns table (id uuid, seq bigint, line int, payload bytea, spec jsonb, priority int, start_kind smallint,
     start_us bigint, created_at bigint, token bigint, until bigint, max_attempts bigint, attempt int, recoveries int,
-    first_started bigint, step_names text[], step_results bytea[], ready bigint, since bigint, wake_in bigint)
+    first_started bigint, step_names text[], step_results bytea[], ready bigint, since bigint, wake_in bigint,
+    plain boolean)
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
@@ -169,7 +170,7 @@ begin
           cross join lateral (select j.* from windlass.job j where j.seq = t.seq offset 0) j
         where p.ctid = t.place and t.n between 1 and 16384
         returning j.id, p.seq, p.line, t.of, p.attempts, p.token, p.at, p.max_attempts, p.recoveries, p.first_started,
-          p.steps, p.lane_queue, p.lane, j.payload, j.spec, j.priority, j.start_kind, j.start_us, j.created_at
+          p.steps, p.plain, p.lane_queue, p.lane, j.payload, j.spec, j.priority, j.start_kind, j.start_us, j.created_at
     ), counted as (
       insert into windlass.tally (line, queue, ready, running)
         select line, _queue_ids[of], -count(*), count(*) from started group by line, of
@@ -186,7 +187,7 @@ begin
         s.max_attempts, s.attempts, s.recoveries, s.first_started,
         case when s.steps > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = s.seq) end,
         case when s.steps > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = s.seq) end,
-        null::bigint, _since, null::bigint
+        null::bigint, _since, null::bigint, s.plain
       from started s;
   end if;
   if _lines is not null and _limit > 0 then
@@ -225,5 +226,5 @@ begin
         where r.line = t.line order by r.rank, r.at, r.seq limit 100) heads) c
       where not t.term = any (_capped)),
     coalesce(_since, _now),
-    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait);
+    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait), null::boolean;
 end $$;

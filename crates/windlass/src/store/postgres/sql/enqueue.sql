@@ -410,13 +410,11 @@ language plpgsql set plan_cache_mode = force_generic_plan set jit = off
 #variable_conflict use_column
 declare
   _now bigint := windlass.now_us();
-  _house windlass.house;
+  _epoch smallint := windlass._epoch();
   _seqs bigint[];
   _new uuid[];
   _reused uuid;
-  _depth bigint;
 begin
-  select * into _house from windlass.house;
   with fresh as (
     insert into windlass.job (created_at, id, line, priority, start_kind, start_us, max_attempts, payload, spec)
       select _now, i.id, i.line, i.priority, i.start_kind, i.start_us, i.max_attempts, i.payload, i.spec
@@ -435,7 +433,7 @@ begin
         from timed
   ), listed as (
     insert into windlass.ready (line, rank, at, seq, epoch)
-      select line, windlass._rank(ageing, priority, _now), _now, seq, _house.epoch from timed where due <= _now
+      select line, windlass._rank(ageing, priority, _now), _now, seq, _epoch from timed where due <= _now
   ), waiting as (
     insert into windlass.due (at, seq) select due, seq from timed where due > _now
   ), counted as (
@@ -453,15 +451,7 @@ begin
             array_agg(due order by seq) from timed where due > _now having count(*) > 0) told
         order by first
   )
-  select array_agg(seq order by seq), array_agg(id order by seq) into _seqs, _new from timed;
-  if cardinality(_new) = cardinality(_ids) and _lines[1] = all (_lines) then
-    _depth := windlass._depth((select l.queue from windlass.line l where l.id = _lines[1]));
-    return query select f.id, 0, _depth, f.seq, null::bigint, null::bigint, null::text[]
-      from unnest(_new, _seqs) as f(id, seq);
-    return query select null::uuid, null::int, null::bigint, null::bigint, null::bigint, null::bigint,
-      (select array['q:' || q.name] from windlass.line l join windlass.queue q on q.id = l.queue where l.id = _lines[1]);
-    return;
-  end if;
+  select array_agg(seq), array_agg(id) into _seqs, _new from timed;
   if coalesce(cardinality(_new), 0) < cardinality(_ids) then
     select i.id into _reused from unnest(_ids, _lines, _payloads) as i(id, line, payload)
       cross join lateral (select j.line, j.payload from windlass.job j where j.id = i.id offset 0) j

@@ -1,9 +1,9 @@
 -- Keeping the house in order, done by whoever is alive; and hearing what happened.
 
--- When dead rows cannot be cleared away, lets new ones go elsewhere and empties the half they are in at a
--- stroke, which no old transaction keeps from happening. Says whether it did something. Fails if it
--- would have to wait for somebody.
-create function windlass.rotate(_stuck boolean) returns boolean language plpgsql set lock_timeout = '50ms' as $$
+-- For when dead rows cannot be cleared away: lets new rows go into the other half, or empties the half that
+-- they have left at a stroke, which no old transaction keeps from happening. Says whether it did. Fails
+-- rather than wait for somebody while everybody waits for it.
+create function windlass.rotate() returns boolean language plpgsql set lock_timeout = '50ms' as $$
 declare
   _other smallint := 1 - windlass._epoch();
 begin
@@ -11,20 +11,17 @@ begin
   if pg_relation_size(format('windlass.ready_%s', _other)) = 0
     and pg_relation_size(format('windlass.tally_%s', _other)) = 0
   then
-    update windlass.house set epoch = _other where _stuck;
-    return _stuck;
+    update windlass.house set epoch = _other;
+    return true;
   end if;
   -- What waits there for long is too much to be moved while everybody waits.
   if (select count(*) from (select from windlass.ready where epoch = _other limit 1001) r) > 1000 then return false; end if;
+  -- Nobody else adds up meanwhile, so that what is counted there is moved for certain.
+  perform pg_advisory_xact_lock(hashtextextended('windlass.tally', 0));
   execute format('lock table windlass.ready_%s, windlass.tally_%s in access exclusive mode', _other, _other);
-  if (select count(*) from (select from windlass.ready where epoch = _other limit 1001) r) > 1000 then return false; end if;
-  insert into windlass.ready (line, rank, at, seq, epoch)
-    select line, rank, at, seq, 1 - _other from windlass.ready where epoch = _other;
-  insert into windlass.tally
-    select line, queue, lane, sum(blocked), sum(scheduled), sum(ready), sum(running), sum(completed), sum(dead),
-        sum(cancelled), sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried), sum(t_rescued),
-        sum(t_dead), sum(t_cancelled), 1 - _other
-      from windlass.tally where epoch = _other group by line, queue, lane;
+  insert into windlass.ready (line, rank, at, seq)
+    select line, rank, at, seq from windlass.ready where epoch = _other;
+  perform windlass._add_up();
   execute format('truncate windlass.ready_%s, windlass.tally_%s', _other, _other);
   return true;
 end $$;
