@@ -6,6 +6,9 @@ use core::time::Duration;
 
 use crate::limits;
 
+/// For how many jobs it is worth to ask while an answer is still to come.
+const ASK_AHEAD: u32 = 500;
+
 /// Between how many slots a worker scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
@@ -28,6 +31,15 @@ impl Slots {
         let demand = u64::from(busy).saturating_add(ready).min(u64::from(self.max));
         let demand = u32::try_from(demand).unwrap_or(self.max);
         demand.max(self.min).max(busy)
+    }
+
+    /// How many jobs to ask for when `busy` slots are in use and jobs were `asked` for already,
+    /// whose answer is still to come; 0 if it is better to wait. A large worker asks for a
+    /// quarter of what it can hold, so that some are on their way while others run or end; a small
+    /// one asks for all at once, because every question costs as much as many jobs.
+    pub fn to_ask(&self, busy: u32, asked: u32) -> u32 {
+        let free = self.max.saturating_sub(busy).saturating_sub(asked);
+        if asked > 0 && free < ASK_AHEAD { 0 } else { free.min((self.max / 4).max(ASK_AHEAD)) }
     }
 }
 
@@ -61,6 +73,19 @@ mod tests {
         assert_eq!(slots.wanted(3, 1_000), 10);
         assert_eq!(slots.wanted(10, 0), 10);
         assert_eq!(Slots { min: 2, max: 4 }.wanted(6, 9), 6);
+    }
+
+    #[test]
+    fn a_small_worker_asks_for_all_it_can_hold_and_a_large_one_ahead() {
+        let small = Slots { min: 1, max: 64 };
+        assert_eq!([small.to_ask(0, 0), small.to_ask(60, 0), small.to_ask(64, 0)], [64, 4, 0]);
+        assert_eq!(small.to_ask(0, 32), 0, "not for half of them while others are on their way");
+        let large = Slots { min: 1, max: 8_000 };
+        assert_eq!(large.to_ask(0, 0), 2_000);
+        assert_eq!(large.to_ask(4_000, 2_000), 2_000);
+        assert_eq!(large.to_ask(5_600, 2_000), 0, "too few to be worth a question");
+        assert_eq!(large.to_ask(7_999, 0), 1, "nothing is on its way");
+        assert_eq!(large.to_ask(9_000, 0), 0, "the bounds were narrowed");
     }
 
     #[test]

@@ -18,14 +18,22 @@ tokio::task_local! {
 /// Ids of spans, and of traces that begin here, are taken from the job's id: they are as random as
 /// it is, and whoever sees one in a log has found the job.
 pub(crate) fn of_new_job(id: JobId) -> String {
+    let continued = CURRENT.try_with(|attempt| match trace_id(attempt.trace()) {
+        "" => None,
+        current => Some(traceparent(Some(current), id)),
+    });
+    continued.ok().flatten().unwrap_or_else(|| of_its_own(id))
+}
+
+/// The trace that begins with a job.
+pub(crate) fn of_its_own(id: JobId) -> String {
+    traceparent(None, id)
+}
+
+fn traceparent(trace_id: Option<&str>, id: JobId) -> String {
     let mut buffer = Uuid::encode_buffer();
     let id = &*Uuid::from_bytes(id.to_bytes()).simple().encode_lower(&mut buffer);
-    let traceparent = |trace_id: &str| ["00-", trace_id, "-", &id[16..], "-01"].concat();
-    let current = CURRENT.try_with(|attempt| match trace_id(attempt.trace()) {
-        "" => traceparent(id),
-        current => traceparent(current),
-    });
-    current.unwrap_or_else(|_| traceparent(id))
+    ["00-", trace_id.unwrap_or(id), "-", &id[16..], "-01"].concat()
 }
 
 /// The trace id within a `traceparent`.

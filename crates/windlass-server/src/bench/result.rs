@@ -74,7 +74,7 @@ pub(crate) enum Extra {
     },
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "only a database has it"))]
     Pinned {
-        /// Before, during or after the transaction that is left open.
+        /// Before, during, after or well after the transaction that is left open.
         part: &'static str,
         ratio_to_before: Figure,
         /// What the tables and indexes take on the disk when it ends.
@@ -151,7 +151,7 @@ impl Measurement {
             p99_ms: None,
             max_ms: None,
             rss_bytes: resident_bytes().map(|bytes| bytes as f64),
-            bytes_written_per_job: Some(0.0),
+            bytes_written_per_job: None,
             commits_per_job: None,
             ratio_to_limit: None,
             limit_one_write_ratio: None,
@@ -316,6 +316,7 @@ impl Extra {
         let megabytes = |bytes: &Figure| bytes.unwrap_or(0.0) / 1e6;
         match self {
             Extra::None | Extra::Batch { bytes_per_s: Some(0.0), .. } => String::new(),
+            Extra::Limit { bytes_per_s: Some(0.0), .. } => String::new(),
             Extra::Batch { bytes_per_s, .. } | Extra::Limit { bytes_per_s, .. } => {
                 format!("{:.1} MB/s", megabytes(bytes_per_s))
             }

@@ -310,6 +310,8 @@ async fn a_lease_that_ended_is_rescued_once_and_counted(bench: Bench) {
     let second = bench.take().await;
     assert_eq!(second.recoveries, 1);
     assert_eq!(second.first_started_at, first.first_started_at, "the first start stays the first");
+    let record = bench.record(second.job.id).await;
+    assert_eq!(record.first_started_at, Some(first.first_started_at), "in the record as well");
     bench.settle(&second, Verdict::Complete).await;
     assert_eq!(bench.record(id(1)).await.condition.recoveries, 0, "success forgives them");
     let topics = bench.topics().await;

@@ -12,7 +12,7 @@ use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::record::{Progress, Report};
 use windlass_core::refusal::Refusal;
 
-use super::{Bench, Case, SECOND, id, job, name, named_cases};
+use super::{Bench, Case, SECOND, claim, id, job, name, named_cases};
 use crate::store::{Alteration, HandedJob, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -21,6 +21,7 @@ pub(super) fn cases() -> Vec<Case> {
         snooze_and_release_are_not_counted_as_starts,
         a_released_job_comes_before_what_was_accepted_after_its_start,
         the_output_and_the_error_of_an_attempt_are_kept,
+        each_job_of_a_batch_has_its_own_output_and_its_own_end,
         a_stale_settlement_is_refused_and_changes_nothing,
         a_settlement_repeated_after_it_happened_is_refused_and_harmless,
         one_refused_item_does_not_hold_up_the_others,
@@ -121,6 +122,38 @@ async fn two_holders(bench: &Bench) -> (HandedJob, HandedJob) {
 async fn rescue(bench: &Bench) {
     let rescue = Rescue { recovery: Recovery::default(), reason: RecoveryReason::LeaseExpired };
     bench.store.rescue(rescue).await.expect("it is answered");
+}
+
+async fn each_job_of_a_batch_has_its_own_output_and_its_own_end(bench: Bench) {
+    bench.accept((1..=9).map(job)).await;
+    let handed = bench.store.claim(claim(9)).await.expect("a claim is answered").jobs;
+    let output = |job: JobId| match (1..=9).find(|number| id(*number) == job) {
+        Some(number) if number % 3 == 0 => None,
+        // Of different lengths, the empty one too.
+        Some(number) => Some(vec![number as u8; number as usize - 1].into()),
+        None => panic!("{job} was not accepted"),
+    };
+    let end = |handed: &HandedJob| {
+        let verdict = match handed.job.id == id(5) {
+            true => Verdict::Bury(DeadReason::Permanent),
+            false => Verdict::Complete,
+        };
+        Settlement { output: output(handed.job.id), ..settlement(handed, verdict) }
+    };
+    let answers = bench.store.settle(handed.iter().rev().map(end).collect()).await;
+    for (handed, answer) in handed.iter().rev().zip(answers.expect("it is answered")) {
+        let (job, settled) = (handed.job.id, answer.expect("its lease is held"));
+        let record = bench.record(job).await;
+        if job == id(5) {
+            assert_eq!((settled.state, record.output), (StateName::Dead, None));
+        } else {
+            assert_eq!(
+                (settled.state, record.output),
+                (StateName::Completed, output(job)),
+                "{job}"
+            );
+        }
+    }
 }
 
 async fn a_stale_settlement_is_refused_and_changes_nothing(bench: Bench) {

@@ -21,7 +21,7 @@ mod sweep;
 mod tls;
 mod wire;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -42,9 +42,9 @@ use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, LeaseToken, NewJob, Start, StateName};
 use windlass_core::ledger::{
-    CancelAnswer, Claim, Cleared, Counts, Enqueued, KindClaim, LaneCount, LineCount, Promoted,
-    QueueChange, QueueCount, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob, Ring,
-    Settled, Settlement, Totals, Turned, WorkerCard, WorkerKind, WorkerNews, WorkerView,
+    CancelAnswer, Claim, Cleared, Counts, Enqueued, LaneCount, LineCount, Promoted, QueueChange,
+    QueueCount, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob, Ring, Settled,
+    Settlement, Totals, Turned, WorkerCard, WorkerKind, WorkerNews, WorkerView,
 };
 use windlass_core::limits::{self, Limits};
 use windlass_core::name::Name;
@@ -57,9 +57,9 @@ use windlass_core::time::Timestamp;
 
 use self::event::{Lines, Told};
 use self::fault::Verdict;
-use self::handed::HandedOut;
+use self::handed::{Claims, HandedOut, Terms};
 use self::sweep::{Broom, Floor};
-use self::wire::{Placed, Read};
+use self::wire::{Placed, Read, Sparse};
 use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, ObjectFilter, ObjectPage, Page,
     Selection, Store, StoreError,
@@ -85,6 +85,7 @@ pub struct PostgresStore {
     committed: watch::Sender<u64>,
     names: Mutex<Names>,
     handed_out: HandedOut,
+    claims: Claims,
     /// For pauses of its own, and for bounds of a hundred years; jobs know the database's.
     clock: SystemClock,
     broom: Broom,
@@ -122,6 +123,7 @@ impl PostgresStore {
             committed: watch::Sender::new(0),
             names: Mutex::default(),
             handed_out: HandedOut::default(),
+            claims: Claims::default(),
             clock: SystemClock::new(),
             broom: Broom::default(),
         };
@@ -385,9 +387,9 @@ struct Columns<'a> {
     payloads: Vec<&'a [u8]>,
     priorities: Vec<i32>,
     start_kinds: Vec<i16>,
-    starts: Vec<Option<i64>>,
-    max_attempts: Vec<Option<i64>>,
-    specs: Vec<Option<Value>>,
+    starts: Sparse<i64>,
+    max_attempts: Sparse<i64>,
+    specs: Sparse<Value>,
 }
 
 impl<'a> Columns<'a> {
@@ -411,9 +413,9 @@ impl<'a> Columns<'a> {
             (&self.payloads, Type::BYTEA_ARRAY),
             (&self.priorities, Type::INT4_ARRAY),
             (&self.start_kinds, Type::INT2_ARRAY),
-            (&self.starts, Type::INT8_ARRAY),
-            (&self.max_attempts, Type::INT8_ARRAY),
-            (&self.specs, Type::JSONB_ARRAY),
+            (&self.starts.0, Type::INT8_ARRAY),
+            (&self.max_attempts.0, Type::INT8_ARRAY),
+            (&self.specs.0, Type::JSONB_ARRAY),
         ]
     }
 }
@@ -477,58 +479,6 @@ fn read_object(row: &Row) -> Read<ObjectView> {
     })
 }
 
-/// The terms of a claim, column by column.
-struct Terms<'a> {
-    worker: &'a str,
-    queues: Option<Vec<&'a str>>,
-    kinds: Vec<&'a str>,
-    leases: Vec<i64>,
-    max_attempts: Vec<i64>,
-    concurrency: Vec<Option<i32>>,
-    rate_jobs: Vec<Option<i32>>,
-    rate_periods: Vec<Option<i64>>,
-    rate_bursts: Vec<Option<i32>>,
-    limit: i32,
-}
-
-impl<'a> Terms<'a> {
-    fn of(claim: &'a Claim) -> Self {
-        let each = || claim.kinds.iter();
-        let count = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
-        let lease =
-            |kind: &KindClaim| wire::micros(kind.lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX));
-        Self {
-            worker: &claim.worker,
-            queues: claim.queues.as_ref().map(|queues| queues.iter().map(Name::as_str).collect()),
-            kinds: each().map(|kind| kind.kind.as_str()).collect(),
-            leases: each().map(lease).collect(),
-            max_attempts: each().map(|kind| i64::from(kind.max_attempts.max(1))).collect(),
-            concurrency: each().map(|kind| kind.concurrency.map(count)).collect(),
-            rate_jobs: each().map(|kind| kind.rate.map(|rate| count(rate.jobs))).collect(),
-            rate_periods: each()
-                .map(|kind| kind.rate.map(|rate| wire::micros(rate.period)))
-                .collect(),
-            rate_bursts: each().map(|kind| kind.rate.map(|rate| count(rate.burst))).collect(),
-            limit: i32::try_from(claim.limit).unwrap_or(i32::MAX),
-        }
-    }
-
-    fn parameters(&self) -> [Parameter<'_>; 10] {
-        [
-            (&self.worker, Type::TEXT),
-            (&self.queues, Type::TEXT_ARRAY),
-            (&self.kinds, Type::TEXT_ARRAY),
-            (&self.leases, Type::INT8_ARRAY),
-            (&self.max_attempts, Type::INT8_ARRAY),
-            (&self.concurrency, Type::INT4_ARRAY),
-            (&self.rate_jobs, Type::INT4_ARRAY),
-            (&self.rate_periods, Type::INT8_ARRAY),
-            (&self.rate_bursts, Type::INT4_ARRAY),
-            (&self.limit, Type::INT4),
-        ]
-    }
-}
-
 /// Whether nothing but the attempt itself ends with this.
 fn ends_alone(settlement: &Settlement) -> bool {
     settlement.verdict == Outcome::Complete
@@ -544,23 +494,36 @@ struct Ends {
     numbers: Vec<Option<i64>>,
     tokens: Vec<i64>,
     verdicts: Vec<i16>,
-    arguments: Vec<Option<i64>>,
-    outputs: Vec<Option<Vec<u8>>>,
-    errors: Vec<Option<String>>,
-    extras: Vec<Option<Value>>,
-    object_states: Vec<Option<Vec<u8>>>,
-    seen: HashSet<JobId>,
+    /// How many of them, from the first on, end alone and are in the order of their numbers.
+    alone: i32,
+    arguments: Sparse<i64>,
+    /// All outputs, one after the other.
+    outputs: Vec<u8>,
+    /// Where each begins, counted from one.
+    starts: Sparse<i32>,
+    /// How long each is.
+    sizes: Sparse<i32>,
+    errors: Sparse<String>,
+    extras: Sparse<Value>,
+    object_states: Sparse<Vec<u8>>,
 }
 
 impl Ends {
     fn push(&mut self, settlement: Settlement, number: Option<i64>) {
+        self.alone += i32::from(number.is_some() && ends_alone(&settlement));
         self.numbers.push(number);
         let (verdict, argument) = wire::verdict(settlement.verdict);
         self.jobs.push(wire::uuid(settlement.job));
         self.tokens.push(settlement.token.0.cast_signed());
         self.verdicts.push(verdict);
         self.arguments.push(argument);
-        self.outputs.push(settlement.output.map(|output| output.to_vec()));
+        let place = settlement.output.as_ref().map(|output| {
+            self.outputs.extend_from_slice(output);
+            (self.outputs.len() - output.len() + 1, output.len())
+        });
+        let number = |count| i32::try_from(count).unwrap_or(i32::MAX);
+        self.starts.push(place.map(|(start, _)| number(start)));
+        self.sizes.push(place.map(|(_, size)| number(size)));
         self.errors.push(settlement.error.map(|error| wire::text(error.as_str())));
         let mut extra = serde_json::Map::new();
         if let Some(report) = wire::report(settlement.report) {
@@ -575,23 +538,24 @@ impl Ends {
             extra.insert("turn".to_string(), wire::turn(&turn));
             state = turn.state.map(|state| state.to_vec());
         }
-        // A job that is settled twice in one batch is settled in order, one by one.
-        let again = !self.seen.insert(settlement.job);
-        self.extras.push((again || !extra.is_empty()).then_some(Value::Object(extra)));
+        self.extras.push((!extra.is_empty()).then_some(Value::Object(extra)));
         self.object_states.push(state);
     }
 
-    fn parameters(&self) -> [Parameter<'_>; 9] {
+    fn parameters(&self) -> [Parameter<'_>; 12] {
         [
+            (&self.alone, Type::INT4),
             (&self.jobs, Type::UUID_ARRAY),
             (&self.numbers, Type::INT8_ARRAY),
             (&self.tokens, Type::INT8_ARRAY),
             (&self.verdicts, Type::INT2_ARRAY),
-            (&self.arguments, Type::INT8_ARRAY),
-            (&self.outputs, Type::BYTEA_ARRAY),
-            (&self.errors, Type::TEXT_ARRAY),
-            (&self.extras, Type::JSONB_ARRAY),
-            (&self.object_states, Type::BYTEA_ARRAY),
+            (&self.arguments.0, Type::INT8_ARRAY),
+            (&self.outputs, Type::BYTEA),
+            (&self.starts.0, Type::INT4_ARRAY),
+            (&self.sizes.0, Type::INT4_ARRAY),
+            (&self.errors.0, Type::TEXT_ARRAY),
+            (&self.extras.0, Type::JSONB_ARRAY),
+            (&self.object_states.0, Type::BYTEA_ARRAY),
         ]
     }
 }
@@ -759,9 +723,12 @@ impl Store for PostgresStore {
     }
 
     async fn claim(&self, claim: Claim) -> Answer<Handed> {
-        const CLAIM: &str = "select * from windlass.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
-        let terms = Terms::of(&claim);
+        const CLAIM: &str =
+            "select * from windlass.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+        let part = self.claims.begin(claim.limit);
+        let terms = Terms::of(&claim, &part);
         let rows = self.call("claim", CLAIM, &terms.parameters()).await?;
+        drop(part);
         let known = {
             let names = self.names();
             rows.iter().filter_map(handed::line).all(|line| names.of_line.contains_key(&line))
@@ -770,19 +737,18 @@ impl Store for PostgresStore {
             self.learn_lines().await?;
         }
         let mut handed = Handed::default();
-        for row in &rows {
-            if handed::line(row).is_some() {
-                let lines = &self.names().of_line;
-                handed.jobs.push(understood(handed::read(row, &claim.worker, lines))?);
-            } else {
-                handed.ready = row.get::<_, i64>("ready").cast_unsigned();
-                handed.wake_in = row.get::<_, Option<i64>>("wake_in").map(wire::duration);
-            }
+        // The last row tells how things stand.
+        if let Some((stand, rows)) = rows.split_last() {
+            handed.ready = stand.get::<_, i64>("ready").cast_unsigned();
+            handed.wake_in = stand.get::<_, Option<i64>>("wake_in").map(wire::duration);
+            let (since, lines) = (wire::time(stand.get("since")), &self.names().of_line);
+            let read = |row| understood(handed::read(row, &claim, since, lines));
+            handed.jobs = rows.iter().map(read).collect::<Answer<_>>()?;
+            self.handed_out.remember(rows);
         }
         // In the order in which they are to start, whatever the database thinks of it.
         handed.jobs.sort_by_key(|handed| handed.lease.token);
         if !handed.jobs.is_empty() {
-            self.handed_out.remember(&rows);
             self.committed_and_rings(None).await;
         }
         Ok(handed)
@@ -844,17 +810,19 @@ impl Store for PostgresStore {
         if accepted.is_empty() {
             return Ok(answers);
         }
-        // The database goes through them fastest by number. Their order is of no consequence if
-        // with none of them anything else begins or ends.
-        if accepted.iter().all(|(number, _, end)| number.is_some() && ends_alone(end)) {
-            accepted.sort_by_key(|(number, _, _)| *number);
-        }
+        // The database goes through them fastest by number. The order of those with which nothing
+        // else begins or ends is of no consequence; the others stay in theirs.
+        accepted.sort_by_cached_key(|(number, _, end)| match number {
+            Some(number) if ends_alone(end) => (false, *number),
+            _ => (true, 0),
+        });
         let (mut ends, mut places) = (Ends::default(), Vec::with_capacity(accepted.len()));
         for (number, index, settlement) in accepted {
             places.push((index, settlement.job));
             ends.push(settlement, number);
         }
-        let sql = "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+        let sql =
+            "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
         let rows = self.call("settle", sql, &ends.parameters()).await?;
         let place = |number: i32| usize::try_from(number - 1).ok().and_then(|at| places.get(at));
         let mut rings = None;

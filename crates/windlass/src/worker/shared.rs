@@ -58,8 +58,8 @@ pub(crate) struct Shared {
     pub(super) timing: Timing,
     pub(super) slots: Mutex<SlotBook>,
     pub(super) running: Mutex<RunningBook>,
-    /// Held while a claim is on its way, so that a stop knows that none is.
-    pub(super) filling: tokio::sync::Mutex<()>,
+    /// Read by claims that are on their way, so that a stop, which writes it, knows that none is.
+    pub(super) filling: tokio::sync::RwLock<()>,
     /// Held while reports are on their way, so that a settlement comes after them.
     pub(super) renewing: tokio::sync::Mutex<()>,
     /// Just after the last request to cancel was heard of, in microseconds of the steady clock; 0
@@ -84,6 +84,8 @@ pub(super) struct SlotBook {
     pub(super) bounds: Slots,
     pub(super) open: u32,
     pub(super) busy: u32,
+    /// For how many jobs claims on their way have asked.
+    pub(super) asked: u32,
 }
 
 /// The attempts that hold a lease, until the worker has stopped and takes no more.
@@ -116,6 +118,37 @@ impl Drop for Slot {
     fn drop(&mut self) {
         self.0.slots().busy -= 1;
         self.0.freed.notify_one();
+    }
+}
+
+/// Slots for which a claim asks until this is dropped: however it ends, they can be asked for
+/// again.
+pub(super) struct Asked {
+    shared: Arc<Shared>,
+    pub(super) slots: u32,
+}
+
+impl Asked {
+    /// Sets slots aside to ask for; `None` if it is better to wait.
+    pub(super) fn aside(shared: &Arc<Shared>) -> Option<Self> {
+        let mut book = shared.slots();
+        let slots = book.bounds.to_ask(book.busy, book.asked);
+        book.asked += slots;
+        drop(book);
+        (slots > 0).then(|| Self { shared: shared.clone(), slots })
+    }
+
+    /// So many slots are in use, and so many jobs are still ready.
+    pub(super) fn take(self, taken: u32, ready: u64) {
+        let mut book = self.shared.slots();
+        book.busy += taken;
+        book.open = book.bounds.wanted(book.busy, ready);
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.shared.slots().asked -= self.slots;
     }
 }
 

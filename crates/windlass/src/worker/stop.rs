@@ -16,7 +16,7 @@ pub(super) async fn bring_to_end(shared: Arc<Shared>) {
     // wait for that; what is claimed too late is given back.
     tokio::select! {
         biased;
-        _ = shared.filling.lock() => {}
+        _ = shared.filling.write() => {}
         () = shared.forced() => {}
     }
     tokio::select! {

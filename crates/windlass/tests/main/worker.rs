@@ -1,5 +1,7 @@
 //! The worker under trouble: lost rings, lost leases, lost answers, stepped clocks, crashed loops.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use windlass::{
@@ -108,6 +110,59 @@ async fn a_job_much_longer_than_its_lease_runs_once() {
     assert_eq!(handle.outcome().await.expect("it completes"), 4);
     assert_eq!(runs.get(), 1);
     assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_worker_asks_ahead_and_never_runs_more_than_its_slots() {
+    let rig = rig().await;
+    rig.engine.enqueue_many((0..5_000).map(work)).await.expect("they are accepted");
+    rig.store.tamper("claim", |_| Some(Fault::Late(SECOND)));
+    let (running, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let counting = (running.clone(), most.clone());
+    let long = move |job: Work| {
+        let (running, most) = counting.clone();
+        async move {
+            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(SECOND * 10).await;
+            running.fetch_sub(1, Ordering::SeqCst);
+            Ok::<_, Failure>(job.number)
+        }
+    };
+    let worker = rig.engine.worker().slots(1, 1_700).handle(long);
+    let worker = worker.start().await.expect("it starts");
+    settle_down().await;
+    assert_eq!(rig.store.calls("claim"), 2, "the second does not wait for the first");
+    pass(SECOND * 60).await;
+    assert_eq!(most.load(Ordering::SeqCst), 1_700);
+    assert_eq!(rig.engine.counts().await.expect("it is").in_state(StateName::Completed), 5_000);
+    assert_eq!((running.load(Ordering::SeqCst), worker.busy()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_waits_for_every_claim_on_its_way_and_strands_no_job() {
+    let rig = rig().await;
+    rig.engine.enqueue_many((0..5_000).map(work)).await.expect("they are accepted");
+    rig.store.tamper("claim", |call| Some(Fault::Late(SECOND * u32::try_from(call).unwrap_or(9))));
+    let worker = rig.engine.worker().slots(1, 2_000).handle(add_one);
+    let worker = worker.start().await.expect("it starts");
+    settle_down().await;
+    assert_eq!(rig.store.calls("claim"), 2);
+    worker.stop().await.expect("it stops");
+    let counts = rig.engine.counts().await.expect("it is answered");
+    let of = |state| counts.in_state(state);
+    assert_eq!((of(StateName::Completed), of(StateName::Ready)), (1_000, 4_000));
+    assert_eq!(of(StateName::Running), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_crashes_gives_its_slots_back() {
+    let rig = rig().await;
+    rig.engine.enqueue_many((0..5_000).map(work)).await.expect("they are accepted");
+    rig.store.tamper("claim", |call| (call % 2 == 1 && call < 6).then_some(Fault::Panic));
+    let worker = rig.engine.worker().slots(1, 2_000).handle(add_one);
+    let _worker = worker.start().await.expect("it starts");
+    pass(SECOND * 60).await;
+    assert_eq!(rig.engine.counts().await.expect("it is").in_state(StateName::Completed), 5_000);
 }
 
 #[tokio::test(start_paused = true)]

@@ -146,14 +146,25 @@ async fn verbs_for_ten(engine: &Engine) -> Vec<String> {
     let (zero, one, small, until) =
         (all("0"), all("1"), all("0::smallint"), all("60000000::bigint"));
     let ends = format!(
-        "'{{{tokens}}}', {small}, {no_number}, {no_bytes}, {no_text}, {no_json}, {no_bytes}"
+        "'{{{tokens}}}', {small}, {no_number}, '', null, null, {no_text}, {no_json}, {no_bytes}"
     );
+    // One by one: tried again, and dead.
+    let ended = |verdict: &str, argument: &str| {
+        let (verdict, argument) = (all(verdict), all(argument));
+        format!(
+            "select * from s0.settle(0, '{{{ids}}}', {no_number}, '{{{tokens}}}', {verdict}, \
+             {argument}, '', null, null, {no_text}, {no_json}, {no_bytes})"
+        )
+    };
     vec![
         "select * from s0.claim('w', null, '{work}', '{60000000}', '{3}', array[null::int], \
-           array[null::int], array[null::bigint], array[null::int], 10)"
+           array[null::int], array[null::bigint], array[null::int], 10, null)"
             .to_string(),
-        format!("select * from s0.settle('{{{ids}}}', '{{{seqs}}}', {ends})"),
-        format!("select * from s0.settle('{{{ids}}}', {no_number}, {ends})"),
+        format!("select * from s0.settle(10, '{{{ids}}}', '{{{seqs}}}', {ends})"),
+        format!("select * from s0.settle(0, '{{{ids}}}', {no_number}, {ends})"),
+        ended("1::smallint", "0::bigint"),
+        ended("4::smallint", "0::bigint"),
+        format!("select * from s0.alter('{{{ids}}}', null, 0, 0, null)"),
         format!("select * from s0.renew('{{{ids}}}', '{{{tokens}}}', {until}, {no_json})"),
         "select * from s0.rescue(false, 5, 0, 0, true)".to_string(),
         "select * from s0.promote()".to_string(),

@@ -1,6 +1,6 @@
 //! Many engines, as many processes would be: what is promised holds across all of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -645,9 +645,8 @@ async fn a_job_that_joins_a_lane_while_the_last_of_it_ends_is_not_overlooked() {
     let mut client = connected(&ground).await;
     let transaction = client.transaction().await.expect("it begins");
     let settle = format!(
-        "select * from s0.settle(array['{}']::uuid[], array[null]::bigint[], \
-         array[{}]::bigint[], array[0]::smallint[], array[null]::bigint[], array[null]::bytea[], \
-         array[null]::text[], array[null]::jsonb[], array[null]::bytea[])",
+        "select * from s0.settle(0, array['{}']::uuid[], array[null]::bigint[], \
+         array[{}]::bigint[], array[0]::smallint[], null, '', null, null, null, null, null)",
         job.id, lease.token.0
     );
     transaction.batch_execute(&settle).await.expect("it is answered");
@@ -669,6 +668,45 @@ async fn a_job_that_joins_a_lane_while_the_last_of_it_ends_is_not_overlooked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_keeps_out_of_the_way_of_another_finds_what_there_is() {
+    let Some(ground) = Ground::new() else { return };
+    let engines = ground.engines(1).await;
+    accept(&engines[0], (1..=20).map(raw).collect()).await;
+    let client = connected(&ground).await;
+    let claim = |half: &str| {
+        format!(
+            "select count(id) from s0.claim('w', null, array['work'], array[60000000::bigint], \
+             array[3::bigint], array[null::int], array[null::int], array[null::bigint], \
+             array[null::int], 10, {half})"
+        )
+    };
+    // All have small numbers, which is the same half.
+    for half in ["0", "1"] {
+        let started: i64 =
+            client.query_one(&claim(half), &[]).await.expect("it is answered").get(0);
+        assert_eq!(started, 10, "of half {half}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn large_claims_at_once_take_every_job_once() {
+    let Some(ground) = Ground::new() else { return };
+    let engines = ground.engines(1).await;
+    accept(&engines[0], (1..=3_000).map(raw).collect()).await;
+    let store = engines[0].store();
+    let mut taken = HashSet::new();
+    while taken.len() < 3_000 {
+        let large = || store.claim(claim("w", 700));
+        let (one, two, three) = tokio::join!(large(), large(), large());
+        for handed in [one, two, three] {
+            for job in handed.expect("it is answered").jobs {
+                assert!(taken.insert(job.job.id), "{} was handed out twice", job.job.id);
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pause_waits_for_a_claim_that_did_not_know_of_it() {
     let Some(ground) = Ground::new() else { return };
     let engines = ground.engines(1).await;
@@ -678,7 +716,7 @@ async fn a_pause_waits_for_a_claim_that_did_not_know_of_it() {
     let transaction = client.transaction().await.expect("it begins");
     let claim = "select count(id) from s0.claim('slow', null, array['work'], \
          array[60000000::bigint], array[3::bigint], array[null::int], array[null::int], \
-         array[null::bigint], array[null::int], 1)";
+         array[null::bigint], array[null::int], 1, null)";
     let started: i64 = transaction.query_one(claim, &[]).await.expect("it is answered").get(0);
     assert_eq!(started, 1);
     let pausing = tokio::spawn({

@@ -33,7 +33,10 @@ struct Bug {
 const BUGS: &[Bug] = &[
     Bug {
         what: "a completion is taken from whoever sends it",
-        edits: &[("p.state = 3 and p.token = i.token and p.plain", "p.state = 3 and p.plain")],
+        edits: &[(
+            "p.state = 3 and p.token = _tokens[width_bucket(p.seq, f.seqs)] and p.plain",
+            "p.state = 3 and p.plain",
+        )],
         caught_by: &["a stale settlement is refused and changes nothing"],
     },
     Bug {
@@ -357,6 +360,11 @@ const BUGS: &[Bug] = &[
         caught_by: &["a lease that ended is rescued once and counted"],
     },
     Bug {
+        what: "a second start is told as the first",
+        edits: &[("array_agg(h.first_started)", "array_agg(null::bigint)")],
+        caught_by: &["a lease that ended is rescued once and counted"],
+    },
+    Bug {
         what: "success does not forgive recoveries",
         edits: &[("updated_at = _now, recoveries = 0, attempt", "updated_at = _now, attempt")],
         caught_by: &["a lease that ended is rescued once and counted"],
@@ -398,10 +406,34 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a job's own number of attempts is not asked for",
         edits: &[(
-            "max_attempts = coalesce(j.max_attempts, _max_attempts[_terms[t.of]])",
-            "max_attempts = _max_attempts[_terms[t.of]]",
+            "max_attempts = coalesce(p.own_max_attempts, _most,",
+            "max_attempts = coalesce(_most,",
         )],
         caught_by: &["a job is added when one dies however it dies"],
+    },
+    Bug {
+        what: "a job's own number of attempts is forgotten",
+        edits: &[("then 1 else 2 end, true, max_attempts", "then 1 else 2 end, true, null")],
+        caught_by: &["a job is added when one dies however it dies"],
+    },
+    Bug {
+        what: "jobs start in the order of their numbers",
+        edits: &[
+            (
+                "coalesce(_order[width_bucket(p.seq, f.seqs)], width_bucket(p.seq, f.seqs))",
+                "width_bucket(p.seq, f.seqs)",
+            ),
+            ("_base + coalesce(_order[k], k)", "_base + k"),
+        ],
+        caught_by: &["jobs start by priority then due time then acceptance"],
+    },
+    Bug {
+        what: "an output is that of another job",
+        edits: &[(
+            "substring(_outputs from _starts[width_bucket(p.seq, f.seqs)] for",
+            "substring(_outputs from 1 for",
+        )],
+        caught_by: &["each job of a batch has its own output and its own end"],
     },
     Bug {
         what: "a job ages from when someone looks",

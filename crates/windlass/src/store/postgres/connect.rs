@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, Pool, QueueMode, RecyclingMethod, Runtime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls};
 
@@ -215,6 +215,8 @@ pub(crate) async fn connect(address: &PostgresAddress) -> Result<Client, OpenFau
 pub(super) fn pool(address: &PostgresAddress) -> Result<Pool, OpenFault> {
     Pool::builder(manager(address))
         .max_size(address.pool)
+        // The last one used has its plans at hand.
+        .queue_mode(QueueMode::Lifo)
         .wait_timeout(Some(PATIENCE))
         .create_timeout(Some(PATIENCE))
         .runtime(Runtime::Tokio1)

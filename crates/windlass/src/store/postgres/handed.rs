@@ -1,12 +1,19 @@
-//! Jobs on their way to a worker: what a claim answered, and their numbers, so that a settlement
-//! need not look for them by id.
+//! Jobs on their way to a worker: what a claim asks for and answers, and the numbers of the jobs,
+//! so that a settlement need not look for them by id.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio_postgres::Row;
+use tokio_postgres::types::Type;
 use windlass_core::job::{JobId, Lease, LeaseToken};
+use windlass_core::ledger::{Claim, KindClaim};
+use windlass_core::limits;
+use windlass_core::name::Name;
+use windlass_core::time::Timestamp;
 
+use super::Parameter;
 use super::event::Lines;
 use super::record;
 use super::wire::{self, JobColumns, Read, Strange};
@@ -21,14 +28,14 @@ const REMEMBERED: usize = 100_000;
 pub(super) struct HandedOut(Mutex<HashMap<JobId, i64>>);
 
 impl HandedOut {
-    /// Remembers what a claim answered.
+    /// Remembers what a claim handed out.
     pub(super) fn remember(&self, rows: &[Row]) {
         let mut known = self.known();
         if known.len() + rows.len() > REMEMBERED {
             known.clear();
         }
-        let plain = rows.iter().filter(|row| row.get::<_, Option<bool>>(20).unwrap_or(false));
-        known.extend(plain.map(|row| (wire::job_id(row.get(0)), row.get::<_, i64>(1))));
+        let alone = rows.iter().filter(|row| row.get::<_, Option<bool>>(15).is_none());
+        known.extend(alone.map(|row| (wire::job_id(row.get(0)), row.get::<_, i64>(1))));
     }
 
     /// The number of a job, if it is known, once.
@@ -41,40 +48,160 @@ impl HandedOut {
     }
 }
 
+/// Large claims at the server: how many of each half of the numbers, and of all. Those at the same
+/// time would spend their time passing over what the others hold, so each of two has its half.
+#[derive(Default)]
+pub(super) struct Claims(Mutex<[u32; 3]>);
+
+/// From how many jobs on a claim is large.
+const LARGE: usize = 500;
+
+/// The part of the jobs that a claim keeps to, until this is dropped.
+pub(super) enum Part<'a> {
+    /// A small claim, which is in nobody's way.
+    Any,
+    /// One of the halves, or with 2 all.
+    Of(&'a Claims, usize),
+}
+
+impl Claims {
+    /// A claim of so many jobs begins.
+    pub(super) fn begin(&self, limit: usize) -> Part<'_> {
+        if limit < LARGE {
+            return Part::Any;
+        }
+        let mut busy = self.busy();
+        let part = match *busy {
+            [0, 0, 0] => 2,
+            [0, _, _] => 0,
+            [_, 0, _] => 1,
+            _ => 2,
+        };
+        busy[part] += 1;
+        Part::Of(self, part)
+    }
+
+    fn busy(&self) -> MutexGuard<'_, [u32; 3]> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Part<'_> {
+    fn half(&self) -> Option<i32> {
+        match self {
+            Part::Of(_, 0) => Some(0),
+            Part::Of(_, 1) => Some(1),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        if let Part::Of(claims, part) = self {
+            claims.busy()[*part] -= 1;
+        }
+    }
+}
+
+/// The terms of a claim, column by column.
+pub(super) struct Terms<'a> {
+    worker: &'a str,
+    queues: Option<Vec<&'a str>>,
+    kinds: Vec<&'a str>,
+    leases: Vec<i64>,
+    max_attempts: Vec<i64>,
+    concurrency: Vec<Option<i32>>,
+    rate_jobs: Vec<Option<i32>>,
+    rate_periods: Vec<Option<i64>>,
+    rate_bursts: Vec<Option<i32>>,
+    limit: i32,
+    half: Option<i32>,
+}
+
+impl<'a> Terms<'a> {
+    pub(super) fn of(claim: &'a Claim, part: &Part<'_>) -> Self {
+        let each = || claim.kinds.iter();
+        let count = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
+        Self {
+            worker: &claim.worker,
+            queues: claim.queues.as_ref().map(|queues| queues.iter().map(Name::as_str).collect()),
+            kinds: each().map(|kind| kind.kind.as_str()).collect(),
+            leases: each().map(|kind| wire::micros(lease_of(kind))).collect(),
+            max_attempts: each().map(|kind| i64::from(runs_of(kind))).collect(),
+            concurrency: each().map(|kind| kind.concurrency.map(count)).collect(),
+            rate_jobs: each().map(|kind| kind.rate.map(|rate| count(rate.jobs))).collect(),
+            rate_periods: each()
+                .map(|kind| kind.rate.map(|rate| wire::micros(rate.period)))
+                .collect(),
+            rate_bursts: each().map(|kind| kind.rate.map(|rate| count(rate.burst))).collect(),
+            limit: i32::try_from(claim.limit).unwrap_or(i32::MAX),
+            half: part.half(),
+        }
+    }
+
+    pub(super) fn parameters(&self) -> [Parameter<'_>; 11] {
+        [
+            (&self.worker, Type::TEXT),
+            (&self.queues, Type::TEXT_ARRAY),
+            (&self.kinds, Type::TEXT_ARRAY),
+            (&self.leases, Type::INT8_ARRAY),
+            (&self.max_attempts, Type::INT8_ARRAY),
+            (&self.concurrency, Type::INT4_ARRAY),
+            (&self.rate_jobs, Type::INT4_ARRAY),
+            (&self.rate_periods, Type::INT8_ARRAY),
+            (&self.rate_bursts, Type::INT4_ARRAY),
+            (&self.limit, Type::INT4),
+            (&self.half, Type::INT4),
+        ]
+    }
+}
+
+fn lease_of(kind: &KindClaim) -> Duration {
+    kind.lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX)
+}
+
+fn runs_of(kind: &KindClaim) -> u32 {
+    kind.max_attempts.max(1)
+}
+
 /// The line of a claimed job; `None` in the row that tells how things stand.
 pub(super) fn line(row: &Row) -> Option<i32> {
     row.get(2)
 }
 
 /// A claimed job. Columns are read by their numbers: by name would cost more than all the rest.
-pub(super) fn read(row: &Row, worker: &Arc<str>, lines: &Lines) -> Read<HandedJob> {
+/// What is as usual is left out: no priority, ready at once, the first start, nothing recovered.
+pub(super) fn read(row: &Row, claim: &Claim, since: Timestamp, lines: &Lines) -> Read<HandedJob> {
     let unknown = || Strange("a job of a line that is not there".to_string());
     let (queue, kind) = line(row).and_then(|line| lines.get(&line)).ok_or_else(unknown)?;
-    let job = JobColumns {
+    let terms = claim.kinds.iter().find(|terms| terms.kind == *kind).ok_or_else(unknown)?;
+    let columns = JobColumns {
         id: row.get(0),
         queue: queue.clone(),
         kind: kind.clone(),
         payload: row.get(3),
         spec: row.get(4),
-        priority: row.get(5),
-        start: (row.get(6), row.get(7)),
+        priority: row.get::<_, Option<_>>(5).unwrap_or(0),
+        start: (row.get::<_, Option<_>>(6).unwrap_or(0), row.get(7)),
     };
+    let job = columns.into_job()?;
     let lease = Lease {
         token: LeaseToken(row.get::<_, i64>(9).cast_unsigned()),
-        worker: worker.clone(),
-        since: wire::time(row.get(18)),
-        until: wire::time(row.get(10)),
-        max_attempts: u32::try_from(row.get::<_, i64>(11)).unwrap_or(u32::MAX),
+        worker: claim.worker.clone(),
+        since,
+        until: since + lease_of(terms),
+        max_attempts: job.max_attempts().unwrap_or_else(|| runs_of(terms)),
         cancel_requested: false,
     };
     Ok(HandedJob {
-        job: Arc::new(job.into_job()?),
+        job: Arc::new(job),
         lease,
-        attempt: row.get::<_, i32>(12).cast_unsigned(),
-        recoveries: row.get::<_, i32>(13).cast_unsigned(),
+        attempt: row.get::<_, Option<i32>>(10).unwrap_or(1).cast_unsigned(),
+        recoveries: row.get::<_, Option<i32>>(11).unwrap_or(0).cast_unsigned(),
         sequence: row.get::<_, i64>(1).cast_unsigned(),
         created_at: wire::time(row.get(8)),
-        first_started_at: wire::time(row.get(14)),
-        steps: record::steps(row.get(15), row.get(16))?,
+        first_started_at: row.get::<_, Option<i64>>(12).map_or(since, wire::time),
+        steps: record::steps(row.get(13), row.get(14))?,
     })
 }

@@ -38,8 +38,8 @@ const DEAD: i64 = 50_000;
 const HALVES: [&str; 4] = ["ready_0", "ready_1", "tally_0", "tally_1"];
 
 /// How often, one soon after the other, the halves take turns.
-const TURNS: u32 = 13;
-const TURN_PAUSE: Duration = Duration::from_millis(150);
+const TURNS: u32 = 40;
+const TURN_PAUSE: Duration = Duration::from_millis(75);
 
 /// What was swept, and when.
 #[derive(Clone, Default)]
@@ -49,6 +49,8 @@ pub(super) struct Broom(Arc<Mutex<Swept>>);
 struct Swept {
     looked: Option<Steady>,
     is_at_it: bool,
+    /// Whether the halves take turns at this time.
+    is_turning: bool,
     /// How many dead rows stayed in a table when it was last swept.
     stuck: HashMap<String, (i64, Steady)>,
 }
@@ -56,6 +58,7 @@ struct Swept {
 type Swiped<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Where it is swept.
+#[derive(Clone)]
 pub(super) struct Floor {
     pub(super) pool: Pool,
     pub(super) schema: Schema,
@@ -75,52 +78,67 @@ impl Broom {
         let (broom, floor) = (self.clone(), floor());
         tokio::spawn(async move {
             let swept = tokio::time::timeout(PATIENCE, broom.clear(&floor, now)).await;
-            match swept {
-                Ok(Ok(true)) => broom.take_turns(&floor).await,
-                Ok(Ok(false)) => {}
-                // Whoever may not, or would have to wait, leaves it to others.
-                not_swept => tracing::debug!(schema = %floor.schema, ?not_swept, "not swept"),
+            // Whoever may not, or would have to wait, leaves it to others.
+            if !matches!(swept, Ok(Ok(()))) {
+                tracing::debug!(schema = %floor.schema, ?swept, "not swept");
             }
             broom.swept().is_at_it = false;
         });
     }
 
-    /// Lets the halves take turns for some seconds; then it is time to look whether vacuum can do
-    /// it again.
-    async fn take_turns(&self, floor: &Floor) {
-        for _ in 0..TURNS {
-            SystemClock::new().sleep(TURN_PAUSE).await;
-            let turn = async { rotate(&floor.pool.get().await?, &floor.schema).await };
-            match tokio::time::timeout(PATIENCE, turn).await {
-                Ok(Ok(())) => {}
-                not_turned => {
-                    tracing::debug!(schema = %floor.schema, ?not_turned, "the halves wait");
-                    return;
+    /// Lets the halves take turns for some seconds, beside everything else; then it is time to look
+    /// whether vacuum can do it again.
+    fn take_turns(&self, floor: &Floor) {
+        if std::mem::replace(&mut self.swept().is_turning, true) {
+            return;
+        }
+        let (broom, floor) = (self.clone(), floor.clone());
+        tokio::spawn(async move {
+            for _ in 0..TURNS {
+                SystemClock::new().sleep(TURN_PAUSE).await;
+                let turn = async { rotate(&floor.pool.get().await?, &floor.schema).await };
+                let turned = tokio::time::timeout(PATIENCE, turn).await;
+                if !matches!(turned, Ok(Ok(()))) {
+                    tracing::debug!(schema = %floor.schema, ?turned, "the halves wait");
+                    break;
                 }
             }
-        }
+            broom.swept().is_turning = false;
+        });
     }
 
-    /// Whether rows are stuck that keep claims busy.
-    async fn clear(&self, floor: &Floor, now: Steady) -> Swiped<bool> {
+    /// Clears what is worth it, and lets halves in which rows are stuck take turns.
+    async fn clear(&self, floor: &Floor, now: Steady) -> Swiped<()> {
         let client = floor.pool.get().await?;
         let dead = dead_rows(&client, &floor.schema).await?;
         let is_pinned = is_pinned(&client).await?;
+        drop(client);
+        let is_half = |table: &String| HALVES.contains(&table.as_str());
+        if is_pinned && dead.keys().any(is_half) {
+            self.take_turns(floor);
+        }
         let worth: HashMap<String, i64> = {
             let swept = self.swept();
             let is_worth = |(table, dead): &(String, i64)| {
-                !is_pinned || swept.is_worth_another_try(table, *dead, now)
+                !is_pinned || !is_half(table) && swept.is_worth_another_try(table, *dead, now)
             };
             dead.into_iter().filter(is_worth).collect()
         };
-        drop(client);
-        if !worth.is_empty() {
-            self.vacuum(floor, worth, now).await?;
+        if worth.is_empty() {
+            return Ok(());
         }
-        let mut swept = self.swept();
-        let is_stuck = HALVES.iter().any(|half| swept.is_stuck(half));
-        swept.stuck.retain(|table, _| !HALVES.contains(&table.as_str()));
-        Ok(is_stuck)
+        self.vacuum(floor, worth, now).await?;
+        // A transaction that is not seen from here may pin them as well.
+        let is_stuck = {
+            let mut swept = self.swept();
+            let is_stuck = HALVES.iter().any(|half| swept.is_stuck(half));
+            swept.stuck.retain(|table, _| !is_half(table));
+            is_stuck
+        };
+        if is_stuck {
+            self.take_turns(floor);
+        }
+        Ok(())
     }
 
     /// Clears tables as far as that is possible, and notes how far it was.

@@ -21,6 +21,8 @@ use windlass_core::record::{AttemptEnd, LogLine, QueueSettings, Report, Step};
 use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
 
+use crate::trace;
+
 /// Something in the database that this version does not understand.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot understand what the database holds: {0}; was it written by another version?")]
@@ -101,6 +103,35 @@ pub(super) fn read_start(kind: i16, us: Option<i64>) -> Read<Start> {
     }
 }
 
+/// A column of an array of rows, which is not sent at all if nothing is in it.
+pub(super) struct Sparse<T>(pub(super) Option<Vec<Option<T>>>, usize);
+
+impl<T> Default for Sparse<T> {
+    fn default() -> Self {
+        Self(None, 0)
+    }
+}
+
+impl<T> Sparse<T> {
+    pub(super) fn push(&mut self, value: Option<T>) {
+        if value.is_some() && self.0.is_none() {
+            self.0 = Some(std::iter::repeat_with(|| None).take(self.1).collect());
+        }
+        if let Some(column) = &mut self.0 {
+            column.push(value);
+        }
+        self.1 += 1;
+    }
+}
+
+impl<T> FromIterator<Option<T>> for Sparse<T> {
+    fn from_iter<I: IntoIterator<Item = Option<T>>>(values: I) -> Self {
+        let mut column = Self::default();
+        values.into_iter().for_each(|value| column.push(value));
+        column
+    }
+}
+
 /// What a producer said beyond the columns; `None` if nothing.
 pub(super) fn spec(job: &NewJob) -> Option<Value> {
     let mut spec = Map::new();
@@ -148,8 +179,11 @@ pub(super) fn spec(job: &NewJob) -> Option<Value> {
         let entries = job.metadata.iter().map(|(key, value)| (exact(key), exact(value).into()));
         say("metadata", Value::Object(entries.collect()));
     }
-    if let Some(trace) = &job.trace {
-        say("trace", exact(trace).into());
+    // Nothing is said of the trace that most jobs have, so that most have nothing to say at all.
+    match &job.trace {
+        Some(trace) if *trace == trace::of_its_own(job.id) => {}
+        Some(trace) => say("trace", exact(trace).into()),
+        None => say("trace", Value::Null),
     }
     if let Some(parent) = job.parent {
         say("parent", parent.to_string().into());
@@ -216,6 +250,7 @@ impl JobColumns {
         let mut job = NewJob::new(id, self.kind, self.queue, self.payload);
         job.priority = Priority(self.priority);
         job.start = read_start(self.start.0, self.start.1)?;
+        job.trace = Some(trace::of_its_own(id));
         let Some(Value::Object(spec)) = self.spec else { return Ok(job) };
         for (what, value) in &spec {
             read_said(&mut job, what, value).ok_or_else(|| strange(what, value))?;
@@ -268,6 +303,7 @@ fn read_said(job: &mut NewJob, what: &str, value: &Value) -> Option<()> {
             };
             job.metadata = value.as_object()?.iter().map(entry).collect::<Option<_>>()?;
         }
+        "trace" if value.is_null() => job.trace = None,
         "trace" => job.trace = Some(read_exact(value.as_str()?)),
         "parent" => job.parent = Some(value.as_str()?.parse().ok()?),
         "lane" => {

@@ -27,12 +27,16 @@ language sql immutable as $$
     else (_at - _rank)::float8 / _ageing * 1000000 + trunc((_now - _at)::float8 * 1000000 / _ageing) end
 $$;
 
+-- Hands out jobs in rows, and tells how things stand in a last one. What is as usual is null: no priority,
+-- ready at once, the first attempt, nothing recovered, and nobody else involved in how it ends.
+-- With a `_half`, 0 or 1, it takes from every other thousand of numbers as long as there are any, so that two
+-- at the same time need not pass over each other's.
 create function windlass.claim(_worker text, _queues text[], _kinds text[], _leases bigint[], _max_attempts bigint[],
-    _concurrency int[], _rate_jobs int[], _rate_periods bigint[], _rate_bursts int[], _limit int)
+    _concurrency int[], _rate_jobs int[], _rate_periods bigint[], _rate_bursts int[], _limit int,
+    _half int)
 returns table (id uuid, seq bigint, line int, payload bytea, spec jsonb, priority int, start_kind smallint,
-    start_us bigint, created_at bigint, token bigint, until bigint, max_attempts bigint, attempt int, recoveries int,
-    first_started bigint, step_names text[], step_results bytea[], ready bigint, since bigint, wake_in bigint,
-    plain boolean)
+    start_us bigint, created_at bigint, token bigint, attempt int, recoveries int, first_started bigint,
+    step_names text[], step_results bytea[], involved boolean, ready bigint, since bigint, wake_in bigint)
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
@@ -51,10 +55,20 @@ declare
   _heads bigint[];
   _readies tid[];
   _epochs smallint[];
+  _epoch smallint;
   _seqs bigint[];
   _all boolean;
   _places tid[];
   _ofs int[];
+  _order bigint[];
+  _fresh boolean;
+  _attempts int[];
+  _recoveries int[];
+  _firsts bigint[];
+  _steps smallint[];
+  _plains boolean[];
+  _lease bigint;
+  _most bigint;
   _since bigint;
   _base bigint;
   _term record;
@@ -125,20 +139,32 @@ begin
     -- Two looks, each passing over what others hold: among the ready, so that claims at the same time
     -- pass each other quickly, and then at the places, which are the jobs' locks. Whoever changes a job
     -- that is ready takes it from among the ready, so what is held there is true.
-    select array_agg(h.seq), array_agg(h.ready), array_agg(h.epoch) into _heads, _readies, _epochs
-      from unnest(_lines, _take) as t(line, take)
-        cross join lateral (
-          select r.seq, r.ctid as ready, r.epoch from windlass.ready r
-            where r.line = t.line order by r.rank, r.at, r.seq limit t.take for update skip locked) h
-      where t.take > 0;
-    select array_agg(h.seq), array_agg(h.place), array_agg(h.of) into _seqs, _places, _ofs from (
-      select h.seq, h.place, h.of from (
-        select p.seq, p.rank, p.at, p.ctid as place, array_position(_lines, p.line) as of from windlass.place p
-          where p.seq = any (_heads) and p.state = 2 for update skip locked) h
-        order by case when _many then -windlass._standing(_ageings[h.of], h.rank, h.at, _now) end,
-          case when _many then h.at else h.rank end, case when _many then h.seq else h.at end, h.seq) h;
+    loop
+      select array_agg(h.seq), array_agg(h.ready), array_agg(h.epoch),
+          case when min(h.epoch) = max(h.epoch) then min(h.epoch) end into _heads, _readies, _epochs, _epoch
+        from unnest(_lines, _take) as t(line, take)
+          cross join lateral (
+            select r.seq, r.ctid as ready, r.epoch from windlass.ready r
+              where r.line = t.line and (_half is null or r.seq >> 10 & 1 = _half)
+              order by r.rank, r.at, r.seq limit t.take for update skip locked) h
+        where t.take > 0;
+      exit when _heads is not null or _half is null;
+      _half := null;
+    end loop;
+    select array_agg(h.seq), array_agg(h.place), array_agg(h.of), bool_and(h.fresh) into _seqs, _places, _ofs, _fresh from (
+      select p.seq, p.ctid as place, array_position(_lines, p.line) as of,
+          not p.begun and p.attempts = 0 and p.recoveries = 0 and p.steps = 0 and p.plain as fresh
+        from windlass.place p where p.seq = any (_heads) and p.state = 2 order by p.seq for update skip locked) h;
     _taken := coalesce(cardinality(_seqs), 0);
     _all := _taken = cardinality(_heads);
+    -- In which order they start, where it is not that of their numbers.
+    if _many or _heads <> array(select h from unnest(_heads) h order by h) then
+      select array_agg(h.nth order by h.seq) into _order from (
+        select p.seq, row_number() over (order by
+            case when _many then -windlass._standing(_ageings[array_position(_lines, p.line)], p.rank, p.at, _now) end,
+            case when _many then p.at else p.rank end, case when _many then p.seq else p.at end, p.seq) as nth
+          from windlass.place p where p.ctid = any (_places)) h;
+    end if;
   end if;
   if _taken > 0 then
     -- Read when the jobs have been seen: a lease that began before those ended that made room for it
@@ -153,42 +179,63 @@ begin
             select l.ctid from windlass.lined l where l.queue = p.lane_queue and l.lane = p.lane and l.rank = p.rank
               and l.at = p.at and l.seq = p.seq offset 0) l
           where p.ctid = any (_places)));
-    end if;
-    -- Nobody but who holds a job's place takes it from among the ready.
-    delete from windlass.ready_0 r where r.ctid = any (array(
-      select h.ready from unnest(_heads, _readies, _epochs) as h(seq, ready, epoch)
-        where h.epoch = 0 and (_all or h.seq = any (_seqs))));
-    delete from windlass.ready_1 r where r.ctid = any (array(
-      select h.ready from unnest(_heads, _readies, _epochs) as h(seq, ready, epoch)
-        where h.epoch = 1 and (_all or h.seq = any (_seqs))));
-    return query with started as (
-      update windlass.place p set state = 3, attempts = p.attempts + 1, begun = true, token = _base + t.n,
-          worker = _worker, since = _since, at = _since + _leases[_terms[t.of]], cancel_requested = false, told = false,
-          max_attempts = coalesce(j.max_attempts, _max_attempts[_terms[t.of]]), offered = false,
-          first_started = coalesce(p.first_started, _since), updated_at = _since
-        from unnest(_places, _seqs, _ofs) with ordinality as t(place, seq, of, n)
-          cross join lateral (select j.* from windlass.job j where j.seq = t.seq offset 0) j
-        where p.ctid = t.place and t.n between 1 and 16384
-        returning j.id, p.seq, p.line, t.of, p.attempts, p.token, p.at, p.max_attempts, p.recoveries, p.first_started,
-          p.steps, p.plain, p.lane_queue, p.lane, j.payload, j.spec, j.priority, j.start_kind, j.start_us, j.created_at
-    ), counted as (
-      insert into windlass.tally (line, queue, ready, running)
-        select line, _queue_ids[of], -count(*), count(*) from started group by line, of
-    ), in_lanes as (
       insert into windlass.tally (queue, lane, ready, running)
-        select _queue_ids[of], lane, -count(*), count(*) from started
-          where lane_queue is not null and _lanes[of] is not null group by of, lane
+        select p.lane_queue, p.lane, -count(*), count(*) from windlass.place p
+          where p.ctid = any (_places) and p.lane_queue is not null and _lanes[array_position(_lines, p.line)] is not null
+          group by p.lane_queue, p.lane;
+    end if;
+    insert into windlass.tally (line, queue, ready, running)
+      select _lines[o.of], _queue_ids[o.of], -o.n, o.n from (select of, count(*) as n from unnest(_ofs) of group by of) o;
+    -- Nobody but who holds a job's place takes it from among the ready.
+    if _all and _epoch is not null then
+      if _epoch = 0 then
+        delete from windlass.ready_0 r where r.ctid = any (_readies);
+      else
+        delete from windlass.ready_1 r where r.ctid = any (_readies);
+      end if;
+    else
+      delete from windlass.ready_0 r where r.ctid = any (array(
+        select h.ready from unnest(_heads, _readies, _epochs) as h(seq, ready, epoch),
+            (select array(select unnest(_seqs)) as seqs offset 0) f
+          where h.epoch = 0 and f.seqs[width_bucket(h.seq, f.seqs)] = h.seq));
+      delete from windlass.ready_1 r where r.ctid = any (array(
+        select h.ready from unnest(_heads, _readies, _epochs) as h(seq, ready, epoch),
+            (select array(select unnest(_seqs)) as seqs offset 0) f
+          where h.epoch = 1 and f.seqs[width_bucket(h.seq, f.seqs)] = h.seq));
+    end if;
+    if not _many then
+      _lease := _leases[_terms[1]];
+      _most := _max_attempts[_terms[1]];
+    end if;
+    -- Most have no past.
+    if not _fresh then
+      select array_agg(h.attempts + 1), array_agg(h.recoveries), array_agg(h.first_started), array_agg(h.steps),
+          array_agg(h.plain) into _attempts, _recoveries, _firsts, _steps, _plains from (
+        select p.attempts, p.recoveries, p.first_started, p.steps, p.plain from windlass.place p
+          where p.ctid = any (_places) order by p.seq) h;
+    end if;
+    update windlass.place p set state = 3, attempts = p.attempts + 1, begun = true,
+        token = _base + coalesce(_order[width_bucket(p.seq, f.seqs)], width_bucket(p.seq, f.seqs)),
+        worker = _worker, since = _since, cancel_requested = false, told = false, offered = false,
+        at = _since + coalesce(_lease, _leases[_terms[_ofs[width_bucket(p.seq, f.seqs)]]]),
+        max_attempts = coalesce(p.own_max_attempts, _most, _max_attempts[_terms[_ofs[width_bucket(p.seq, f.seqs)]]]),
+        first_started = coalesce(p.first_started, _since), updated_at = _since
+      from (select array(select unnest(_seqs)) as seqs offset 0) f
+      where p.ctid = any (_places);
+    return query with begun as (
+      select j.*, width_bucket(j.seq, f.seqs) as k from (select array(select unnest(_seqs)) as seqs offset 0) f
+        cross join lateral (select j.* from windlass.job j where j.seq = any (f.seqs) offset 0) j
     ), told as (
       insert into windlass.event (at, n, topic, jobs, lines, a, detail)
-        select _since, count(*), 'job.started', array_agg(id), array_agg(line), array_agg(attempts::bigint),
-            jsonb_build_object('worker', _worker) from started
+        select _since, count(*), 'job.started', array_agg(id), array_agg(line),
+            array_agg(coalesce(_attempts[k], 1)::bigint), jsonb_build_object('worker', _worker) from begun
     )
-    select s.id, s.seq, s.line, s.payload, s.spec, s.priority, s.start_kind, s.start_us, s.created_at, s.token, s.at,
-        s.max_attempts, s.attempts, s.recoveries, s.first_started,
-        case when s.steps > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = s.seq) end,
-        case when s.steps > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = s.seq) end,
-        null::bigint, _since, null::bigint, s.plain
-      from started s;
+    select b.id, b.seq, b.line, b.payload, b.spec, nullif(b.priority, 0), nullif(b.start_kind, 0), b.start_us,
+        b.created_at, _base + coalesce(_order[k], k), nullif(_attempts[k], 1), nullif(_recoveries[k], 0), _firsts[k],
+        case when _steps[k] > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = b.seq) end,
+        case when _steps[k] > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = b.seq) end,
+        case when not _plains[k] then true end, null::bigint, null::bigint, null::bigint
+      from begun b;
   end if;
   if _lines is not null and _limit > 0 then
     -- What the limits turned away, and what of the rates was used.
@@ -219,12 +266,12 @@ begin
     end loop;
   end if;
   return query select null::uuid, null::bigint, null::int, null::bytea, null::jsonb, null::int, null::smallint,
-    null::bigint, null::bigint, null::bigint, null::bigint, null::bigint, null::int, null::int, null::bigint,
-    null::text[], null::bytea[],
+    null::bigint, null::bigint, null::bigint, null::int, null::int, null::bigint, null::text[], null::bytea[],
+    null::boolean,
     (select coalesce(sum(c.n), 0)::bigint from unnest(_lines, _terms) as t(line, term)
       cross join lateral (select count(*) as n from (select from windlass.ready r
         where r.line = t.line order by r.rank, r.at, r.seq limit 100) heads) c
       where not t.term = any (_capped)),
     coalesce(_since, _now),
-    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait), null::boolean;
+    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait);
 end $$;

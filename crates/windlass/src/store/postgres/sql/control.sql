@@ -169,8 +169,8 @@ begin
   if _filter is not null then _ids := windlass._select(_filter, _now); end if;
   if _what = 2 then _ids := windlass._dependencies_first(_ids); end if;
   -- In this order, so that two calls that name the same jobs do not wait for each other.
-  perform from windlass.job j join windlass.place p on p.seq = j.seq where j.id = any (_ids) order by p.seq
-    for update of p;
+  perform from windlass.place p where p.seq = any (array(select j.seq from windlass.job j where j.id = any (_ids)))
+    order by p.seq for update;
   foreach _id in array coalesce(_ids, '{}') loop
     _p := windlass._locate(_id);
     if _p.seq is null then

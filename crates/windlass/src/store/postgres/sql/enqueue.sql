@@ -66,6 +66,7 @@ begin
   _p.seq := _seq;
   _p.updated_at := _now;
   _p.line := _item.line;
+  _p.own_max_attempts := _item.max_attempts;
   _p.met := _met;
   _p.attempts := 0; _p.recoveries := 0; _p.generation := 0; _p.steps := 0;
   _p.begun := false; _p.cancel_requested := false; _p.told := false;
@@ -234,9 +235,9 @@ begin
       select l.queue from windlass.line l join unnest(_items) i on i.line = l.id
         where q.max_depth is not null or q.lane_depth is not null or i.spec->'lane' ? 'spread')
     order by q.id for no key update;
-  perform from windlass.job j join windlass.place p on p.seq = j.seq where j.id in (
-      select (d->>'on')::uuid from unnest(_items) i cross join jsonb_array_elements(i.spec->'depends_on') d)
-    order by p.seq for share of p;
+  perform from windlass.place p where p.seq = any (array(select j.seq from windlass.job j where j.id = any (array(
+        select (d->>'on')::uuid from unnest(_items) i cross join jsonb_array_elements(i.spec->'depends_on') d))))
+    order by p.seq for share;
   _fresh := array(select nextval('windlass.job_seq_seq') from generate_series(1, cardinality(_items)));
   -- By their keys, so that two batches do not wait for each other.
   for _i in
@@ -380,7 +381,7 @@ declare
   _placed jsonb;
   _rings text[];
 begin
-  if (select bool_and(windlass._is_plain(s)) from unnest(_specs) s)
+  if (_specs is null or (select bool_and(windlass._is_plain(s)) from unnest(_specs) s))
     and not exists (select from windlass.line l join windlass.queue q on q.id = l.queue
       where l.id = any (_lines) and q.max_depth is not null)
   then
@@ -422,14 +423,14 @@ begin
           with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
         order by i.n
       on conflict (id) do nothing
-      returning seq, id, line, priority, start_kind, start_us
+      returning seq, id, line, priority, start_kind, start_us, max_attempts
   ), timed as (
     select f.*, q.id as queue, q.ageing, windlass._start_time(f.start_kind, f.start_us, _now) as due
       from fresh f join windlass.line l on l.id = f.line join windlass.queue q on q.id = l.queue
   ), placed as (
-    insert into windlass.place (seq, at, rank, updated_at, line, state, plain)
+    insert into windlass.place (seq, at, rank, updated_at, line, state, plain, own_max_attempts)
       select seq, greatest(due, _now), case when due > _now then 0 else windlass._rank(ageing, priority, _now) end,
-          _now, line, case when due > _now then 1 else 2 end, true
+          _now, line, case when due > _now then 1 else 2 end, true, max_attempts
         from timed
   ), listed as (
     insert into windlass.ready (line, rank, at, seq, epoch)

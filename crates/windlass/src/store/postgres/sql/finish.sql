@@ -199,8 +199,9 @@ begin
   _item.payload := convert_to(_detail->>'payload', 'UTF8');
   _item.priority := 0;
   _item.start_kind := 0;
+  _item.spec := '{"trace":null}';
   if _detail ? 'parent' then
-    _item.spec := jsonb_build_object('parent', _detail->>'parent');
+    _item.spec := _item.spec || jsonb_build_object('parent', _detail->>'parent');
   end if;
   perform windlass._accept(_item, nextval(pg_get_serial_sequence('windlass.job', 'seq')), _now);
 end $$;

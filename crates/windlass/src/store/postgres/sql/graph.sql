@@ -18,7 +18,8 @@ begin
     select j.id, p.state into _id, _state from windlass.job j join windlass.place p using (seq) where j.seq = _seq;
     delete from windlass.edge where seq = _seq;
     for _edge in
-      select e.seq, e.on_failure from windlass.edge e join windlass.job j on j.seq = e.seq
+      select e.seq, e.on_failure from windlass.edge e
+          cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) j
         where e.on_id = _id and not e.met order by j.id
     loop
       if _state <> 4 and _edge.on_failure = 2 then
@@ -90,7 +91,8 @@ declare
 begin
   select id, line into _id, _line from windlass.job where seq = _seq;
   if not found then return; end if;
-  select array_agg(e.seq order by j.id) into _waiting from windlass.edge e join windlass.job j on j.seq = e.seq
+  select array_agg(e.seq order by j.id) into _waiting from windlass.edge e
+      cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) j
     where e.on_id = _id and not e.met;
   delete from windlass.edge where seq = _seq;
   perform windlass._tell(_now, 'job.removed', _seq, null, _reason);

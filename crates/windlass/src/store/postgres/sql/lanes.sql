@@ -30,7 +30,8 @@ begin
     and not (_q.lanes is not null and _lane = any (_q.paused_lanes))
   then
     select p.seq, p.line, l.rank, l.at into _next, _next_line, _rank, _at
-      from windlass.lined l join windlass.place p on p.seq = l.seq
+      from windlass.lined l cross join lateral (
+          select p.seq, p.line, p.begun, p.partition from windlass.place p where p.seq = l.seq offset 0) p
       where l.queue = _queue and l.lane = _lane
         and (p.begun or not exists (select from windlass.place h
           where h.lane_queue = _queue and h.lane = _lane and h.partition = p.partition

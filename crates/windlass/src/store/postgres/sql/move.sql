@@ -97,9 +97,9 @@ begin
         from record
   ), place as (
     insert into windlass.place (seq, at, updated_at, line, attempts, recoveries, generation, state, steps, plain,
-        begun, reason, unmet, first_started, output, met, expires_at, lane_queue, partition, lane, object)
+        own_max_attempts, begun, reason, unmet, first_started, output, met, expires_at, lane_queue, partition, lane, object)
       select seq, at, updated_at, line, attempts, recoveries, generation, state,
-          coalesce(jsonb_array_length(steps), 0), windlass._is_plain(spec), begun, reason, unmet, first_started,
+          coalesce(jsonb_array_length(steps), 0), windlass._is_plain(spec), max_attempts, begun, reason, unmet, first_started,
           decode(output, 'hex'), met,
           case when open and attempts = 0 and generation = 0 then created_at + (spec->>'expires_after')::bigint end,
           case when open and spec ? 'lane' then queue_id end,

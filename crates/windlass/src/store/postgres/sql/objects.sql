@@ -20,7 +20,9 @@ declare
   _o windlass.object;
 begin
   for _id in
-    select j.id from windlass.place p join windlass.job j on j.seq = p.seq where p.object = _address order by p.seq
+    select j.id from windlass.place p cross join lateral (
+        select j.id from windlass.job j where j.seq = p.seq offset 0) j
+      where p.object = _address order by p.seq
   loop
     perform windlass._call_off(_id, _now);
   end loop;

@@ -220,10 +220,10 @@ begin
   return coalesce((select p.state from windlass.place p where p.seq = _p.seq), _state);
 end $$;
 
--- `_seqs` are the jobs' numbers where the caller knows them, best in ascending order. `done` are those that
--- are completed.
-create function windlass.settle(_jobs uuid[], _seqs bigint[], _tokens bigint[], _verdicts smallint[], _args bigint[],
-    _outputs bytea[], _errors text[], _extras jsonb[], _object_states bytea[])
+-- The first `_alone` have their numbers in ascending order, are completed, and say nothing else. Others have
+-- theirs where the caller knows it. An output is a piece of `_outputs`. `done` are those that are completed.
+create function windlass.settle(_alone int, _jobs uuid[], _seqs bigint[], _tokens bigint[], _verdicts smallint[],
+    _args bigint[], _outputs bytea, _starts int[], _sizes int[], _errors text[], _extras jsonb[], _object_states bytea[])
 returns table (n int, state int, refusal jsonb, rings text[], done int[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
@@ -232,7 +232,6 @@ language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_pl
 declare
   _now bigint := windlass.now_us();
   _done int[];
-  _places tid[];
   _done_seqs bigint[];
   _done_lines int[];
   _item record;
@@ -256,22 +255,16 @@ begin
         union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met)
       order by p.seq for update;
   end if;
-  -- Jobs that are done and with which nothing else ends: all at once.
-  _places := array(select p.ctid from windlass.place p where p.seq = any (_seqs) order by p.seq);
-  if cardinality(_places) < cardinality(_jobs) then
-    _places := array(select (select p.ctid from windlass.place p where p.seq = i.seq)
-      from unnest(_seqs) with ordinality as i(seq, n) order by i.n);
-  end if;
+  -- Jobs that are done and with which nothing else ends: all at once. What is not as the caller thinks is
+  -- settled one by one.
   with gone as (
     update windlass.place p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
-        output = i.output
-      from unnest(_places, _seqs, _tokens, _verdicts, _outputs, _extras, _jobs) with ordinality
-          as i(place, seq, token, verdict, output, extra, job, n)
-      -- What stands elsewhere than was thought is settled one by one.
-      where p.ctid = i.place and p.seq = i.seq and i.n between 1 and 16384
-        and p.state = 3 and p.token = i.token and p.plain and i.verdict = 0 and i.extra is null
-        and coalesce(octet_length(i.output), 0) <= _house.payload_bytes
-      returning p.seq, p.line, p.attempts, p.since, p.worker, p.token / 16384 * 16384 as lease, i.job, i.n
+        output = substring(_outputs from _starts[width_bucket(p.seq, f.seqs)] for _sizes[width_bucket(p.seq, f.seqs)])
+      from (select array(select unnest(_seqs[1:_alone])) as seqs offset 0) f
+      where p.seq = any (f.seqs) and p.state = 3 and p.token = _tokens[width_bucket(p.seq, f.seqs)] and p.plain
+        and coalesce(_sizes[width_bucket(p.seq, f.seqs)], 0) <= _house.payload_bytes
+      returning p.seq, p.line, p.attempts, p.since, p.worker, p.token / 16384 * 16384 as lease,
+        width_bucket(p.seq, f.seqs) as n
   ), leases as (
     select lease, count(*)::int as n from gone group by lease
   ), shrunk as (
@@ -280,7 +273,7 @@ begin
     delete from windlass.lease s using leases l where s.token = l.lease and s.running = l.n
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
-      select _now, count(*), 'job.completed', array_agg(job), array_agg(line),
+      select _now, count(*), 'job.completed', array_agg(_jobs[n]), array_agg(line),
           array_agg(attempts::bigint), array_agg(_now - since), jsonb_build_object('worker', worker)
         from gone group by worker
   ), counted as (
@@ -289,7 +282,7 @@ begin
         from (select line, count(*) as n from gone group by line) g join windlass.line l on l.id = g.line
       returning line
   )
-  select array_agg(n::int), array_agg(seq), array(select line from counted)
+  select array_agg(n), array_agg(seq), array(select line from counted)
     into _done, _done_seqs, _done_lines from gone;
   if _done is not null then
     insert into windlass.past (at, seqs) values (_now, _done_seqs);
@@ -322,8 +315,8 @@ begin
     _now := windlass._begin();
     for _item in
       select i.*
-        from unnest(_seqs, _tokens, _verdicts, _args, _outputs, _errors, _extras, _object_states) with ordinality
-          as i(seq, token, verdict, arg, output, error, extra, object_state, n)
+        from unnest(_seqs, _tokens, _verdicts, _args, _starts, _sizes, _errors, _extras, _object_states) with ordinality
+          as i(seq, token, verdict, arg, start, size, error, extra, object_state, n)
         where not (i.n = any (coalesce(_done, '{}'))) order by i.n
     loop
       _p := windlass._hold(_item.seq);
@@ -332,8 +325,9 @@ begin
         continue;
       end if;
       begin
-        return query select _item.n::int, windlass._settle_one(_p, _item.verdict, _item.arg, _item.output, _item.error,
-          _item.extra, _item.object_state, _now), null::jsonb, null::text[], null::int[];
+        return query select _item.n::int, windlass._settle_one(_p, _item.verdict, _item.arg,
+            substring(_outputs from _item.start for _item.size), _item.error, _item.extra, _item.object_state,
+            _now), null::jsonb, null::text[], null::int[];
       exception when sqlstate 'WL001' then
         get stacked diagnostics _detail = pg_exception_detail;
         return query select _item.n::int, null::int, _detail::jsonb, null::text[], null::int[];

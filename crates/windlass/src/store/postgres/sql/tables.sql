@@ -68,8 +68,9 @@ create table windlass.job (
 );
 
 -- Where a job stands. `at` is when it is due, since when it is ready, before when it may not start,
--- when its lease ends, or when it ended, as its state has it. `lane_queue`, `object` and `expires_at`
--- are there only while they matter.
+-- when its lease ends, or when it ended, as its state has it. `max_attempts` is what holds for the attempt,
+-- `own_max_attempts` what its producer said. `lane_queue`, `object` and `expires_at` are there only while
+-- they matter.
 create table windlass.place (
   seq bigint primary key,
   at bigint not null,
@@ -93,6 +94,7 @@ create table windlass.place (
   token bigint,
   since bigint,
   max_attempts bigint,
+  own_max_attempts bigint,
   first_started bigint,
   lane bigint,
   partition bigint,
@@ -101,7 +103,7 @@ create table windlass.place (
   output bytea,
   object text collate "C",
   met uuid[]
-) with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05);
+) with (fillfactor = 26, autovacuum_vacuum_scale_factor = 0.05);
 create index place_expiring on windlass.place (expires_at, seq) where expires_at is not null;
 create index place_lane on windlass.place (lane_queue, lane) where lane_queue is not null;
 create index place_object on windlass.place (object, seq) where object is not null;

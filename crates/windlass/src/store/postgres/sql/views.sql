@@ -21,7 +21,8 @@ begin
         from windlass.tally where line is not null group by line) t
       join windlass.line l on l.id = t.line join windlass.queue q on q.id = l.queue
       join windlass.kind k on k.id = l.kind
-      left join (select p.line, count(*) as n from windlass.due d join windlass.place p on p.seq = d.seq
+      left join (select p.line, count(*) as n from windlass.due d cross join lateral (
+            select p.line from windlass.place p where p.seq = d.seq offset 0) p
           where d.at <= _now group by p.line) d on d.line = t.line),
     'queues', (select coalesce(jsonb_agg(jsonb_build_object('queue', q.name, 'settings', windlass._settings(q),
         'waiting', windlass._depth(q.id), 'dropped', q.dropped,
