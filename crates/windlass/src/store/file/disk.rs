@@ -59,10 +59,18 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
 pub struct RealDisk {
     path: PathBuf,
     /// The lock lives with the open file: the system gives it back however the process ends.
-    _lock: File,
+    lock: File,
 }
 
 const LOCK: &str = "lock";
+
+impl Drop for RealDisk {
+    /// Gives the lock up by itself: a process that is being started at this moment still has the
+    /// file open, and would keep it until it is another program.
+    fn drop(&mut self) {
+        let _ = self.lock.unlock();
+    }
+}
 
 impl RealDisk {
     /// Opens the directory, making it if need be, and takes its lock.
@@ -97,7 +105,7 @@ impl RealDisk {
         let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy();
         let line = format!("process {} ({program})\n", std::process::id());
         lock.set_len(0).and_then(|()| lock.write_all(line.as_bytes())).map_err(failed)?;
-        Ok(Self { path: path.to_path_buf(), _lock: lock })
+        Ok(Self { path: path.to_path_buf(), lock })
     }
 
     fn make_directory(path: &Path) -> io::Result<()> {
@@ -243,5 +251,18 @@ mod tests {
         assert_eq!(found, [base.join("data").join("more")]);
         RealDisk::make_directory(&path).expect("synced");
         fs::remove_dir_all(&base).expect("removed");
+    }
+
+    #[test]
+    fn a_process_that_is_being_started_does_not_keep_the_lock() {
+        let path = std::env::temp_dir().join(format!("windlass-lock-{}", std::process::id()));
+        let disk = RealDisk::open(&path).expect("it opens");
+        // What a process has between its birth and its program.
+        let inherited = disk.lock.try_clone().expect("it can be open twice");
+        assert!(matches!(RealDisk::open(&path), Err(OpenError::InUse { .. })));
+        drop(disk);
+        RealDisk::open(&path).expect("nobody uses it any more");
+        drop(inherited);
+        fs::remove_dir_all(&path).expect("removed");
     }
 }
