@@ -7,7 +7,7 @@ use core::time::Duration;
 use crate::limits;
 
 /// For how many jobs it is worth to ask while an answer is still to come.
-const ASK_AHEAD: u32 = 500;
+pub const ASK_AHEAD: u32 = 500;
 
 /// Between how many slots a worker scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

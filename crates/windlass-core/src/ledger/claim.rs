@@ -61,6 +61,16 @@ impl KindClaim {
             rate: None,
         }
     }
+
+    /// How long a lease is on these terms: within the bounds of all leases.
+    pub fn lease_length(&self) -> Duration {
+        self.lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX)
+    }
+
+    /// How often a job may run, which says so itself or does not.
+    pub fn most_runs(&self, own: Option<u32>) -> u32 {
+        own.unwrap_or_else(|| self.max_attempts.max(1))
+    }
 }
 
 /// What a claim answers.
@@ -217,14 +227,14 @@ impl Ledger {
         effects: &mut Effects,
     ) -> Claimed {
         let now = effects.now;
-        let length = terms.lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX);
+        let length = terms.lease_length();
         let own = self.entry(slot).max_attempts;
         let lease = Lease {
             token: LeaseToken(self.next_token),
             worker: worker.clone(),
             since: now.wall,
             until: now.wall + length,
-            max_attempts: if own == 0 { terms.max_attempts.max(1) } else { own },
+            max_attempts: terms.most_runs((own > 0).then_some(own)),
             cancel_requested: false,
         };
         self.next_token += 1;

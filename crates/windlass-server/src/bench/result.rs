@@ -315,8 +315,9 @@ impl Extra {
         let unknown = || "unknown here".to_string();
         let megabytes = |bytes: &Figure| bytes.unwrap_or(0.0) / 1e6;
         match self {
-            Extra::None | Extra::Batch { bytes_per_s: Some(0.0), .. } => String::new(),
-            Extra::Limit { bytes_per_s: Some(0.0), .. } => String::new(),
+            Extra::None
+            | Extra::Batch { bytes_per_s: Some(0.0), .. }
+            | Extra::Limit { bytes_per_s: None, .. } => String::new(),
             Extra::Batch { bytes_per_s, .. } | Extra::Limit { bytes_per_s, .. } => {
                 format!("{:.1} MB/s", megabytes(bytes_per_s))
             }

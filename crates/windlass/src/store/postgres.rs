@@ -413,9 +413,9 @@ impl<'a> Columns<'a> {
             (&self.payloads, Type::BYTEA_ARRAY),
             (&self.priorities, Type::INT4_ARRAY),
             (&self.start_kinds, Type::INT2_ARRAY),
-            (&self.starts.0, Type::INT8_ARRAY),
-            (&self.max_attempts.0, Type::INT8_ARRAY),
-            (&self.specs.0, Type::JSONB_ARRAY),
+            (&self.starts.column, Type::INT8_ARRAY),
+            (&self.max_attempts.column, Type::INT8_ARRAY),
+            (&self.specs.column, Type::JSONB_ARRAY),
         ]
     }
 }
@@ -549,13 +549,13 @@ impl Ends {
             (&self.numbers, Type::INT8_ARRAY),
             (&self.tokens, Type::INT8_ARRAY),
             (&self.verdicts, Type::INT2_ARRAY),
-            (&self.arguments.0, Type::INT8_ARRAY),
+            (&self.arguments.column, Type::INT8_ARRAY),
             (&self.outputs, Type::BYTEA),
-            (&self.starts.0, Type::INT4_ARRAY),
-            (&self.sizes.0, Type::INT4_ARRAY),
-            (&self.errors.0, Type::TEXT_ARRAY),
-            (&self.extras.0, Type::JSONB_ARRAY),
-            (&self.object_states.0, Type::BYTEA_ARRAY),
+            (&self.starts.column, Type::INT4_ARRAY),
+            (&self.sizes.column, Type::INT4_ARRAY),
+            (&self.errors.column, Type::TEXT_ARRAY),
+            (&self.extras.column, Type::JSONB_ARRAY),
+            (&self.object_states.column, Type::BYTEA_ARRAY),
         ]
     }
 }

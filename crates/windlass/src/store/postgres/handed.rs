@@ -3,15 +3,14 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use windlass_core::job::{JobId, Lease, LeaseToken};
-use windlass_core::ledger::{Claim, KindClaim};
-use windlass_core::limits;
+use windlass_core::ledger::Claim;
 use windlass_core::name::Name;
 use windlass_core::time::Timestamp;
+use windlass_core::worker::ASK_AHEAD;
 
 use super::Parameter;
 use super::event::Lines;
@@ -48,58 +47,43 @@ impl HandedOut {
     }
 }
 
-/// Large claims at the server: how many of each half of the numbers, and of all. Those at the same
-/// time would spend their time passing over what the others hold, so each of two has its half.
+/// Large claims that are at the server, each with the half of the numbers it keeps to, or `None` if
+/// it takes what there is. Two at the same time would spend their time passing over what the other
+/// holds.
 #[derive(Default)]
-pub(super) struct Claims(Mutex<[u32; 3]>);
+pub(super) struct Claims(Mutex<Vec<Option<i32>>>);
 
-/// From how many jobs on a claim is large.
-const LARGE: usize = 500;
-
-/// The part of the jobs that a claim keeps to, until this is dropped.
-pub(super) enum Part<'a> {
-    /// A small claim, which is in nobody's way.
-    Any,
-    /// One of the halves, or with 2 all.
-    Of(&'a Claims, usize),
+/// The half that a claim keeps to, if it does, until this is dropped.
+pub(super) struct Part<'a> {
+    /// Where it is noted; a small claim is in nobody's way.
+    noted: Option<&'a Claims>,
+    half: Option<i32>,
 }
 
 impl Claims {
     /// A claim of so many jobs begins.
     pub(super) fn begin(&self, limit: usize) -> Part<'_> {
-        if limit < LARGE {
-            return Part::Any;
+        if limit < ASK_AHEAD as usize {
+            return Part { noted: None, half: None };
         }
-        let mut busy = self.busy();
-        let part = match *busy {
-            [0, 0, 0] => 2,
-            [0, _, _] => 0,
-            [_, 0, _] => 1,
-            _ => 2,
-        };
-        busy[part] += 1;
-        Part::Of(self, part)
+        let mut others = self.at_the_server();
+        let is_free = |half: &i32| !others.contains(&Some(*half));
+        let half = (!others.is_empty()).then(|| [0, 1].into_iter().find(is_free)).flatten();
+        others.push(half);
+        Part { noted: Some(self), half }
     }
 
-    fn busy(&self) -> MutexGuard<'_, [u32; 3]> {
+    fn at_the_server(&self) -> MutexGuard<'_, Vec<Option<i32>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Part<'_> {
-    fn half(&self) -> Option<i32> {
-        match self {
-            Part::Of(_, 0) => Some(0),
-            Part::Of(_, 1) => Some(1),
-            _ => None,
-        }
     }
 }
 
 impl Drop for Part<'_> {
     fn drop(&mut self) {
-        if let Part::Of(claims, part) = self {
-            claims.busy()[*part] -= 1;
+        let Some(claims) = self.noted else { return };
+        let mut all = claims.at_the_server();
+        if let Some(place) = all.iter().position(|half| *half == self.half) {
+            all.swap_remove(place);
         }
     }
 }
@@ -127,8 +111,8 @@ impl<'a> Terms<'a> {
             worker: &claim.worker,
             queues: claim.queues.as_ref().map(|queues| queues.iter().map(Name::as_str).collect()),
             kinds: each().map(|kind| kind.kind.as_str()).collect(),
-            leases: each().map(|kind| wire::micros(lease_of(kind))).collect(),
-            max_attempts: each().map(|kind| i64::from(runs_of(kind))).collect(),
+            leases: each().map(|kind| wire::micros(kind.lease_length())).collect(),
+            max_attempts: each().map(|kind| i64::from(kind.most_runs(None))).collect(),
             concurrency: each().map(|kind| kind.concurrency.map(count)).collect(),
             rate_jobs: each().map(|kind| kind.rate.map(|rate| count(rate.jobs))).collect(),
             rate_periods: each()
@@ -136,7 +120,7 @@ impl<'a> Terms<'a> {
                 .collect(),
             rate_bursts: each().map(|kind| kind.rate.map(|rate| count(rate.burst))).collect(),
             limit: i32::try_from(claim.limit).unwrap_or(i32::MAX),
-            half: part.half(),
+            half: part.half,
         }
     }
 
@@ -155,14 +139,6 @@ impl<'a> Terms<'a> {
             (&self.half, Type::INT4),
         ]
     }
-}
-
-fn lease_of(kind: &KindClaim) -> Duration {
-    kind.lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX)
-}
-
-fn runs_of(kind: &KindClaim) -> u32 {
-    kind.max_attempts.max(1)
 }
 
 /// The line of a claimed job; `None` in the row that tells how things stand.
@@ -190,8 +166,8 @@ pub(super) fn read(row: &Row, claim: &Claim, since: Timestamp, lines: &Lines) ->
         token: LeaseToken(row.get::<_, i64>(9).cast_unsigned()),
         worker: claim.worker.clone(),
         since,
-        until: since + lease_of(terms),
-        max_attempts: job.max_attempts().unwrap_or_else(|| runs_of(terms)),
+        until: since + terms.lease_length(),
+        max_attempts: terms.most_runs(job.max_attempts()),
         cancel_requested: false,
     };
     Ok(HandedJob {

@@ -104,23 +104,27 @@ pub(super) fn read_start(kind: i16, us: Option<i64>) -> Read<Start> {
 }
 
 /// A column of an array of rows, which is not sent at all if nothing is in it.
-pub(super) struct Sparse<T>(pub(super) Option<Vec<Option<T>>>, usize);
+pub(super) struct Sparse<T> {
+    /// `None` until there is something.
+    pub(super) column: Option<Vec<Option<T>>>,
+    length: usize,
+}
 
 impl<T> Default for Sparse<T> {
     fn default() -> Self {
-        Self(None, 0)
+        Self { column: None, length: 0 }
     }
 }
 
 impl<T> Sparse<T> {
     pub(super) fn push(&mut self, value: Option<T>) {
-        if value.is_some() && self.0.is_none() {
-            self.0 = Some(std::iter::repeat_with(|| None).take(self.1).collect());
+        if value.is_some() && self.column.is_none() {
+            self.column = Some(std::iter::repeat_with(|| None).take(self.length).collect());
         }
-        if let Some(column) = &mut self.0 {
+        if let Some(column) = &mut self.column {
             column.push(value);
         }
-        self.1 += 1;
+        self.length += 1;
     }
 }
 

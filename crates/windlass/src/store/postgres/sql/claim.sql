@@ -139,6 +139,7 @@ begin
     -- Two looks, each passing over what others hold: among the ready, so that claims at the same time
     -- pass each other quickly, and then at the places, which are the jobs' locks. Whoever changes a job
     -- that is ready takes it from among the ready, so what is held there is true.
+    -- The other half is taken from when there is nothing in its own.
     loop
       select array_agg(h.seq), array_agg(h.ready), array_agg(h.epoch),
           case when min(h.epoch) = max(h.epoch) then min(h.epoch) end into _heads, _readies, _epochs, _epoch
@@ -214,6 +215,8 @@ begin
         select p.attempts, p.recoveries, p.first_started, p.steps, p.plain from windlass.place p
           where p.ctid = any (_places) order by p.seq) h;
     end if;
+    -- Jobs and what is said of them are paired by binary search, in a plain copy of their numbers: a
+    -- variable's array would be copied for every search.
     update windlass.place p set state = 3, attempts = p.attempts + 1, begun = true,
         token = _base + coalesce(_order[width_bucket(p.seq, f.seqs)], width_bucket(p.seq, f.seqs)),
         worker = _worker, since = _since, cancel_requested = false, told = false, offered = false,

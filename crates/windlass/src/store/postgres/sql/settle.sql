@@ -255,8 +255,8 @@ begin
         union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met)
       order by p.seq for update;
   end if;
-  -- Jobs that are done and with which nothing else ends: all at once. What is not as the caller thinks is
-  -- settled one by one.
+  -- Jobs that are done and with which nothing else ends: all at once, paired as in a claim. What is not as
+  -- the caller thinks is settled one by one.
   with gone as (
     update windlass.place p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
         output = substring(_outputs from _starts[width_bucket(p.seq, f.seqs)] for _sizes[width_bucket(p.seq, f.seqs)])
