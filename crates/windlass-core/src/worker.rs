@@ -43,6 +43,12 @@ impl Slots {
     }
 }
 
+/// Whether a worker settles so many attempts now, with others of its settlements on their way: one
+/// commit for all that waits is cheaper than several, unless it would be large by itself.
+pub fn is_worth_a_commit(waiting: usize, on_their_way: usize) -> bool {
+    on_their_way == 0 || waiting >= ASK_AHEAD as usize
+}
+
 /// How long a worker sleeps: until the store expects something to become due, but no longer than
 /// the poll interval, because a wake may be lost and a wall clock may be stepped.
 pub fn sleep_for(wake_in: Option<Duration>, poll_interval: Duration) -> Duration {
@@ -86,6 +92,13 @@ mod tests {
         assert_eq!(large.to_ask(5_600, 2_000), 0, "too few to be worth a question");
         assert_eq!(large.to_ask(7_999, 0), 1, "nothing is on its way");
         assert_eq!(large.to_ask(9_000, 0), 0, "the bounds were narrowed");
+    }
+
+    #[test]
+    fn a_second_settlement_goes_only_with_many() {
+        assert!(is_worth_a_commit(1, 0));
+        assert!(!is_worth_a_commit(499, 1));
+        assert!(is_worth_a_commit(500, 1));
     }
 
     #[test]

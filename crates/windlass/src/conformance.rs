@@ -10,6 +10,7 @@ mod enqueueing;
 mod laning;
 mod settling;
 mod stepping;
+mod together;
 mod turning;
 pub mod wakes;
 
@@ -81,6 +82,7 @@ pub fn cases() -> Vec<Case> {
     let mut all = cells::cases();
     all.extend(enqueueing::cases());
     all.extend(claiming::cases());
+    all.extend(together::cases());
     all.extend(settling::cases());
     all.extend(controlling::cases());
     all.extend(stepping::cases());

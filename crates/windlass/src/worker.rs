@@ -244,7 +244,7 @@ impl WorkerBuilder {
             reported: Notify::new(),
             stage: tokio::sync::watch::Sender::new(Stage::Working),
             settle,
-            settling: tokio::sync::Mutex::new(SettleLine { waiting, batch: Vec::new() }),
+            settling: tokio::sync::Mutex::new(SettleLine { waiting, batches: Default::default() }),
             tally: Mutex::default(),
             engine,
         });

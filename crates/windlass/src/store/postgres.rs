@@ -255,7 +255,7 @@ impl PostgresStore {
     /// Whether the job runs under this lease.
     async fn is_held(&self, job: JobId, token: LeaseToken) -> Answer<bool> {
         let (job, token) = (wire::uuid(job), token.0.cast_signed());
-        let sql = "select exists (select from windlass.job j join windlass.place p using (seq) \
+        let sql = "select exists (select from windlass.job j join windlass.standing p using (seq) \
              where j.id = $1 and p.state = 3 and p.token = $2)";
         let parameters: [Parameter<'_>; 2] = [(&job, Type::UUID), (&token, Type::INT8)];
         Ok(self.one("look at a lease", sql, &parameters).await?.get(0))
@@ -491,11 +491,14 @@ fn ends_alone(settlement: &Settlement) -> bool {
 #[derive(Default)]
 struct Ends {
     jobs: Vec<uuid::Uuid>,
+    /// How many of them, from the first on, end alone and are in the order of their numbers.
+    alone: i32,
+    /// Those as runs.
+    runs: Runs,
+    /// The numbers, tokens and verdicts of the others.
     numbers: Vec<Option<i64>>,
     tokens: Vec<i64>,
     verdicts: Vec<i16>,
-    /// How many of them, from the first on, end alone and are in the order of their numbers.
-    alone: i32,
     arguments: Sparse<i64>,
     /// All outputs, one after the other.
     outputs: Vec<u8>,
@@ -510,12 +513,17 @@ struct Ends {
 
 impl Ends {
     fn push(&mut self, settlement: Settlement, number: Option<i64>) {
-        self.alone += i32::from(number.is_some() && ends_alone(&settlement));
-        self.numbers.push(number);
         let (verdict, argument) = wire::verdict(settlement.verdict);
+        let token = settlement.token.0.cast_signed();
+        if let Some(number) = number.filter(|_| ends_alone(&settlement)) {
+            self.alone += 1;
+            self.runs.push(self.alone, number, token);
+        } else {
+            self.numbers.push(number);
+            self.tokens.push(token);
+            self.verdicts.push(verdict);
+        }
         self.jobs.push(wire::uuid(settlement.job));
-        self.tokens.push(settlement.token.0.cast_signed());
-        self.verdicts.push(verdict);
         self.arguments.push(argument);
         let place = settlement.output.as_ref().map(|output| {
             self.outputs.extend_from_slice(output);
@@ -542,10 +550,14 @@ impl Ends {
         self.object_states.push(state);
     }
 
-    fn parameters(&self) -> [Parameter<'_>; 12] {
+    fn parameters(&self) -> [Parameter<'_>; 16] {
         [
             (&self.alone, Type::INT4),
             (&self.jobs, Type::UUID_ARRAY),
+            (&self.runs.firsts, Type::INT4_ARRAY),
+            (&self.runs.lows, Type::INT8_ARRAY),
+            (&self.runs.highs, Type::INT8_ARRAY),
+            (&self.runs.tokens, Type::INT8_ARRAY),
             (&self.numbers, Type::INT8_ARRAY),
             (&self.tokens, Type::INT8_ARRAY),
             (&self.verdicts, Type::INT2_ARRAY),
@@ -557,6 +569,33 @@ impl Ends {
             (&self.extras.column, Type::JSONB_ARRAY),
             (&self.object_states.column, Type::BYTEA_ARRAY),
         ]
+    }
+}
+
+/// Jobs in the order of their numbers as runs, in which both numbers and tokens count up by one:
+/// where each begins, counted from one, its lowest number and its highest, and the token of its
+/// first.
+#[derive(Default)]
+struct Runs {
+    firsts: Vec<i32>,
+    lows: Vec<i64>,
+    highs: Vec<i64>,
+    tokens: Vec<i64>,
+    /// What the next one has if it belongs to the last run.
+    next: Option<(i64, i64)>,
+}
+
+impl Runs {
+    fn push(&mut self, place: i32, number: i64, token: i64) {
+        if self.next != Some((number, token)) {
+            self.firsts.push(place);
+            self.lows.push(number);
+            self.highs.push(number);
+            self.tokens.push(token);
+        } else if let Some(high) = self.highs.last_mut() {
+            *high = number;
+        }
+        self.next = Some((number + 1, token + 1));
     }
 }
 
@@ -731,7 +770,7 @@ impl Store for PostgresStore {
         drop(part);
         let known = {
             let names = self.names();
-            rows.iter().filter_map(handed::line).all(|line| names.of_line.contains_key(&line))
+            handed::lines(&rows).all(|line| names.of_line.contains_key(&line))
         };
         if !known {
             self.learn_lines().await?;
@@ -742,9 +781,12 @@ impl Store for PostgresStore {
             handed.ready = stand.get::<_, i64>("ready").cast_unsigned();
             handed.wake_in = stand.get::<_, Option<i64>>("wake_in").map(wire::duration);
             let (since, lines) = (wire::time(stand.get("since")), &self.names().of_line);
-            let read = |row| understood(handed::read(row, &claim, since, lines));
-            handed.jobs = rows.iter().map(read).collect::<Answer<_>>()?;
-            self.handed_out.remember(rows);
+            let reader = handed::Reader { claim: &claim, since, lines };
+            handed.jobs = understood(reader.spoken(stand))?;
+            self.handed_out.remember(rows, &handed.jobs);
+            for row in rows {
+                handed.jobs.push(understood(reader.row(row))?);
+            }
         }
         // In the order in which they are to start, whatever the database thinks of it.
         handed.jobs.sort_by_key(|handed| handed.lease.token);
@@ -821,18 +863,18 @@ impl Store for PostgresStore {
             places.push((index, settlement.job));
             ends.push(settlement, number);
         }
-        let sql =
-            "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+        let sql = "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
+             $12, $13, $14, $15, $16)";
         let rows = self.call("settle", sql, &ends.parameters()).await?;
         let place = |number: i32| usize::try_from(number - 1).ok().and_then(|at| places.get(at));
+        // What has no row of its own is completed.
+        for (index, _) in places.iter().take(usize::try_from(ends.alone).unwrap_or(0)) {
+            answers[*index] = Ok(Settled { state: StateName::Completed });
+        }
         let mut rings = None;
         for row in rows {
             let Some(number) = row.get::<_, Option<i32>>("n") else {
                 rings = row.get("rings");
-                let done: Option<Vec<i32>> = row.get("done");
-                for (index, _) in done.into_iter().flatten().filter_map(place) {
-                    answers[*index] = Ok(Settled { state: StateName::Completed });
-                }
                 continue;
             };
             let Some((index, job)) = place(number) else { continue };

@@ -1,43 +1,82 @@
 //! Settling: write what ended, everything that waits in one commit.
+//!
+//! Two hands do it, so that what ends while a commit is on its way need not wait for its answer.
+//! The second goes only with enough to be worth a commit of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tokio::sync::{Mutex, Notify, mpsc};
 use windlass_core::ledger::{Settled, Settlement};
 use windlass_core::refusal::Refusal;
-use windlass_core::worker::store_backoff;
+use windlass_core::worker::{is_worth_a_commit, store_backoff};
 
-use super::shared::{Registered, Settling, Shared, Stage, warn_again};
+use super::shared::{Registered, SettleLine, Settling, Shared, Stage, warn_again};
 use crate::attempt::{refused, take_turn};
 
 /// Most settlements in one commit.
 const SETTLE_BATCH: usize = 2_000;
 
+/// What the hands of a settle loop share.
+struct Desk<'a> {
+    shared: &'a Arc<Shared>,
+    /// Whoever holds it is the next to go.
+    waiting: Mutex<&'a mut mpsc::UnboundedReceiver<Settling>>,
+    /// How many hands have gone to the store and not come back.
+    away: AtomicUsize,
+    /// A hand came back.
+    back: Notify,
+}
+
 /// Writes what ended, everything that waits in one commit.
 pub(super) async fn settle_loop(shared: Arc<Shared>) {
     let mut line = shared.settling.lock().await;
-    loop {
-        let line = &mut *line;
-        // Not empty if the loop before this one crashed.
-        if line.batch.is_empty() {
-            tokio::select! {
-                biased;
-                received = line.waiting.recv_many(&mut line.batch, SETTLE_BATCH) => {
-                    if received == 0 {
-                        return;
-                    }
-                }
-                () = shared.reached(Stage::Stopped) => return,
-            }
-            // What else is ready to run goes first, and may end too: one commit for all of it.
-            tokio::task::yield_now().await;
-            while line.batch.len() < SETTLE_BATCH
-                && let Ok(another) = line.waiting.try_recv()
-            {
-                line.batch.push(another);
+    let SettleLine { waiting, batches: [left, right] } = &mut *line;
+    let waiting = Mutex::new(waiting);
+    let desk = Desk { shared: &shared, waiting, away: AtomicUsize::new(0), back: Notify::new() };
+    tokio::join!(hand(&desk, left), hand(&desk, right));
+}
+
+/// Gathers what ended and settles it, until the worker has stopped.
+async fn hand(desk: &Desk<'_>, batch: &mut Vec<Settling>) {
+    // Not empty if the loop before this one crashed.
+    while !batch.is_empty() || gather(desk, batch).await {
+        desk.away.fetch_add(1, Ordering::Relaxed);
+        let answers = settle_batch(desk.shared, batch).await;
+        desk.away.fetch_sub(1, Ordering::Relaxed);
+        desk.back.notify_one();
+        finish(desk.shared, batch.drain(..), answers);
+    }
+}
+
+/// Waits for something to settle, and for more of it while another hand is away. `false` if
+/// nothing comes any more.
+async fn gather(desk: &Desk<'_>, batch: &mut Vec<Settling>) -> bool {
+    let mut waiting = desk.waiting.lock().await;
+    tokio::select! {
+        biased;
+        received = waiting.recv_many(batch, SETTLE_BATCH) => {
+            if received == 0 {
+                return false;
             }
         }
-        let answers = settle_batch(&shared, &line.batch).await;
-        finish(&shared, line.batch.drain(..), answers);
+        () = desk.shared.reached(Stage::Stopped) => return false,
+    }
+    // What else is ready to run goes first, and may end too: one commit for all of it.
+    tokio::task::yield_now().await;
+    loop {
+        while batch.len() < SETTLE_BATCH
+            && let Ok(another) = waiting.try_recv()
+        {
+            batch.push(another);
+        }
+        if is_worth_a_commit(batch.len(), desk.away.load(Ordering::Relaxed)) {
+            return true;
+        }
+        tokio::select! {
+            Some(another) = waiting.recv() => batch.push(another),
+            () = desk.back.notified() => {}
+        }
     }
 }
 

@@ -191,9 +191,9 @@ impl Settling {
 /// What waits to be settled.
 pub(super) struct SettleLine {
     pub(super) waiting: mpsc::UnboundedReceiver<Settling>,
-    /// In the hands of the settle loop: if it crashes, the next one goes on with these. That is
+    /// In the two hands of the settle loop: if it crashes, the next one goes on with these. That is
     /// safe: what was applied is refused as lost.
-    pub(super) batch: Vec<Settling>,
+    pub(super) batches: [Vec<Settling>; 2],
 }
 
 #[derive(Debug, Default)]
@@ -439,7 +439,7 @@ impl Shared {
     async fn abandon_settlements(&self) {
         let mut settling = self.settling.lock().await;
         settling.waiting.close();
-        let mut abandoned = std::mem::take(&mut settling.batch);
+        let mut abandoned: Vec<_> = settling.batches.iter_mut().flat_map(std::mem::take).collect();
         while let Ok(another) = settling.waiting.try_recv() {
             abandoned.push(another);
         }

@@ -145,27 +145,31 @@ async fn verbs_for_ten(engine: &Engine) -> Vec<String> {
     let (no_text, no_json) = (all("null::text"), all("null::jsonb"));
     let (zero, one, small, until) =
         (all("0"), all("1"), all("0::smallint"), all("60000000::bigint"));
-    let ends = format!(
-        "'{{{tokens}}}', {small}, {no_number}, '', null, null, {no_text}, {no_json}, {no_bytes}"
-    );
+    let (low, token) = (ten[0].sequence, ten[0].lease.token.0);
+    let run = format!("'{{1}}', '{{{low}}}', '{{{}}}', '{{{token}}}'", low + 9);
     // One by one: tried again, and dead.
     let ended = |verdict: &str, argument: &str| {
         let (verdict, argument) = (all(verdict), all(argument));
         format!(
-            "select * from s0.settle(0, '{{{ids}}}', {no_number}, '{{{tokens}}}', {verdict}, \
-             {argument}, '', null, null, {no_text}, {no_json}, {no_bytes})"
+            "select * from s0.settle(0, '{{{ids}}}', null, null, null, null, {no_number}, \
+             '{{{tokens}}}', {verdict}, {argument}, '', null, null, {no_text}, {no_json}, \
+             {no_bytes})"
         )
     };
     vec![
         "select * from s0.claim('w', null, '{work}', '{60000000}', '{3}', array[null::int], \
            array[null::int], array[null::bigint], array[null::int], 10, null)"
             .to_string(),
-        format!("select * from s0.settle(10, '{{{ids}}}', '{{{seqs}}}', {ends})"),
-        format!("select * from s0.settle(0, '{{{ids}}}', {no_number}, {ends})"),
+        format!(
+            "select * from s0.settle(10, '{{{ids}}}', {run}, null, null, null, null, '', null, \
+             null, null, null, null)"
+        ),
+        ended("0::smallint", "null::bigint"),
         ended("1::smallint", "0::bigint"),
         ended("4::smallint", "0::bigint"),
         format!("select * from s0.alter('{{{ids}}}', null, 0, 0, null)"),
         format!("select * from s0.renew('{{{ids}}}', '{{{tokens}}}', {until}, {no_json})"),
+        format!("select * from s0.standing where seq in ({seqs})"),
         "select * from s0.rescue(false, 5, 0, 0, true)".to_string(),
         "select * from s0.promote()".to_string(),
         format!(

@@ -212,7 +212,8 @@ const FORBIDDEN: &[&str] = &[
     "select nextval('s0.token')",
     "select * from s0.claim('me', null, '{mail.letter}', '{30000000}', '{1}', '{null}', '{null}', \
        '{null}', '{null}', 10, null)",
-    "select * from s0.settle(0, '{}', '{}', '{}', '{}', '{}', '', '{}', '{}', '{}', '{}', '{}')",
+    "select * from s0.settle(0, '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}', '', '{}', \
+     '{}', '{}', '{}', '{}')",
     "select * from s0.renew('{}', '{}', '{}', '{}')",
     "select * from s0.rescue(false, 3, 0, 0, true)",
     "select * from s0.promote()",

@@ -16,6 +16,7 @@ mod many;
 mod moving;
 mod planted;
 mod sentences;
+mod spoken;
 #[cfg(feature = "tls")]
 mod tls;
 mod waking;

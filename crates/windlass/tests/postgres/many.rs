@@ -645,8 +645,9 @@ async fn a_job_that_joins_a_lane_while_the_last_of_it_ends_is_not_overlooked() {
     let mut client = connected(&ground).await;
     let transaction = client.transaction().await.expect("it begins");
     let settle = format!(
-        "select * from s0.settle(0, array['{}']::uuid[], array[null]::bigint[], \
-         array[{}]::bigint[], array[0]::smallint[], null, '', null, null, null, null, null)",
+        "select * from s0.settle(0, array['{}']::uuid[], null, null, null, null, \
+         array[null]::bigint[], array[{}]::bigint[], array[0]::smallint[], null, '', null, null, \
+         null, null, null)",
         job.id, lease.token.0
     );
     transaction.batch_execute(&settle).await.expect("it is answered");
@@ -675,8 +676,8 @@ async fn a_claim_that_keeps_out_of_the_way_of_another_finds_what_there_is() {
     let client = connected(&ground).await;
     let claim = |half: &str| {
         format!(
-            "select count(id) from s0.claim('w', null, array['work'], array[60000000::bigint], \
-             array[3::bigint], array[null::int], array[null::int], array[null::bigint], \
+            "select sum(cardinality(ids)) from s0.claim('w', null, array['work'], \
+             array[60000000::bigint], array[3::bigint], array[null::int], array[null::int], array[null::bigint], \
              array[null::int], 10, {half})"
         )
     };
@@ -714,7 +715,7 @@ async fn a_pause_waits_for_a_claim_that_did_not_know_of_it() {
     let mut client = connected(&ground).await;
     // A claim whose commit is slow to come.
     let transaction = client.transaction().await.expect("it begins");
-    let claim = "select count(id) from s0.claim('slow', null, array['work'], \
+    let claim = "select sum(cardinality(ids)) from s0.claim('slow', null, array['work'], \
          array[60000000::bigint], array[3::bigint], array[null::int], array[null::int], \
          array[null::bigint], array[null::int], 1, null)";
     let started: i64 = transaction.query_one(claim, &[]).await.expect("it is answered").get(0);

@@ -33,11 +33,85 @@ struct Bug {
 const BUGS: &[Bug] = &[
     Bug {
         what: "a completion is taken from whoever sends it",
-        edits: &[(
-            "p.state = 3 and p.token = _tokens[width_bucket(p.seq, f.seqs)] and p.plain",
-            "p.state = 3 and p.plain",
-        )],
+        edits: &[("(p.state = 3 and p.token = r.token + p.seq\n", "(p.state = 3\n")],
         caught_by: &["a stale settlement is refused and changes nothing"],
+    },
+    Bug {
+        what: "a completion is taken for a job that no lease speaks for",
+        edits: &[("p.plain) and r.since is not null)", "p.plain))")],
+        caught_by: &["a token holds for one job alone"],
+    },
+    Bug {
+        what: "any token of a lease holds for all of its jobs",
+        edits: &[("and s.token + 1 - s.lowest = r.token - r.low and s.highs", "and s.highs")],
+        caught_by: &["a token holds for one job alone"],
+    },
+    Bug {
+        what: "a lease speaks for the jobs between its own",
+        edits: &[("and s.highs[width_bucket(r.low, s.lows)] >= r.high\n", "\n")],
+        caught_by: &["a token holds for one job alone"],
+    },
+    Bug {
+        what: "a job that a lease speaks for seems to wait",
+        edits: &[(
+            "case when s.token is null then p.state else 3::smallint end as state",
+            "p.state",
+        )],
+        caught_by: &["jobs that were claimed together are seen to run"],
+    },
+    Bug {
+        what: "who holds a job does not ask whether a lease speaks for it",
+        edits: &[(
+            "for update;\n    if not found then\n      select s.token",
+            "for update;\n    if false then\n      select s.token",
+        )],
+        caught_by: &["one of many that were claimed together is told to stop"],
+    },
+    Bug {
+        what: "a renewal does not see for whom a lease speaks",
+        edits: &[(
+            "where j.id = i.job offset 0) j;\n  -- A job",
+            "where false offset 0) j;\n  -- A job",
+        )],
+        caught_by: &["one of many that were claimed together goes on for longer"],
+    },
+    Bug {
+        what: "a rescue does not see for whom a lease speaks",
+        edits: &[("where s.token = any (_due);\n  _seqs", "where false;\n  _seqs")],
+        caught_by: &["a lease that ended is rescued once and counted"],
+    },
+    Bug {
+        what: "a lease is let go of while it speaks for somebody",
+        edits: &[("or _lease.worker is not null and", "or false and")],
+        caught_by: &["one of many that were claimed together goes on for longer"],
+    },
+    Bug {
+        what: "a new order of a queue brings back what runs",
+        edits: &[("as r(low, high) where s.worker is not null;", "as r(low, high) where false;")],
+        caught_by: &["a new order of a queue leaves alone what runs"],
+    },
+    Bug {
+        what: "a job that has run before counts as fresh",
+        edits: &[(
+            "select _state = 2 and not _begun and _generation = 0 and _plain",
+            "select _state = 2 and _plain",
+        )],
+        caught_by: &["a job that kills its workers dies after exactly its attempts"],
+    },
+    Bug {
+        what: "a lease speaks for jobs with other terms",
+        edits: &[("_speaks := _order = _seqs and not", "_speaks := _order = _seqs or not")],
+        caught_by: &["kinds that are claimed together keep their own terms"],
+    },
+    Bug {
+        what: "a lease speaks for jobs in whatever order they start",
+        edits: &[("        _speaks := _seqs = _heads;\n", "")],
+        caught_by: &["jobs start by priority then due time then acceptance"],
+    },
+    Bug {
+        what: "a worker is not seen to run what its lease speaks for",
+        edits: &[("              or s.worker is not null and", "              or false and")],
+        caught_by: &["jobs that were claimed together are seen to run"],
     },
     Bug {
         what: "any other outcome is taken from whoever sends it",
@@ -405,10 +479,16 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a job's own number of attempts is not asked for",
-        edits: &[(
-            "max_attempts = coalesce(p.own_max_attempts, _most,",
-            "max_attempts = coalesce(_most,",
-        )],
+        edits: &[
+            (
+                "max_attempts = coalesce(p.own_max_attempts, s.max_attempts),",
+                "max_attempts = s.max_attempts,",
+            ),
+            (
+                "max_attempts = coalesce(p.own_max_attempts, _most,",
+                "max_attempts = coalesce(_most,",
+            ),
+        ],
         caught_by: &["a job is added when one dies however it dies"],
     },
     Bug {
@@ -420,8 +500,8 @@ const BUGS: &[Bug] = &[
         what: "jobs start in the order of their numbers",
         edits: &[
             (
-                "coalesce(_order[width_bucket(p.seq, f.seqs)], width_bucket(p.seq, f.seqs))",
-                "width_bucket(p.seq, f.seqs)",
+                "coalesce(_order[r.first + p.seq - r.low], r.first + p.seq - r.low)",
+                "r.first + p.seq - r.low",
             ),
             ("_base + coalesce(_order[k], k)", "_base + k"),
         ],
@@ -430,7 +510,7 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "an output is that of another job",
         edits: &[(
-            "substring(_outputs from _starts[width_bucket(p.seq, f.seqs)] for",
+            "substring(_outputs from _starts[r.n + p.seq] for",
             "substring(_outputs from 1 for",
         )],
         caught_by: &["each job of a batch has its own output and its own end"],

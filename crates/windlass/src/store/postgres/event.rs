@@ -63,7 +63,7 @@ impl Told {
 
     fn subject(&self, index: usize, lines: &Lines) -> Read<Subject> {
         if let Some(job) = self.jobs.get(index) {
-            let line = self.lines.get(index).and_then(|line| lines.get(line));
+            let line = of(&self.lines, index).and_then(|line| lines.get(line));
             let (queue, kind) = line.cloned().ok_or_else(|| self.strange())?;
             return Ok(Subject::Job { id: wire::job_id(*job), kind, queue });
         }
@@ -77,8 +77,8 @@ impl Told {
     }
 
     fn what(&self, index: usize) -> Read<What> {
-        let a = || self.a.get(index).copied().flatten().ok_or_else(|| self.strange());
-        let b = || self.b.get(index).copied().flatten().ok_or_else(|| self.strange());
+        let a = || of(&self.a, index).copied().flatten().ok_or_else(|| self.strange());
+        let b = || of(&self.b, index).copied().flatten().ok_or_else(|| self.strange());
         let number = |value: i64| u32::try_from(value).map_err(|_| self.strange());
         let worker = || -> Arc<str> { self.detail["worker"].as_str().unwrap_or_default().into() };
         let error = || self.detail["error"].as_str().map(ErrorText::new);
@@ -108,7 +108,7 @@ impl Told {
                 worker: worker(),
                 attempt: number(a()?)?,
                 error: error().ok_or_else(|| self.strange())?,
-                next_retry_at: self.b.get(index).copied().flatten().map(wire::time),
+                next_retry_at: of(&self.b, index).copied().flatten().map(wire::time),
             },
             "job.retrying" => What::JobRetrying { at: wire::time(b()?), attempt: number(a()?)? },
             "job.snoozed" => What::JobSnoozed { until: wire::time(a()?) },
@@ -159,6 +159,11 @@ impl Told {
             },
         })
     }
+}
+
+/// What is said of one of the jobs: what is said once is said of all.
+fn of<T>(said: &[T], index: usize) -> Option<&T> {
+    if said.len() == 1 { said.first() } else { said.get(index) }
 }
 
 fn recovery(number: i64) -> RecoveryReason {

@@ -4,11 +4,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde_json::Value;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
-use windlass_core::job::{JobId, Lease, LeaseToken};
-use windlass_core::ledger::Claim;
+use uuid::Uuid;
+use windlass_core::job::{JobId, Lease, LeaseToken, NewJob};
+use windlass_core::ledger::{Claim, KindClaim};
 use windlass_core::name::Name;
+use windlass_core::record::Step;
 use windlass_core::time::Timestamp;
 use windlass_core::worker::ASK_AHEAD;
 
@@ -27,14 +30,15 @@ const REMEMBERED: usize = 100_000;
 pub(super) struct HandedOut(Mutex<HashMap<JobId, i64>>);
 
 impl HandedOut {
-    /// Remembers what a claim handed out.
-    pub(super) fn remember(&self, rows: &[Row]) {
+    /// Remembers jobs that a claim handed out, of each row and in the last.
+    pub(super) fn remember(&self, rows: &[Row], spoken: &[HandedJob]) {
         let mut known = self.known();
-        if known.len() + rows.len() > REMEMBERED {
+        if known.len() + rows.len() + spoken.len() > REMEMBERED {
             known.clear();
         }
         let alone = rows.iter().filter(|row| row.get::<_, Option<bool>>(15).is_none());
         known.extend(alone.map(|row| (wire::job_id(row.get(0)), row.get::<_, i64>(1))));
+        known.extend(spoken.iter().map(|handed| (handed.job.id, handed.sequence.cast_signed())));
     }
 
     /// The number of a job, if it is known, once.
@@ -141,43 +145,127 @@ impl<'a> Terms<'a> {
     }
 }
 
-/// The line of a claimed job; `None` in the row that tells how things stand.
-pub(super) fn line(row: &Row) -> Option<i32> {
-    row.get(2)
+/// The lines of the jobs in the answer to a claim.
+pub(super) fn lines(rows: &[Row]) -> impl Iterator<Item = i32> {
+    let spoken = rows.last().and_then(|stand| stand.get::<_, Option<Vec<i32>>>(23));
+    rows.iter().filter_map(|row| row.get(2)).chain(spoken.into_iter().flatten())
 }
 
-/// A claimed job. Columns are read by their numbers: by name would cost more than all the rest.
-/// What is as usual is left out: no priority, ready at once, the first start, nothing recovered.
-pub(super) fn read(row: &Row, claim: &Claim, since: Timestamp, lines: &Lines) -> Read<HandedJob> {
-    let unknown = || Strange("a job of a line that is not there".to_string());
-    let (queue, kind) = line(row).and_then(|line| lines.get(&line)).ok_or_else(unknown)?;
-    let terms = claim.kinds.iter().find(|terms| terms.kind == *kind).ok_or_else(unknown)?;
-    let columns = JobColumns {
-        id: row.get(0),
-        queue: queue.clone(),
-        kind: kind.clone(),
-        payload: row.get(3),
-        spec: row.get(4),
-        priority: row.get::<_, Option<_>>(5).unwrap_or(0),
-        start: (row.get::<_, Option<_>>(6).unwrap_or(0), row.get(7)),
-    };
-    let job = columns.into_job()?;
-    let lease = Lease {
-        token: LeaseToken(row.get::<_, i64>(9).cast_unsigned()),
-        worker: claim.worker.clone(),
-        since,
-        until: since + terms.lease_length(),
-        max_attempts: terms.most_runs(job.max_attempts()),
-        cancel_requested: false,
-    };
-    Ok(HandedJob {
-        job: Arc::new(job),
-        lease,
-        attempt: row.get::<_, Option<i32>>(10).unwrap_or(1).cast_unsigned(),
-        recoveries: row.get::<_, Option<i32>>(11).unwrap_or(0).cast_unsigned(),
-        sequence: row.get::<_, i64>(1).cast_unsigned(),
-        created_at: wire::time(row.get(8)),
-        first_started_at: row.get::<_, Option<i64>>(12).map_or(since, wire::time),
-        steps: record::steps(row.get(13), row.get(14))?,
-    })
+/// Reads the answer to a claim.
+pub(super) struct Reader<'a> {
+    pub(super) claim: &'a Claim,
+    pub(super) since: Timestamp,
+    pub(super) lines: &'a Lines,
+}
+
+/// What all jobs of a line have in common.
+struct OfLine<'a> {
+    queue: &'a Name,
+    kind: &'a Name,
+    terms: &'a KindClaim,
+}
+
+/// What is said of a job apart from what its producer said.
+struct Hand {
+    token: i64,
+    attempt: u32,
+    recoveries: u32,
+    number: i64,
+    created_at: i64,
+    first_started_at: Option<i64>,
+    steps: Vec<Step>,
+}
+
+impl Reader<'_> {
+    fn line(&self, line: Option<&i32>) -> Read<OfLine<'_>> {
+        let unknown = || Strange("a job of a line that is not there".to_string());
+        let (queue, kind) = line.and_then(|line| self.lines.get(line)).ok_or_else(unknown)?;
+        let terms = self.claim.kinds.iter().find(|terms| terms.kind == *kind);
+        Ok(OfLine { queue, kind, terms: terms.ok_or_else(unknown)? })
+    }
+
+    fn hand(&self, job: NewJob, line: &OfLine<'_>, hand: Hand) -> HandedJob {
+        let lease = Lease {
+            token: LeaseToken(hand.token.cast_unsigned()),
+            worker: self.claim.worker.clone(),
+            since: self.since,
+            until: self.since + line.terms.lease_length(),
+            max_attempts: line.terms.most_runs(job.max_attempts()),
+            cancel_requested: false,
+        };
+        HandedJob {
+            job: Arc::new(job),
+            lease,
+            attempt: hand.attempt,
+            recoveries: hand.recoveries,
+            sequence: hand.number.cast_unsigned(),
+            created_at: wire::time(hand.created_at),
+            first_started_at: hand.first_started_at.map_or(self.since, wire::time),
+            steps: hand.steps,
+        }
+    }
+
+    /// A claimed job in a row of its own. Columns are read by their numbers: by name would cost
+    /// more than all the rest. What is as usual is left out: no priority, ready at once, the first
+    /// start, nothing recovered.
+    pub(super) fn row(&self, row: &Row) -> Read<HandedJob> {
+        let line = self.line(row.get::<_, Option<i32>>(2).as_ref())?;
+        let columns = JobColumns {
+            id: row.get(0),
+            queue: line.queue.clone(),
+            kind: line.kind.clone(),
+            payload: row.get(3),
+            spec: row.get(4),
+            priority: row.get::<_, Option<_>>(5).unwrap_or(0),
+            start: (row.get::<_, Option<_>>(6).unwrap_or(0), row.get(7)),
+        };
+        let hand = Hand {
+            token: row.get(9),
+            attempt: row.get::<_, Option<i32>>(10).unwrap_or(1).cast_unsigned(),
+            recoveries: row.get::<_, Option<i32>>(11).unwrap_or(0).cast_unsigned(),
+            number: row.get(1),
+            created_at: row.get(8),
+            first_started_at: row.get(12),
+            steps: record::steps(row.get(13), row.get(14))?,
+        };
+        Ok(self.hand(columns.into_job()?, &line, hand))
+    }
+
+    /// The claimed jobs that a lease speaks for, all in the last row.
+    pub(super) fn spoken(&self, stand: &Row) -> Read<Vec<HandedJob>> {
+        let Some(ids) = stand.get::<_, Option<Vec<Uuid>>>(19) else { return Ok(Vec::new()) };
+        let numbers: Vec<i64> = stand.get(20);
+        let payloads: Vec<&[u8]> = stand.get(21);
+        let created: Vec<i64> = stand.get(22);
+        let lines: Vec<i32> = stand.get(23);
+        let mut details: Vec<Option<Value>> =
+            stand.get::<_, Option<_>>(24).unwrap_or_else(|| vec![None; ids.len()]);
+        let (first, lowest) = (stand.get::<_, i64>(9), numbers.iter().copied().min().unwrap_or(0));
+        let common = if lines.len() == 1 { Some(self.line(lines.first())?) } else { None };
+        let mut jobs = Vec::with_capacity(ids.len());
+        let each = ids.into_iter().zip(numbers).zip(payloads.into_iter().zip(created));
+        for (place, ((id, number), (payload, created_at))) in each.enumerate() {
+            let line = match &common {
+                Some(line) => line,
+                None => &self.line(lines.get(place))?,
+            };
+            let detail = details.get_mut(place).and_then(Option::take);
+            let columns = JobColumns::usual(id, line.queue.clone(), line.kind.clone(), payload);
+            let columns = match detail {
+                Some(detail) => columns.with(detail)?,
+                None => columns,
+            };
+            let hand = Hand {
+                token: first + number - lowest,
+                attempt: 1,
+                recoveries: 0,
+                number,
+                created_at,
+                first_started_at: None,
+                steps: Vec::new(),
+            };
+            jobs.push(self.hand(columns.into_job()?, line, hand));
+        }
+        Ok(jobs)
+    }
 }

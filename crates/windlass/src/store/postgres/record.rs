@@ -13,8 +13,8 @@ use windlass_core::time::Timestamp;
 
 use super::wire::{self, JobColumns, Read, Strange};
 
-/// What a record is made of, given `j`, `p`, `d`, `q` and `k` for a job, its place, its diary, its
-/// queue and its kind.
+/// What a record is made of, given `j`, `p`, `d`, `q` and `k` for a job, where it stands, its diary,
+/// its queue and its kind.
 pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, j.payload, j.spec, \
     j.priority, j.start_kind, j.start_us, j.created_at, \
     p.state::bigint as state, p.at, p.updated_at, p.attempts, p.recoveries, p.generation, p.begun, \
@@ -33,7 +33,7 @@ pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, 
 pub(super) const TABLES: &str = "windlass.job j \
     join windlass.line l on l.id = j.line join windlass.queue q on q.id = l.queue \
     join windlass.kind k on k.id = l.kind \
-    join windlass.place p on p.seq = j.seq left join windlass.diary d on d.seq = j.seq";
+    join windlass.standing p on p.seq = j.seq left join windlass.diary d on d.seq = j.seq";
 
 /// The record of a row with [`COLUMNS`].
 pub(super) fn read(row: &Row) -> Read<JobRecord> {

@@ -249,6 +249,22 @@ impl JobColumns {
         })
     }
 
+    /// A job that has no priority and may start at once, and of which no more is said.
+    pub(super) fn usual(id: Uuid, queue: Name, kind: Name, payload: &[u8]) -> Self {
+        let payload = payload.to_vec();
+        Self { id, queue, kind, payload, priority: 0, start: (0, None), spec: None }
+    }
+
+    /// With what else is said of it.
+    pub(super) fn with(mut self, mut detail: Value) -> Read<Self> {
+        let number = |what: &str| detail[what].as_i64();
+        let small = |what: &str| number(what).ok_or_else(|| strange(what, &detail[what]));
+        self.priority = i32::try_from(small("priority")?).unwrap_or(0);
+        self.start = (i16::try_from(small("start_kind")?).unwrap_or(0), number("start_us"));
+        self.spec = Some(detail["spec"].take());
+        Ok(self)
+    }
+
     pub(super) fn into_job(self) -> Read<NewJob> {
         let id = job_id(self.id);
         let mut job = NewJob::new(id, self.kind, self.queue, self.payload);

@@ -28,7 +28,9 @@ language sql immutable as $$
 $$;
 
 -- Hands out jobs in rows, and tells how things stand in a last one. What is as usual is null: no priority,
--- ready at once, the first attempt, nothing recovered, and nobody else involved in how it ends.
+-- ready at once, the first attempt, nothing recovered, and nobody else involved in how it ends. Jobs that a lease
+-- speaks for stand in the last row, all in one: a line that is told once is that of all of them, and a token is that
+-- of the first, in `token`, and as much more as the number is.
 -- With a `_half`, 0 or 1, it takes from every other thousand of numbers as long as there are any, so that two
 -- at the same time need not pass over each other's.
 create function windlass.claim(_worker text, _queues text[], _kinds text[], _leases bigint[], _max_attempts bigint[],
@@ -36,7 +38,8 @@ create function windlass.claim(_worker text, _queues text[], _kinds text[], _lea
     _half int)
 returns table (id uuid, seq bigint, line int, payload bytea, spec jsonb, priority int, start_kind smallint,
     start_us bigint, created_at bigint, token bigint, attempt int, recoveries int, first_started bigint,
-    step_names text[], step_results bytea[], involved boolean, ready bigint, since bigint, wake_in bigint)
+    step_names text[], step_results bytea[], involved boolean, ready bigint, since bigint, wake_in bigint,
+    ids uuid[], seqs bigint[], payloads bytea[], created bigint[], lines int[], details jsonb[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
@@ -56,6 +59,19 @@ declare
   _readies tid[];
   _epochs smallint[];
   _epoch smallint;
+  _ranks bigint[];
+  _ats bigint[];
+  _speaks boolean := false;
+  _ids uuid[];
+  _numbers bigint[];
+  _payloads bytea[];
+  _created bigint[];
+  _of_lines int[];
+  _details jsonb[];
+  _detailed boolean;
+  _firsts int[];
+  _lows bigint[];
+  _highs bigint[];
   _seqs bigint[];
   _all boolean;
   _places tid[];
@@ -64,7 +80,7 @@ declare
   _fresh boolean;
   _attempts int[];
   _recoveries int[];
-  _firsts bigint[];
+  _first_starts bigint[];
   _steps smallint[];
   _plains boolean[];
   _lease bigint;
@@ -136,45 +152,78 @@ begin
               order by h.standing desc, h.at, h.seq limit _limit) h
           group by h.line) c on c.line = l.line;
     end if;
-    -- Two looks, each passing over what others hold: among the ready, so that claims at the same time
-    -- pass each other quickly, and then at the places, which are the jobs' locks. Whoever changes a job
-    -- that is ready takes it from among the ready, so what is held there is true.
-    -- The other half is taken from when there is nothing in its own.
+    -- Whoever changes a job that is ready takes it from among the ready, so what is held there is true. What
+    -- others hold is passed over. The other half is taken from when there is nothing in its own.
     loop
       select array_agg(h.seq), array_agg(h.ready), array_agg(h.epoch),
-          case when min(h.epoch) = max(h.epoch) then min(h.epoch) end into _heads, _readies, _epochs, _epoch
-        from unnest(_lines, _take) as t(line, take)
+          case when min(h.epoch) = max(h.epoch) then min(h.epoch) end, bool_and(h.fresh),
+          array_agg(t.of) filter (where _many), array_agg(h.rank) filter (where _many),
+          array_agg(h.at) filter (where _many)
+          into _heads, _readies, _epochs, _epoch, _speaks, _ofs, _ranks, _ats
+        from unnest(_lines, _take) with ordinality as t(line, take, of)
           cross join lateral (
-            select r.seq, r.ctid as ready, r.epoch from windlass.ready r
+            select r.seq, r.ctid as ready, r.epoch, r.fresh, r.rank, r.at from windlass.ready r
               where r.line = t.line and (_half is null or r.seq >> 10 & 1 = _half)
               order by r.rank, r.at, r.seq limit t.take for update skip locked) h
         where t.take > 0;
       exit when _heads is not null or _half is null;
       _half := null;
     end loop;
-    select array_agg(h.seq), array_agg(h.place), array_agg(h.of), bool_and(h.fresh) into _seqs, _places, _ofs, _fresh from (
-      select p.seq, p.ctid as place, array_position(_lines, p.line) as of,
-          not p.begun and p.attempts = 0 and p.recoveries = 0 and p.steps = 0 and p.plain as fresh
-        from windlass.place p where p.seq = any (_heads) and p.state = 2 order by p.seq for update skip locked) h;
-    _taken := coalesce(cardinality(_seqs), 0);
-    _all := _taken = cardinality(_heads);
-    -- In which order they start, where it is not that of their numbers.
-    if _many or _heads <> array(select h from unnest(_heads) h order by h) then
-      select array_agg(h.nth order by h.seq) into _order from (
-        select p.seq, row_number() over (order by
-            case when _many then -windlass._standing(_ageings[array_position(_lines, p.line)], p.rank, p.at, _now) end,
-            case when _many then p.at else p.rank end, case when _many then p.seq else p.at end, p.seq) as nth
-          from windlass.place p where p.ctid = any (_places)) h;
+    -- Fresh jobs that start in the order of their numbers, all on the same terms, are leased by one row.
+    if _speaks then
+      if _many then
+        select array_agg(h.seq order by h.seq), array_agg(h.of order by h.seq),
+            array_agg(h.seq order by windlass._standing(_ageings[h.of], h.rank, h.at, _now) desc, h.at, h.seq)
+            into _seqs, _ofs, _order
+          from unnest(_heads, _ofs, _ranks, _ats) as h(seq, of, rank, at);
+        _speaks := _order = _seqs and not exists (select from unnest(_ofs) o
+          where (_leases[_terms[o]], _max_attempts[_terms[o]])
+            is distinct from (_leases[_terms[_ofs[1]]], _max_attempts[_terms[_ofs[1]]]));
+        _order := null;
+      else
+        _seqs := array(select h from unnest(_heads) h order by h);
+        _speaks := _seqs = _heads;
+      end if;
+      -- Their tokens follow from their numbers, so these must not be far apart.
+      _speaks := _speaks and _seqs[cardinality(_seqs)] - _seqs[1] < 16383;
     end if;
+    if _speaks then
+      _all := true;
+      _fresh := true;
+    else
+      -- The others are held by their places, which are the jobs' locks.
+      select array_agg(h.seq), array_agg(h.place), array_agg(h.of), bool_and(h.fresh) into _seqs, _places, _ofs, _fresh from (
+        select p.seq, p.ctid as place, array_position(_lines, p.line) as of,
+            not p.begun and p.attempts = 0 and p.recoveries = 0 and p.steps = 0 and p.plain as fresh
+          from windlass.place p where p.seq = any (_heads) and p.state = 2 order by p.seq for update skip locked) h;
+      _all := cardinality(_seqs) = cardinality(_heads);
+      -- In which order they start, where it is not that of their numbers.
+      if _many or _heads <> array(select h from unnest(_heads) h order by h) then
+        select array_agg(h.nth order by h.seq) into _order from (
+          select p.seq, row_number() over (order by
+              case when _many then -windlass._standing(_ageings[array_position(_lines, p.line)], p.rank, p.at, _now) end,
+              case when _many then p.at else p.rank end, case when _many then p.seq else p.at end, p.seq) as nth
+            from windlass.place p where p.ctid = any (_places)) h;
+      end if;
+    end if;
+    _taken := coalesce(cardinality(_seqs), 0);
   end if;
   if _taken > 0 then
     -- Read when the jobs have been seen: a lease that began before those ended that made room for it
     -- would overlap with them in the store's own time.
     _since := greatest(_now, windlass.now_us());
     _base := nextval('windlass.token') * 16384;
-    insert into windlass.lease (token, until, running, seqs)
-      select _base, _since + min(_leases[_terms[o]]), _taken, _seqs from unnest(_ofs) o;
-    if exists (select from windlass.lined) then
+    select r.firsts, r.lows, r.highs into _firsts, _lows, _highs from windlass._runs(_seqs) r;
+    if _speaks then
+      _lease := _leases[_terms[coalesce(_ofs[1], 1)]];
+      insert into windlass.lease (token, until, running, lowest, highest, lows, highs, worker, since, ends, max_attempts)
+        values (_base, _since + _lease, _taken, _seqs[1], _seqs[_taken], _lows, _highs, _worker, _since,
+          _since + _lease, _max_attempts[_terms[coalesce(_ofs[1], 1)]]);
+    else
+      insert into windlass.lease (token, until, running, lowest, highest, lows, highs)
+        select _base, _since + min(_leases[_terms[o]]), _taken, _seqs[1], _seqs[_taken], _lows, _highs from unnest(_ofs) o;
+    end if;
+    if not _speaks and exists (select from windlass.lined) then
       delete from windlass.lined x where x.ctid = any (array(
         select l.ctid from windlass.place p cross join lateral (
             select l.ctid from windlass.lined l where l.queue = p.lane_queue and l.lane = p.lane and l.rank = p.rank
@@ -186,7 +235,9 @@ begin
           group by p.lane_queue, p.lane;
     end if;
     insert into windlass.tally (line, queue, ready, running)
-      select _lines[o.of], _queue_ids[o.of], -o.n, o.n from (select of, count(*) as n from unnest(_ofs) of group by of) o;
+      select _lines[o.of], _queue_ids[o.of], -o.n, o.n from (
+        select of, count(*) as n from unnest(_ofs) of group by of
+        union all select 1, _taken where _ofs is null) o;
     -- Nobody but who holds a job's place takes it from among the ready.
     if _all and _epoch is not null then
       if _epoch = 0 then
@@ -204,41 +255,58 @@ begin
             (select array(select unnest(_seqs)) as seqs offset 0) f
           where h.epoch = 1 and f.seqs[width_bucket(h.seq, f.seqs)] = h.seq));
     end if;
-    if not _many then
-      _lease := _leases[_terms[1]];
-      _most := _max_attempts[_terms[1]];
-    end if;
     -- Most have no past.
     if not _fresh then
       select array_agg(h.attempts + 1), array_agg(h.recoveries), array_agg(h.first_started), array_agg(h.steps),
-          array_agg(h.plain) into _attempts, _recoveries, _firsts, _steps, _plains from (
+          array_agg(h.plain) into _attempts, _recoveries, _first_starts, _steps, _plains from (
         select p.attempts, p.recoveries, p.first_started, p.steps, p.plain from windlass.place p
           where p.ctid = any (_places) order by p.seq) h;
     end if;
-    -- Jobs and what is said of them are paired by binary search, in a plain copy of their numbers: a
-    -- variable's array would be copied for every search.
-    update windlass.place p set state = 3, attempts = p.attempts + 1, begun = true,
-        token = _base + coalesce(_order[width_bucket(p.seq, f.seqs)], width_bucket(p.seq, f.seqs)),
-        worker = _worker, since = _since, cancel_requested = false, told = false, offered = false,
-        at = _since + coalesce(_lease, _leases[_terms[_ofs[width_bucket(p.seq, f.seqs)]]]),
-        max_attempts = coalesce(p.own_max_attempts, _most, _max_attempts[_terms[_ofs[width_bucket(p.seq, f.seqs)]]]),
-        first_started = coalesce(p.first_started, _since), updated_at = _since
-      from (select array(select unnest(_seqs)) as seqs offset 0) f
-      where p.ctid = any (_places);
-    return query with begun as (
-      select j.*, width_bucket(j.seq, f.seqs) as k from (select array(select unnest(_seqs)) as seqs offset 0) f
-        cross join lateral (select j.* from windlass.job j where j.seq = any (f.seqs) offset 0) j
-    ), told as (
+    if not _speaks then
+      if not _many then
+        _lease := _leases[_terms[1]];
+        _most := _max_attempts[_terms[1]];
+      end if;
+      update windlass.place p set state = 3, attempts = p.attempts + 1, begun = true,
+          token = _base + coalesce(_order[r.first + p.seq - r.low], r.first + p.seq - r.low),
+          worker = _worker, since = _since, cancel_requested = false, told = false, offered = false,
+          at = _since + coalesce(_lease, _leases[_terms[_ofs[r.first + p.seq - r.low]]]),
+          max_attempts = coalesce(p.own_max_attempts, _most, _max_attempts[_terms[_ofs[r.first + p.seq - r.low]]]),
+          first_started = coalesce(p.first_started, _since), updated_at = _since
+        from unnest(_firsts, _lows, _highs) as r(first, low, high)
+        where p.seq between r.low and r.high;
+    end if;
+    if _speaks then
+      select array_agg(j.id), array_agg(j.seq), array_agg(j.payload), array_agg(j.created_at),
+          array_agg(j.line) filter (where _many), array_agg(case
+            when j.spec is not null or j.priority <> 0 or j.start_kind <> 0 then jsonb_build_object(
+              'spec', j.spec, 'priority', j.priority, 'start_kind', j.start_kind, 'start_us', j.start_us) end),
+          bool_or(j.spec is not null or j.priority <> 0 or j.start_kind <> 0)
+          into _ids, _numbers, _payloads, _created, _of_lines, _details, _detailed
+        from unnest(_lows, _highs) as r(low, high) cross join lateral (
+          select j.* from windlass.job j where j.seq between r.low and r.high offset 0) j;
+      if not _many then _of_lines := _lines; end if;
+      if not _detailed then _details := null; end if;
       insert into windlass.event (at, n, topic, jobs, lines, a, detail)
-        select _since, count(*), 'job.started', array_agg(id), array_agg(line),
-            array_agg(coalesce(_attempts[k], 1)::bigint), jsonb_build_object('worker', _worker) from begun
-    )
-    select b.id, b.seq, b.line, b.payload, b.spec, nullif(b.priority, 0), nullif(b.start_kind, 0), b.start_us,
-        b.created_at, _base + coalesce(_order[k], k), nullif(_attempts[k], 1), nullif(_recoveries[k], 0), _firsts[k],
-        case when _steps[k] > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = b.seq) end,
-        case when _steps[k] > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = b.seq) end,
-        case when not _plains[k] then true end, null::bigint, null::bigint, null::bigint
-      from begun b;
+        values (_since, _taken, 'job.started', _ids, _of_lines, array[1], jsonb_build_object('worker', _worker));
+    else
+      return query with begun as (
+        select j.*, r.first + j.seq - r.low as k from unnest(_firsts, _lows, _highs) as r(first, low, high)
+          cross join lateral (select j.* from windlass.job j where j.seq between r.low and r.high offset 0) j
+      ), told as (
+        insert into windlass.event (at, n, topic, jobs, lines, a, detail)
+          select _since, count(*), 'job.started', array_agg(id), array_agg(line),
+              array_agg(coalesce(_attempts[k], 1)::bigint), jsonb_build_object('worker', _worker) from begun
+      )
+      select b.id, b.seq, b.line, b.payload, b.spec, nullif(b.priority, 0), nullif(b.start_kind, 0), b.start_us,
+          b.created_at, _base + coalesce(_order[k], k), nullif(_attempts[k], 1), nullif(_recoveries[k], 0),
+          _first_starts[k],
+          case when _steps[k] > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = b.seq) end,
+          case when _steps[k] > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = b.seq) end,
+          case when not _plains[k] then true end, null::bigint, null::bigint, null::bigint, null::uuid[], null::bigint[],
+          null::bytea[], null::bigint[], null::int[], null::jsonb[]
+        from begun b;
+    end if;
   end if;
   if _lines is not null and _limit > 0 then
     -- What the limits turned away, and what of the rates was used.
@@ -251,7 +319,7 @@ begin
       select * into _kind from windlass.kind k where k.name = _term.kind;
       continue when not found;
       if _term.rate_jobs is not null then
-        select count(*) into _running from unnest(_ofs) o where _terms[o] = _term.n;
+        select count(*) into _running from unnest(coalesce(_ofs, array_fill(1, array[_taken]))) o where _terms[o] = _term.n;
         if _running > 0 then
           update windlass.kind k set full_at = (select a.full_at from windlass._admit(_kind.full_at, _term.rate_jobs,
               _term.rate_period, _term.rate_burst, _running::int, _since) a) where k.id = _kind.id;
@@ -269,12 +337,13 @@ begin
     end loop;
   end if;
   return query select null::uuid, null::bigint, null::int, null::bytea, null::jsonb, null::int, null::smallint,
-    null::bigint, null::bigint, null::bigint, null::int, null::int, null::bigint, null::text[], null::bytea[],
+    null::bigint, null::bigint, _base + 1, null::int, null::int, null::bigint, null::text[], null::bytea[],
     null::boolean,
     (select coalesce(sum(c.n), 0)::bigint from unnest(_lines, _terms) as t(line, term)
       cross join lateral (select count(*) as n from (select from windlass.ready r
         where r.line = t.line order by r.rank, r.at, r.seq limit 100) heads) c
       where not t.term = any (_capped)),
     coalesce(_since, _now),
-    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait);
+    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait),
+    _ids, _numbers, _payloads, _created, _of_lines, _details;
 end $$;

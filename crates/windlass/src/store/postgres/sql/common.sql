@@ -151,10 +151,49 @@ begin
   end if;
 end $$;
 
+-- Writes down in the places of jobs what leases say that speak for them: of runs of numbers, each under one lease, and
+-- not of more than so many. Passes over whom somebody else holds.
+create function windlass._write_out(_leases bigint[], _lows bigint[], _highs bigint[], _most int) returns void
+language plpgsql as $$
+begin
+  with spoken as (
+    select p.place, s.token + 1 + p.seq - s.lowest as token, s.worker, s.since, s.ends, s.max_attempts
+      from unnest(_leases, _lows, _highs) as r(lease, low, high)
+        cross join lateral (
+          select s.* from windlass.lease s where s.token = r.lease and s.worker is not null
+            and s.highs[width_bucket(r.low, s.lows)] >= r.high offset 0) s
+        cross join lateral (
+          select p.ctid as place, p.seq from windlass.place p
+            where p.seq between r.low and r.high and windlass._is_fresh(p.state, p.begun, p.generation, p.plain) offset 0
+            for update skip locked) p
+      limit _most
+  )
+  update windlass.place p set state = 3, attempts = 1, begun = true, token = s.token, worker = s.worker,
+      since = s.since, at = s.ends, max_attempts = coalesce(p.own_max_attempts, s.max_attempts),
+      first_started = s.since, updated_at = s.since
+    from spoken s where p.ctid = s.place;
+end $$;
+
 -- The job, locked; nothing if it is not kept.
-create function windlass._hold(_seq bigint) returns windlass.place language sql volatile as $$
-  select * from windlass.place where seq = _seq for update
-$$;
+create function windlass._hold(_seq bigint) returns windlass.place language plpgsql as $$
+declare
+  _p windlass.place;
+  _lease bigint;
+begin
+  select * into _p from windlass.place where seq = _seq for update;
+  if windlass._is_fresh(_p.state, _p.begun, _p.generation, _p.plain) then
+    -- It is ready if it stands among the ready, where no claim takes it from now on.
+    perform from windlass.ready where line = _p.line and rank = _p.rank and at = _p.at and seq = _seq for update;
+    if not found then
+      select s.token into strict _lease from windlass.lease s
+        where s.worker is not null and int8range(s.lowest, s.highest, '[]') @> _seq
+          and s.highs[width_bucket(_seq, s.lows)] >= _seq;
+      perform windlass._write_out(array[_lease], array[_seq], array[_seq], 1);
+      select * into _p from windlass.place where seq = _seq;
+    end if;
+  end if;
+  return _p;
+end $$;
 
 -- Takes a waiting job out of where it is found.
 create function windlass._unlist(_p windlass.place) returns void language plpgsql as $$
@@ -178,7 +217,8 @@ begin
   if _p.state = 1 then
     insert into windlass.due (at, seq) values (_p.at, _p.seq);
   elsif _p.state = 2 and _p.lane_queue is null then
-    insert into windlass.ready (line, rank, at, seq) values (_p.line, _p.rank, _p.at, _p.seq);
+    insert into windlass.ready (line, rank, at, seq, fresh) values (_p.line, _p.rank, _p.at, _p.seq,
+      windlass._is_fresh(_p.state, _p.begun, _p.generation, _p.plain));
   elsif _p.state = 2 then
     insert into windlass.lined (queue, lane, rank, at, seq) values (_p.lane_queue, _p.lane, _p.rank, _p.at, _p.seq);
   end if;
@@ -242,7 +282,7 @@ begin
     select queue into _queue from windlass.line where id = _p.line;
     insert into windlass.dead (queue, at, seq) values (_queue, _now, _p.seq);
   else
-    insert into windlass.past (at, seqs) values (_now, array[_p.seq]);
+    insert into windlass.past (at, lows, highs) values (_now, array[_p.seq], array[_p.seq]);
   end if;
   perform windlass._count(_p.line, _p.lane_queue, _p.lane, _p.state, _state);
   if not _p.plain then

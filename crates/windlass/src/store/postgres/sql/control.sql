@@ -5,8 +5,8 @@ create function windlass._locate(_id uuid) returns windlass.place language plpgs
 declare
   _p windlass.place;
 begin
-  select p.* into _p from windlass.job j join windlass.place p using (seq) where j.id = _id for update of p;
-  if not found then return null; end if;
+  _p := windlass._hold((select j.seq from windlass.job j where j.id = _id));
+  if _p.seq is null then return null; end if;
   if _p.state >= 4 and not _p.plain then
     _p := windlass._belonging(_p, (select spec from windlass.job where seq = _p.seq));
   end if;
@@ -126,7 +126,7 @@ $$;
 
 -- The jobs a filter means, by acceptance.
 create function windlass._select(_filter jsonb, _now bigint) returns uuid[] language sql as $$
-  select coalesce(array_agg(j.id order by j.seq), '{}') from windlass.job j join windlass.place p on p.seq = j.seq
+  select coalesce(array_agg(j.id order by j.seq), '{}') from windlass.job j join windlass.standing p on p.seq = j.seq
     where windlass._means(_filter, case when p.state = 1 and p.at <= _now then 2 else p.state end, j.line, j.spec,
       j.created_at)
 $$;
@@ -225,7 +225,7 @@ begin
   end if;
   update windlass.place set state = 6, reason = 5, at = _now, updated_at = _now, attempt_end = null, worker = null,
     since = null where seq = _p.seq;
-  insert into windlass.past (at, seqs) values (_now, array[_p.seq]);
+  insert into windlass.past (at, lows, highs) values (_now, array[_p.seq], array[_p.seq]);
   perform windlass._count(_p.line, _p.lane_queue, _p.lane, 5, 6);
   perform windlass._tell_end(_p, _now, 6, 5, null);
   perform windlass._spread(_p.seq, null, _now);

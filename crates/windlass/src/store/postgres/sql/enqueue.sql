@@ -433,8 +433,8 @@ begin
           _now, line, case when due > _now then 1 else 2 end, true, max_attempts
         from timed
   ), listed as (
-    insert into windlass.ready (line, rank, at, seq, epoch)
-      select line, windlass._rank(ageing, priority, _now), _now, seq, _epoch from timed where due <= _now
+    insert into windlass.ready (line, rank, at, seq, fresh, epoch)
+      select line, windlass._rank(ageing, priority, _now), _now, seq, true, _epoch from timed where due <= _now
   ), waiting as (
     insert into windlass.due (at, seq) select due, seq from timed where due > _now
   ), counted as (

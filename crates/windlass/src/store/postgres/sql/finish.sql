@@ -55,6 +55,8 @@ declare
   _kept bigint[] := '{}';
   _all bigint[];
   _rest bigint[];
+  _lows bigint[];
+  _highs bigint[];
 begin
   while cardinality(_seqs) < _most loop
     select * into _past from windlass.past where _before is null or at <= _before
@@ -62,44 +64,53 @@ begin
     exit when not found;
     delete from windlass.past where at = _past.at and id = _past.id;
     -- What was replayed meanwhile, or is gone, is no longer past.
-    select coalesce(array_agg(p.seq order by p.seq), '{}') into _all from windlass.place p
-      where p.seq = any (_past.seqs) and p.state in (4, 6) and p.at = _past.at;
-    select coalesce(array_agg(s) filter (where not held), '{}'), _kept || coalesce(array_agg(s) filter (where held), '{}')
-      into _all, _kept from (
+    select coalesce(array_agg(p.seq order by p.seq), '{}') into _all
+      from unnest(_past.lows, _past.highs) as r(low, high) cross join lateral (
+        select p.seq from windlass.place p
+          where p.seq between r.low and r.high and p.state in (4, 6) and p.at = _past.at offset 0) p;
+    if exists (select from windlass.edge) or exists (select from windlass.key) then
+      select coalesce(array_agg(s order by s) filter (where not held), '{}'),
+          _kept || coalesce(array_agg(s) filter (where held), '{}') into _all, _kept from (
         select s, exists (select from windlass.edge d where d.on_id = (select j.id from windlass.job j where j.seq = s))
           or exists (select from windlass.key k where k.seq = s and k.until > _now) as held
         from unnest(_all) s) x;
+    end if;
     _rest := _all[_most - cardinality(_seqs) + 1 :];
     if cardinality(_rest) > 0 then
-      insert into windlass.past (at, seqs) values (_past.at, _rest);
+      insert into windlass.past (at, lows, highs) select _past.at, r.lows, r.highs from windlass._runs(_rest) r;
     end if;
     _seqs := _seqs || _all[1 : _most - cardinality(_seqs)];
   end loop;
   if cardinality(_kept) > 0 then
-    insert into windlass.past (at, seqs) select p.at, array_agg(p.seq) from windlass.place p
-      where p.seq = any (_kept) group by p.at;
+    insert into windlass.past (at, lows, highs)
+      select k.at, r.lows, r.highs from (
+          select p.at, array_agg(p.seq order by p.seq) as seqs from windlass.place p where p.seq = any (_kept) group by p.at) k
+        cross join lateral windlass._runs(k.seqs) r;
   end if;
   if cardinality(_seqs) = 0 then return 0; end if;
+  select r.lows, r.highs into _lows, _highs from windlass._runs(array(select s from unnest(_seqs) s order by s)) r;
   with gone as (
-    delete from windlass.place where seq = any (_seqs) returning seq, line, state
+    delete from windlass.place p using unnest(_lows, _highs) as r(low, high)
+      where p.seq between r.low and r.high returning p.seq, p.line, p.state
   ), counted as (
     insert into windlass.tally (line, queue, completed, cancelled)
       select g.line, l.queue, -count(*) filter (where g.state = 4), -count(*) filter (where g.state = 6)
         from gone g join windlass.line l on l.id = g.line group by g.line, l.queue
   ), jobs as (
-    delete from windlass.job where seq = any (_seqs) returning seq, id, line
+    delete from windlass.job j using unnest(_lows, _highs) as r(low, high)
+      where j.seq between r.low and r.high returning j.seq, j.id, j.line
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a, b)
       select _now, count(*), 'job.removed', array_agg(id order by seq), array_agg(line order by seq),
-          array_agg(1::bigint), null from jobs
+          array[1::bigint], null from jobs
   ), diaries as (
-    delete from windlass.diary where seq = any (_seqs)
+    delete from windlass.diary d using unnest(_lows, _highs) as r(low, high) where d.seq between r.low and r.high
   ), steps as (
-    delete from windlass.step where seq = any (_seqs)
+    delete from windlass.step s using unnest(_lows, _highs) as r(low, high) where s.seq between r.low and r.high
   ), edges as (
-    delete from windlass.edge where seq = any (_seqs)
+    delete from windlass.edge e using unnest(_lows, _highs) as r(low, high) where e.seq between r.low and r.high
   )
-  delete from windlass.key where seq = any (_seqs);
+  delete from windlass.key k using unnest(_lows, _highs) as r(low, high) where k.seq between r.low and r.high;
   return cardinality(_seqs);
 end $$;
 

@@ -19,8 +19,8 @@ begin
   -- Nobody else adds up meanwhile, so that what is counted there is moved for certain.
   perform pg_advisory_xact_lock(hashtextextended('windlass.tally', 0));
   execute format('lock table windlass.ready_%s, windlass.tally_%s in access exclusive mode', _other, _other);
-  insert into windlass.ready (line, rank, at, seq)
-    select line, rank, at, seq from windlass.ready where epoch = _other;
+  insert into windlass.ready (line, rank, at, seq, fresh)
+    select line, rank, at, seq, fresh from windlass.ready where epoch = _other;
   perform windlass._add_up();
   execute format('truncate windlass.ready_%s, windlass.tally_%s', _other, _other);
   return true;

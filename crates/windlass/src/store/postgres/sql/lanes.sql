@@ -45,7 +45,7 @@ begin
       and r.at = (select p.at from windlass.place p where p.seq = _current);
     update windlass.place set offered = true where seq = _next;
     if _next is not null then
-      insert into windlass.ready (line, rank, at, seq) values (_next_line, _rank, _at, _next);
+      insert into windlass.ready (line, rank, at, seq, fresh) values (_next_line, _rank, _at, _next, false);
       insert into windlass.after (what, a) values (4, _queue);
     end if;
   end if;
@@ -72,8 +72,12 @@ begin
   select * into _q from windlass.queue where id = _queue;
   insert into windlass.after (what, a, b)
     select distinct 1, p.lane_queue, p.lane from windlass.place p where p.lane_queue = _queue;
+  -- No claim takes anything meanwhile, and what leases speak for is not among what is sorted.
+  perform pg_advisory_xact_lock(hashtextextended('windlass.claim', 0));
   perform from windlass.place p join windlass.line l on l.id = p.line
     where l.queue = _queue and p.state < 4 order by p.seq for update of p;
+  perform windlass._write_out(array_agg(s.token), array_agg(r.low), array_agg(r.high), null)
+    from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high) where s.worker is not null;
   delete from windlass.ready r using windlass.line l where l.queue = _queue and r.line = l.id;
   delete from windlass.lined where queue = _queue;
   update windlass.place p set
@@ -83,8 +87,8 @@ begin
     from windlass.job j, windlass.line l
     where l.queue = _queue and p.line = l.id and j.seq = p.seq and p.state < 4
       and (p.lane_queue is not null or p.state = 2);
-  insert into windlass.ready (line, rank, at, seq)
-    select p.line, p.rank, p.at, p.seq from windlass.place p join windlass.line l on l.id = p.line
+  insert into windlass.ready (line, rank, at, seq, fresh)
+    select p.line, p.rank, p.at, p.seq, windlass._is_fresh(p.state, p.begun, p.generation, p.plain) from windlass.place p join windlass.line l on l.id = p.line
       where l.queue = _queue and p.state = 2 and p.lane_queue is null;
   insert into windlass.lined (queue, lane, rank, at, seq)
     select p.lane_queue, p.lane, p.rank, p.at, p.seq from windlass.place p

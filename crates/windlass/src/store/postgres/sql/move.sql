@@ -111,8 +111,10 @@ begin
   ), due as (
     insert into windlass.due (at, seq) select at, seq from record where state = 1
   ), past as (
-    insert into windlass.past (at, seqs)
-      select at, array_agg(seq) from record where state in (4, 6) group by at
+    insert into windlass.past (at, lows, highs)
+      select p.at, r.lows, r.highs from (
+          select at, array_agg(seq order by seq) as seqs from record where state in (4, 6) group by at) p
+        cross join lateral windlass._runs(p.seqs) r
   ), dead as (
     insert into windlass.dead (queue, at, seq) select queue_id, at, seq from record where state = 5
   ), diary as (

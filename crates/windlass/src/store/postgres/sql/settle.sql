@@ -78,6 +78,9 @@ declare
   _detail text;
 begin
   perform windlass._finish(_now);
+  perform windlass._write_out(array_agg(i.token / 16384 * 16384), array_agg(j.seq), array_agg(j.seq), null)
+    from unnest(_jobs, _tokens) as i(job, token)
+      cross join lateral (select j.seq from windlass.job j where j.id = i.job offset 0) j;
   -- A job that is being settled at this moment keeps the lease it has: nobody waits for it here.
   return query with asked as (
     select i.n::int as n, i.lease, p.seq, p.at, p.cancel_requested
@@ -220,20 +223,24 @@ begin
   return coalesce((select p.state from windlass.place p where p.seq = _p.seq), _state);
 end $$;
 
--- The first `_alone` have their numbers in ascending order, are completed, and say nothing else. Others have
--- theirs where the caller knows it. An output is a piece of `_outputs`. `done` are those that are completed.
-create function windlass.settle(_alone int, _jobs uuid[], _seqs bigint[], _tokens bigint[], _verdicts smallint[],
-    _args bigint[], _outputs bytea, _starts int[], _sizes int[], _errors text[], _extras jsonb[], _object_states bytea[])
-returns table (n int, state int, refusal jsonb, rings text[], done int[])
+-- The first `_alone` are completed and say nothing else; they come as runs of numbers and of tokens. The others have
+-- their tokens and verdicts, and their numbers where the caller knows them. An output is a piece of `_outputs`. Answers
+-- for each that is not simply completed, and in a last row whom to ring.
+create function windlass.settle(_alone int, _jobs uuid[], _firsts int[], _lows bigint[], _highs bigint[],
+    _first_tokens bigint[], _seqs bigint[], _tokens bigint[], _verdicts smallint[], _args bigint[], _outputs bytea,
+    _starts int[], _sizes int[], _errors text[], _extras jsonb[], _object_states bytea[])
+returns table (n int, state int, refusal jsonb, rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
   _now bigint := windlass.now_us();
-  _done int[];
+  _done int;
   _done_seqs bigint[];
   _done_lines int[];
+  _leases bigint[];
+  _ended int[];
   _item record;
   _p windlass.place;
   _house windlass.house;
@@ -241,7 +248,7 @@ declare
 begin
   select * into _house from windlass.house;
   if array_position(_seqs, null) is not null then
-    _seqs := array(select coalesce(i.seq, j.seq) from unnest(_jobs, _seqs) with ordinality as i(job, seq, n)
+    _seqs := array(select coalesce(i.seq, j.seq) from unnest(_jobs[_alone + 1 :], _seqs) with ordinality as i(job, seq, n)
       left join lateral (select j.seq from windlass.job j where i.seq is null and j.id = i.job offset 0) j on true
       order by i.n);
   end if;
@@ -252,49 +259,70 @@ begin
   then
     perform from windlass.place p where p.seq in (
         select unnest(_seqs)
+        union all select windlass._members(_lows, _highs)
         union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met)
       order by p.seq for update;
   end if;
-  -- Jobs that are done and with which nothing else ends: all at once, paired as in a claim. What is not as
-  -- the caller thinks is settled one by one.
+  -- Jobs that are done and with which nothing else ends: all at once, run by run. A job is as its place says, or
+  -- as the lease does that speaks for it. What is not as the caller thinks is settled one by one.
   with gone as (
     update windlass.place p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
-        output = substring(_outputs from _starts[width_bucket(p.seq, f.seqs)] for _sizes[width_bucket(p.seq, f.seqs)])
-      from (select array(select unnest(_seqs[1:_alone])) as seqs offset 0) f
-      where p.seq = any (f.seqs) and p.state = 3 and p.token = _tokens[width_bucket(p.seq, f.seqs)] and p.plain
-        and coalesce(_sizes[width_bucket(p.seq, f.seqs)], 0) <= _house.payload_bytes
-      returning p.seq, p.line, p.attempts, p.since, p.worker, p.token / 16384 * 16384 as lease,
-        width_bucket(p.seq, f.seqs) as n
-  ), leases as (
-    select lease, count(*)::int as n from gone group by lease
-  ), shrunk as (
-    update windlass.lease s set running = s.running - l.n from leases l where s.token = l.lease and s.running > l.n
-  ), over as (
-    delete from windlass.lease s using leases l where s.token = l.lease and s.running = l.n
+        begun = true, attempts = greatest(p.attempts, 1), token = r.token + p.seq,
+        worker = coalesce(p.worker, r.worker), since = coalesce(p.since, r.since),
+        first_started = coalesce(p.first_started, r.since),
+        output = substring(_outputs from _starts[r.n + p.seq] for _sizes[r.n + p.seq])
+      from (select r.low, r.high, r.first - r.low as n, r.token - r.low as token, s.worker, s.since
+        from unnest(_firsts, _lows, _highs, _first_tokens) as r(first, low, high, token)
+        left join lateral (
+          select s.worker, s.since from windlass.lease s
+            where s.token = r.token / 16384 * 16384 and s.worker is not null
+              and s.token + 1 - s.lowest = r.token - r.low and s.highs[width_bucket(r.low, s.lows)] >= r.high
+            offset 0) s on true offset 0) r
+      where p.seq between r.low and r.high and p.plain
+        and (p.state = 3 and p.token = r.token + p.seq
+          or windlass._is_fresh(p.state, p.begun, p.generation, p.plain) and r.since is not null)
+        and coalesce(_sizes[r.n + p.seq], 0) <= _house.payload_bytes
+      returning p.line, p.attempts, p.since, p.worker, p.token / 16384 * 16384 as lease, r.n + p.seq as n
+  ), ended as (
+    select lease, line, attempts, min(since) as since, min(worker collate "C") as worker, count(*)::int as n,
+        array_agg(_jobs[n]) as jobs from gone group by lease, line, attempts
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
-      select _now, count(*), 'job.completed', array_agg(_jobs[n]), array_agg(line),
-          array_agg(attempts::bigint), array_agg(_now - since), jsonb_build_object('worker', worker)
-        from gone group by worker
+      select _now, n, 'job.completed', jobs, array[line], array[attempts], array[_now - since],
+        jsonb_build_object('worker', worker) from ended
   ), counted as (
     insert into windlass.tally (line, queue, running, completed, t_completed)
-      select g.line, l.queue, -g.n, g.n, g.n
-        from (select line, count(*) as n from gone group by line) g join windlass.line l on l.id = g.line
+      select e.line, l.queue, -e.n, e.n, e.n
+        from (select line, sum(n) as n from ended group by line) e join windlass.line l on l.id = e.line
       returning line
   )
-  select array_agg(n), array_agg(seq), array(select line from counted)
-    into _done, _done_seqs, _done_lines from gone;
-  if _done is not null then
-    insert into windlass.past (at, seqs) values (_now, _done_seqs);
+  select coalesce(sum(n), 0), array_agg(lease), array_agg(n), array(select line from counted)
+    into _done, _leases, _ended, _done_lines from ended;
+  if _done < _alone then
+    _done_seqs := array(select p.seq from unnest(_lows, _highs) as r(low, high) cross join lateral (
+        select p.seq from windlass.place p
+          where p.seq between r.low and r.high and p.state = 4 and p.xmin = pg_current_xact_id()::xid offset 0) p
+      order by p.seq);
+  end if;
+  if _done > 0 then
+    if _done = _alone then
+      insert into windlass.past (at, lows, highs) values (_now, _lows, _highs);
+    else
+      insert into windlass.past (at, lows, highs) select _now, r.lows, r.highs from windlass._runs(_done_seqs) r;
+    end if;
+    if _done = _alone and (exists (select from windlass.diary) or exists (select from windlass.edge)) then
+      _done_seqs := array(select windlass._members(_lows, _highs));
+    end if;
     -- A diary that told of earlier failures tells of a success now.
-    if exists (select from windlass.diary) then
+    if _done_seqs is not null then
       update windlass.diary d set error = null where d.seq = any (_done_seqs) and d.error is not null;
     end if;
     -- Looked at after they ended: who begins to wait for one of them now sees that it has.
-    if exists (select from windlass.edge) then
+    if _done_seqs is not null then
       for _item in
-        select s.seq from unnest(_jobs, _seqs) as s(job, seq)
-          where s.seq = any (_done_seqs) and exists (select from windlass.edge e where e.on_id = s.job and not e.met)
+        select s.seq from unnest(_done_seqs) as s(seq)
+            cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j
+          where exists (select from windlass.edge e where e.on_id = j.id and not e.met)
       loop
         perform windlass._spread(_item.seq, null, _now);
       end loop;
@@ -311,31 +339,47 @@ begin
     end loop;
     perform windlass._keep_history(_house, _now, _house.history_jobs / 10);
   end if;
-  if coalesce(cardinality(_done), 0) < cardinality(_jobs) then
+  if _done < cardinality(_jobs) then
     _now := windlass._begin();
     for _item in
-      select i.*
-        from unnest(_seqs, _tokens, _verdicts, _args, _starts, _sizes, _errors, _extras, _object_states) with ordinality
-          as i(seq, token, verdict, arg, start, size, error, extra, object_state, n)
-        where not (i.n = any (coalesce(_done, '{}'))) order by i.n
+      select i.* from (
+          select r.first + s - r.low as n, s as seq, r.token + s - r.low as token, 0 as verdict, null as arg,
+              _starts[r.first + s - r.low] as start, _sizes[r.first + s - r.low] as size, null as error, null::jsonb as extra,
+              null::bytea as object_state
+            from unnest(_firsts, _lows, _highs, _first_tokens) as r(first, low, high, token)
+              cross join lateral generate_series(r.low, r.high) s
+            where _done < _alone and not s = any (_done_seqs)
+          union all
+          select _alone + i.n, i.seq, i.token, i.verdict, i.arg, i.start, i.size, i.error, i.extra, i.object_state
+            from unnest(_seqs, _tokens, _verdicts, _args[_alone + 1 :], _starts[_alone + 1 :], _sizes[_alone + 1 :],
+                _errors[_alone + 1 :], _extras[_alone + 1 :], _object_states[_alone + 1 :]) with ordinality
+              as i(seq, token, verdict, arg, start, size, error, extra, object_state, n)) i
+        order by i.n
     loop
       _p := windlass._hold(_item.seq);
       if _p.seq is null or _p.state <> 3 or _p.token <> _item.token then
-        return query select _item.n::int, null::int, jsonb_build_object('refusal', 'lease_lost'), null::text[], null::int[];
+        return query select _item.n::int, null::int, jsonb_build_object('refusal', 'lease_lost'), null::text[];
         continue;
       end if;
       begin
         return query select _item.n::int, windlass._settle_one(_p, _item.verdict, _item.arg,
             substring(_outputs from _item.start for _item.size), _item.error, _item.extra, _item.object_state,
-            _now), null::jsonb, null::text[], null::int[];
+            _now), null::jsonb, null::text[];
       exception when sqlstate 'WL001' then
         get stacked diagnostics _detail = pg_exception_detail;
-        return query select _item.n::int, null::int, _detail::jsonb, null::text[], null::int[];
+        return query select _item.n::int, null::int, _detail::jsonb, null::text[];
       end;
     end loop;
   end if;
   perform windlass._add_up_sometimes(_now);
-  return query select null::int, null::int, null::jsonb, windlass._finish(_now), _done;
+  return query select null::int, null::int, null::jsonb, windlass._finish(_now);
+  -- At last, because another settlement may wait for the same lease; in one order, so that no two wait for
+  -- each other.
+  update windlass.lease s set running = s.running - l.n
+    from (select l.lease, sum(l.n) as n from unnest(_leases, _ended) as l(lease, n) group by l.lease
+      order by l.lease offset 0) l
+    where s.token = l.lease;
+  delete from windlass.lease s where s.token = any (_leases) and s.running <= 0;
 end $$;
 
 -- Makes a batch of leases end when the first of them does; it goes with the last. Leases that were only
@@ -345,10 +389,10 @@ declare
   _until bigint;
   _told boolean;
 begin
-  -- One look per job, whatever the planner knows of the tables.
-  select min(p.at), bool_and(p.told) into _until, _told from unnest(_lease.seqs) as x(seq) cross join lateral (
-    select p.at, p.told from windlass.place p
-      where p.seq = x.seq and p.state = 3 and p.token > _lease.token and p.token < _lease.token + 16384 offset 0) p;
+  select min(p.at), bool_and(p.told) into _until, _told from unnest(_lease.lows, _lease.highs) as r(low, high) cross join lateral (
+    select case when p.state = 3 then p.at else _lease.ends end as at, p.told from windlass.place p
+      where p.seq between r.low and r.high and (p.state = 3 and p.token > _lease.token and p.token < _lease.token + 16384
+        or _lease.worker is not null and windlass._is_fresh(p.state, p.begun, p.generation, p.plain)) offset 0) p;
   if _until is null then
     delete from windlass.lease where token = _lease.token;
   elsif _until <> _lease.until or _told <> _lease.told then
@@ -449,10 +493,11 @@ begin
   select array_agg(s.token) into _due from (
     select s.token from windlass.lease s where (_all or s.until <= _now) and (not s.told or not _observe)
       order by s.until, s.token limit 1000 for update skip locked) s;
-  -- One look per job, whatever the planner knows of the tables.
-  _seqs := array(select p.seq from windlass.lease s cross join lateral unnest(s.seqs) as x(seq) cross join lateral (
-      select p.seq, p.at, p.token from windlass.place p
-        where p.seq = x.seq and p.state = 3 and p.token > s.token and p.token < s.token + 16384
+  perform windlass._write_out(array_agg(s.token), array_agg(r.low), array_agg(r.high), 1000)
+    from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high) where s.token = any (_due);
+  _seqs := array(select p.seq from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high)
+      cross join lateral (select p.seq, p.at, p.token from windlass.place p
+        where p.seq between r.low and r.high and p.state = 3 and p.token > s.token and p.token < s.token + 16384
           and (_all or p.at <= _now) and (not p.told or not _observe) offset 0) p
     where s.token = any (_due) order by p.at, p.token limit 1000);
   if not _observe then

@@ -103,18 +103,20 @@ create table windlass.place (
   output bytea,
   object text collate "C",
   met uuid[]
-) with (fillfactor = 26, autovacuum_vacuum_scale_factor = 0.05);
+) with (fillfactor = 42, autovacuum_vacuum_scale_factor = 0.05);
 create index place_expiring on windlass.place (expires_at, seq) where expires_at is not null;
 create index place_lane on windlass.place (lane_queue, lane) where lane_queue is not null;
 create index place_object on windlass.place (object, seq) where object is not null;
 
--- Jobs that a claim may take. Of a lane, one at most. In two halves: while somebody's old transaction
+-- Jobs that a claim may take. Of a lane, one at most. One that is `fresh` has never started, and nothing but
+-- time decides about it: a lease may speak for it. In two halves: while somebody's old transaction
 -- keeps dead rows from being cleared away, new rows go into one and the other is emptied at a stroke.
 create table windlass.ready (
   line int not null,
   rank bigint not null,
   at bigint not null,
   seq bigint not null,
+  fresh boolean not null,
   epoch smallint not null default windlass._epoch(),
   primary key (line, rank, at, seq, epoch)
 ) partition by list (epoch);
@@ -140,22 +142,76 @@ create table windlass.due (
   primary key (at, seq)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 
--- Jobs that were claimed together. `until` is not later than the first of their leases ends; who
+-- Jobs that were claimed together, as runs of numbers from `lows` to `highs`. `until` is not later than the first of their leases ends; who
 -- looks then sees to it that it is true again. `running` is not less than how many still run.
+--
+-- A lease with a `worker` speaks for its jobs, so that a claim changes one row and not one for each: the places
+-- of those that are fresh still say that they are ready, but they are not among the ready any more. Such a job
+-- runs, as `standing` has it, until it is completed or somebody holds it, who writes out what the lease says. Its
+-- token follows from its number.
+-- A fresh job is spoken for once at most, so that a place which is as it was at first is proof enough.
 create table windlass.lease (
   token bigint primary key,
   until bigint not null,
   running int not null,
   told boolean not null default false,
-  seqs bigint[] not null
+  worker text,
+  since bigint,
+  ends bigint,
+  max_attempts bigint,
+  lowest bigint not null,
+  highest bigint not null,
+  lows bigint[] not null,
+  highs bigint[] not null
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 create index lease_until on windlass.lease (until, token);
+create index lease_range on windlass.lease using gist (int8range(lowest, highest, '[]')) where worker is not null;
 
--- Completed and cancelled jobs that ended together, to be let go of, the oldest first.
+-- Numbers in ascending order as runs without gaps, and where each begins among them.
+create function windlass._runs(_seqs bigint[], out firsts int[], out lows bigint[], out highs bigint[])
+language sql immutable as $$
+  select array_agg(r.first order by r.first), array_agg(r.low order by r.first), array_agg(r.high order by r.first)
+    from (select min(x.n)::int as first, min(x.seq) as low, max(x.seq) as high
+      from unnest(_seqs) with ordinality as x(seq, n) group by x.seq - x.n) r
+$$;
+
+-- The numbers that runs stand for.
+create function windlass._members(_lows bigint[], _highs bigint[]) returns setof bigint language sql immutable as $$
+  select s from unnest(_lows, _highs) as r(low, high) cross join lateral generate_series(r.low, r.high) s
+$$;
+
+-- Whether a job is ready for its first start, and nothing but time decided about it. If it is not among the
+-- ready then, a lease speaks for it.
+create function windlass._is_fresh(_state smallint, _begun boolean, _generation int, _plain boolean) returns boolean
+language sql immutable as $$
+  select _state = 2 and not _begun and _generation = 0 and _plain
+$$;
+
+-- Where jobs stand, for whoever looks without holding them: as in `place`, with what leases say.
+create view windlass.standing as
+  select p.seq, coalesce(s.ends, p.at) as at, p.rank, coalesce(s.since, p.updated_at) as updated_at, p.line,
+      case when s.token is null then p.attempts else 1 end as attempts, p.recoveries, p.generation,
+      case when s.token is null then p.state else 3::smallint end as state, p.steps, p.plain,
+      p.begun or s.token is not null as begun, p.cancel_requested, p.reason, p.attempt_end, p.unmet, p.lane_queue,
+      coalesce(s.token, p.token) as token, coalesce(s.since, p.since) as since,
+      case when s.token is null then p.max_attempts else coalesce(p.own_max_attempts, s.max_attempts) end as max_attempts,
+      coalesce(p.first_started, s.since) as first_started, p.lane, p.partition, coalesce(s.worker, p.worker) as worker,
+      p.output, p.object, p.met
+    from windlass.place p left join lateral (
+      select s.token + 1 + p.seq - s.lowest as token, s.worker, s.since, s.ends, s.max_attempts
+        from windlass.lease s
+        where windlass._is_fresh(p.state, p.begun, p.generation, p.plain) and s.worker is not null
+          and int8range(s.lowest, s.highest, '[]') @> p.seq and s.highs[width_bucket(p.seq, s.lows)] >= p.seq
+          and not exists (select from windlass.ready r
+            where r.line = p.line and r.rank = p.rank and r.at = p.at and r.seq = p.seq)
+        limit 1) s on true;
+
+-- Completed and cancelled jobs that ended together, as runs of numbers, to be let go of, the oldest first.
 create table windlass.past (
   at bigint not null,
   id bigint generated always as identity,
-  seqs bigint[] not null,
+  lows bigint[] not null,
+  highs bigint[] not null,
   primary key (at, id)
 ) with (autovacuum_vacuum_scale_factor = 0.02);
 
@@ -285,8 +341,6 @@ alter table windlass.event alter column jobs set storage external;
 alter table windlass.event alter column a set storage external;
 alter table windlass.event alter column b set storage external;
 alter table windlass.event alter column lines set storage external;
-alter table windlass.lease alter column seqs set storage external;
-alter table windlass.past alter column seqs set storage external;
 create index event_fresh on windlass.event (id) where number is null;
 create index event_number on windlass.event (number) where number is not null;
 

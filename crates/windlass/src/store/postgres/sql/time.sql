@@ -23,10 +23,11 @@ begin
     update windlass.place p set state = 2, rank = c.rank, offered = false
       from unnest(_places, _ranks, _queues, _lanes) with ordinality as c(place, rank, queue, lanes, n)
       where p.ctid = c.place and c.n between 1 and 16384
-      returning p.seq, p.at, p.rank, p.line, c.queue, p.lane_queue, p.lane, c.lanes
+      returning p.seq, p.at, p.rank, p.line, c.queue, p.lane_queue, p.lane, c.lanes,
+        windlass._is_fresh(p.state, p.begun, p.generation, p.plain) as fresh
   ), listed as (
-    insert into windlass.ready (line, rank, at, seq, epoch)
-      select line, rank, at, seq, (select epoch from windlass.house) from ready where lane_queue is null
+    insert into windlass.ready (line, rank, at, seq, fresh, epoch)
+      select line, rank, at, seq, fresh, (select epoch from windlass.house) from ready where lane_queue is null
   ), lined as (
     insert into windlass.lined (queue, lane, rank, at, seq)
       select lane_queue, lane, rank, at, seq from ready where lane_queue is not null

@@ -36,10 +36,12 @@ begin
     'workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', w.id, 'card', w.card, 'stopping', w.stopping,
         'running', coalesce(r.running, 0)) order by w.id), '[]')
       from windlass.worker w
-      left join (select p.worker, count(*) as running from windlass.lease s cross join lateral unnest(s.seqs) as x(seq)
-          cross join lateral (select p.worker from windlass.place p where p.seq = x.seq and p.state = 3
-            and p.token > s.token and p.token < s.token + 16384 offset 0) p
-          group by p.worker) r on r.worker = w.id
+      left join (select coalesce(p.worker, s.worker) as worker, count(*) as running
+          from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high)
+          cross join lateral (select p.worker from windlass.place p where p.seq between r.low and r.high
+            and (p.state = 3 and p.token > s.token and p.token < s.token + 16384
+              or s.worker is not null and windlass._is_fresh(p.state, p.begun, p.generation, p.plain)) offset 0) p
+          group by 1) r on r.worker = w.id
       where w.seen_at > _now - 60000000));
 end $$;
 
@@ -56,6 +58,8 @@ begin
   select * into _j from windlass.job where id = _id;
   if not found then return null; end if;
   select * into _p from windlass.place where seq = _j.seq;
+  select state, at, attempts, reason into _p.state, _p.at, _p.attempts, _p.reason from windlass.standing
+    where seq = _j.seq;
   if _p.state >= 4 then
     return jsonb_build_object('state', _p.state, 'at', _p.at, 'reason', _p.reason);
   end if;
