@@ -512,7 +512,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn push(&mut self, settlement: Settlement, number: Option<i64>) {
+    fn push(&mut self, settlement: &Settlement, number: Option<i64>) {
         let (verdict, argument) = wire::verdict(settlement.verdict);
         let token = settlement.token.0.cast_signed();
         if let Some(number) = number.filter(|_| ends_alone(&settlement)) {
@@ -532,9 +532,9 @@ impl Ends {
         let number = |count| i32::try_from(count).unwrap_or(i32::MAX);
         self.starts.push(place.map(|(start, _)| number(start)));
         self.sizes.push(place.map(|(_, size)| number(size)));
-        self.errors.push(settlement.error.map(|error| wire::text(error.as_str())));
+        self.errors.push(settlement.error.as_ref().map(|error| wire::text(error.as_str())));
         let mut extra = serde_json::Map::new();
-        if let Some(report) = wire::report(settlement.report) {
+        if let Some(report) = wire::report(&settlement.report) {
             extra.insert("report".to_string(), report);
         }
         if !settlement.next.is_empty() {
@@ -542,9 +542,9 @@ impl Ends {
             extra.insert("next".to_string(), next);
         }
         let mut state = None;
-        if let Some(turn) = settlement.turn {
+        if let Some(turn) = &settlement.turn {
             extra.insert("turn".to_string(), wire::turn(&turn));
-            state = turn.state.map(|state| state.to_vec());
+            state = turn.state.as_ref().map(|state| state.to_vec());
         }
         self.extras.push((!extra.is_empty()).then_some(Value::Object(extra)));
         self.object_states.push(state);
@@ -809,7 +809,7 @@ impl Store for PostgresStore {
         let mut answers: Vec<Result<Renewed, Refusal>> =
             ids.iter().map(|job| Err(Refusal::LeaseLost { job: *job })).collect();
         let reports: Vec<Option<Value>> =
-            renewals.into_iter().map(|renewal| wire::report(renewal.report)).collect();
+            renewals.iter().map(|renewal| wire::report(&renewal.report)).collect();
         let parameters: [Parameter<'_>; 4] = [
             (&jobs, Type::UUID_ARRAY),
             (&tokens, Type::INT8_ARRAY),
@@ -854,14 +854,17 @@ impl Store for PostgresStore {
         }
         // The database goes through them fastest by number. The order of those with which nothing
         // else begins or ends is of no consequence; the others stay in theirs.
-        accepted.sort_by_cached_key(|(number, _, end)| match number {
+        let key = |(number, _, end): &(Option<i64>, usize, Settlement)| match number {
             Some(number) if ends_alone(end) => (false, *number),
             _ => (true, 0),
-        });
+        };
+        let mut order: Vec<_> = accepted.iter().map(key).zip(0..accepted.len()).collect();
+        order.sort_unstable();
         let (mut ends, mut places) = (Ends::default(), Vec::with_capacity(accepted.len()));
-        for (number, index, settlement) in accepted {
-            places.push((index, settlement.job));
-            ends.push(settlement, number);
+        for (_, at) in order {
+            let (number, index, settlement) = &accepted[at];
+            places.push((*index, settlement.job));
+            ends.push(settlement, *number);
         }
         let sql = "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
              $12, $13, $14, $15, $16)";

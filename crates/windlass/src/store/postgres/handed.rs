@@ -147,7 +147,7 @@ impl<'a> Terms<'a> {
 
 /// The lines of the jobs in the answer to a claim.
 pub(super) fn lines(rows: &[Row]) -> impl Iterator<Item = i32> {
-    let spoken = rows.last().and_then(|stand| stand.get::<_, Option<Vec<i32>>>(23));
+    let spoken = rows.last().and_then(|stand| stand.get::<_, Option<Vec<i32>>>(24));
     rows.iter().filter_map(|row| row.get(2)).chain(spoken.into_iter().flatten())
 }
 
@@ -235,16 +235,20 @@ impl Reader<'_> {
     pub(super) fn spoken(&self, stand: &Row) -> Read<Vec<HandedJob>> {
         let Some(ids) = stand.get::<_, Option<Vec<Uuid>>>(19) else { return Ok(Vec::new()) };
         let numbers: Vec<i64> = stand.get(20);
-        let payloads: Vec<&[u8]> = stand.get(21);
-        let created: Vec<i64> = stand.get(22);
-        let lines: Vec<i32> = stand.get(23);
-        let mut details: Vec<Option<Value>> =
-            stand.get::<_, Option<_>>(24).unwrap_or_else(|| vec![None; ids.len()]);
+        let mut payloads: &[u8] = stand.get(21);
+        let sizes: Vec<i32> = stand.get(22);
+        let created: Vec<i64> = stand.get(23);
+        let lines: Vec<i32> = stand.get(24);
+        let mut details: Vec<Option<Value>> = stand.get::<_, Option<_>>(25).unwrap_or_default();
         let (first, lowest) = (stand.get::<_, i64>(9), numbers.iter().copied().min().unwrap_or(0));
         let common = if lines.len() == 1 { Some(self.line(lines.first())?) } else { None };
         let mut jobs = Vec::with_capacity(ids.len());
-        let each = ids.into_iter().zip(numbers).zip(payloads.into_iter().zip(created));
-        for (place, ((id, number), (payload, created_at))) in each.enumerate() {
+        let each = ids.into_iter().zip(numbers).zip(sizes.into_iter().zip(created));
+        for (place, ((id, number), (size, created_at))) in each.enumerate() {
+            let size = usize::try_from(size).unwrap_or(0);
+            let cut = payloads.split_at_checked(size);
+            let (payload, rest) = cut.ok_or_else(|| Strange("payloads cut short".to_string()))?;
+            payloads = rest;
             let line = match &common {
                 Some(line) => line,
                 None => &self.line(lines.get(place))?,

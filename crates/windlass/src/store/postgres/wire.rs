@@ -464,11 +464,11 @@ pub(super) fn read_status(number: i16) -> Read<ObjectStatus> {
 }
 
 /// A report, cut to what a record keeps; `None` if it says nothing.
-pub(super) fn report(report: Report) -> Option<Value> {
+pub(super) fn report(report: &Report) -> Option<Value> {
     if report.is_empty() {
         return None;
     }
-    let report = report.bounded();
+    let report = report.clone().bounded();
     let mut said = json!({});
     if let Some(progress) = &report.progress {
         said["progress"] = json!({ "percent": progress.percent, "note": text(&progress.note) });

@@ -29,8 +29,8 @@ $$;
 
 -- Hands out jobs in rows, and tells how things stand in a last one. What is as usual is null: no priority,
 -- ready at once, the first attempt, nothing recovered, and nobody else involved in how it ends. Jobs that a lease
--- speaks for stand in the last row, all in one: a line that is told once is that of all of them, and a token is that
--- of the first, in `token`, and as much more as the number is.
+-- speaks for stand in the last row, all in one: their payloads one after the other, a line that is told once is that
+-- of all of them, and a token is that of the first, in `token`, and as much more as the number is.
 -- With a `_half`, 0 or 1, it takes from every other thousand of numbers as long as there are any, so that two
 -- at the same time need not pass over each other's.
 create function windlass.claim(_worker text, _queues text[], _kinds text[], _leases bigint[], _max_attempts bigint[],
@@ -39,7 +39,7 @@ create function windlass.claim(_worker text, _queues text[], _kinds text[], _lea
 returns table (id uuid, seq bigint, line int, payload bytea, spec jsonb, priority int, start_kind smallint,
     start_us bigint, created_at bigint, token bigint, attempt int, recoveries int, first_started bigint,
     step_names text[], step_results bytea[], involved boolean, ready bigint, since bigint, wake_in bigint,
-    ids uuid[], seqs bigint[], payloads bytea[], created bigint[], lines int[], details jsonb[])
+    ids uuid[], seqs bigint[], payloads bytea, sizes int[], created bigint[], lines int[], details jsonb[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
@@ -64,11 +64,15 @@ declare
   _speaks boolean := false;
   _ids uuid[];
   _numbers bigint[];
-  _payloads bytea[];
+  _payloads bytea;
+  _sizes int[];
   _created bigint[];
   _of_lines int[];
   _details jsonb[];
   _detailed boolean;
+  _passed_rank bigint := -9223372036854775808;
+  _passed_at bigint := -9223372036854775808;
+  _passed_seq bigint := -9223372036854775808;
   _firsts int[];
   _lows bigint[];
   _highs bigint[];
@@ -184,8 +188,11 @@ begin
         _seqs := array(select h from unnest(_heads) h order by h);
         _speaks := _seqs = _heads;
       end if;
-      -- Their tokens follow from their numbers, so these must not be far apart.
-      _speaks := _speaks and _seqs[cardinality(_seqs)] - _seqs[1] < 16383;
+      -- Their tokens follow from their numbers, so these must not be far apart; and all of them are told in one
+      -- row, which must not be too large.
+      _speaks := _speaks and _seqs[cardinality(_seqs)] - _seqs[1] < 16383
+        and (cardinality(_seqs) * (select payload_bytes from windlass.house) < 268435456 or (
+          select sum(octet_length(j.payload)) < 268435456 from windlass.job j where j.seq = any (_seqs)));
     end if;
     if _speaks then
       _all := true;
@@ -277,18 +284,23 @@ begin
         where p.seq between r.low and r.high;
     end if;
     if _speaks then
-      select array_agg(j.id), array_agg(j.seq), array_agg(j.payload), array_agg(j.created_at),
-          array_agg(j.line) filter (where _many), array_agg(case
+      select array_agg(j.id), array_agg(j.seq), string_agg(j.payload, ''), array_agg(octet_length(j.payload)),
+          array_agg(j.created_at), array_agg(j.line) filter (where _many), array_agg(case
             when j.spec is not null or j.priority <> 0 or j.start_kind <> 0 then jsonb_build_object(
               'spec', j.spec, 'priority', j.priority, 'start_kind', j.start_kind, 'start_us', j.start_us) end),
           bool_or(j.spec is not null or j.priority <> 0 or j.start_kind <> 0)
-          into _ids, _numbers, _payloads, _created, _of_lines, _details, _detailed
+          into _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details, _detailed
         from unnest(_lows, _highs) as r(low, high) cross join lateral (
           select j.* from windlass.job j where j.seq between r.low and r.high offset 0) j;
       if not _many then _of_lines := _lines; end if;
       if not _detailed then _details := null; end if;
       insert into windlass.event (at, n, topic, jobs, lines, a, detail)
         values (_since, _taken, 'job.started', _ids, _of_lines, array[1], jsonb_build_object('worker', _worker));
+      -- What is left after so many is looked for behind them, not among what was just taken.
+      if not _many and _taken = _limit then
+        select p.rank, p.at, p.seq into _passed_rank, _passed_at, _passed_seq
+          from windlass.place p where p.seq = _seqs[_taken];
+      end if;
     else
       return query with begun as (
         select j.*, r.first + j.seq - r.low as k from unnest(_firsts, _lows, _highs) as r(first, low, high)
@@ -304,7 +316,7 @@ begin
           case when _steps[k] > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = b.seq) end,
           case when _steps[k] > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = b.seq) end,
           case when not _plains[k] then true end, null::bigint, null::bigint, null::bigint, null::uuid[], null::bigint[],
-          null::bytea[], null::bigint[], null::int[], null::jsonb[]
+          null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[]
         from begun b;
     end if;
   end if;
@@ -341,9 +353,10 @@ begin
     null::boolean,
     (select coalesce(sum(c.n), 0)::bigint from unnest(_lines, _terms) as t(line, term)
       cross join lateral (select count(*) as n from (select from windlass.ready r
-        where r.line = t.line order by r.rank, r.at, r.seq limit 100) heads) c
+        where r.line = t.line and (r.rank, r.at, r.seq) > (_passed_rank, _passed_at, _passed_seq)
+        order by r.rank, r.at, r.seq limit 100) heads) c
       where not t.term = any (_capped)),
     coalesce(_since, _now),
     least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait),
-    _ids, _numbers, _payloads, _created, _of_lines, _details;
+    _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details;
 end $$;

@@ -103,7 +103,7 @@ create table windlass.place (
   output bytea,
   object text collate "C",
   met uuid[]
-) with (fillfactor = 42, autovacuum_vacuum_scale_factor = 0.05);
+) with (fillfactor = 36, autovacuum_vacuum_scale_factor = 0.05);
 create index place_expiring on windlass.place (expires_at, seq) where expires_at is not null;
 create index place_lane on windlass.place (lane_queue, lane) where lane_queue is not null;
 create index place_object on windlass.place (object, seq) where object is not null;
