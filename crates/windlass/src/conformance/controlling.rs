@@ -301,6 +301,7 @@ async fn what_an_open_job_depends_on_is_kept_for_its_output(bench: Bench) {
     assert_eq!(complete(&bench).await, id(1));
     assert_eq!(complete(&bench).await, id(3));
     assert_eq!(complete(&bench).await, id(4));
+    bench.assert_unknown(id(3)).await;
     bench.advance(HOUR * 2).await;
     bench.store.promote().await.expect("it is answered");
     bench.assert_unknown(id(4)).await;

@@ -677,8 +677,8 @@ async fn a_claim_that_keeps_out_of_the_way_of_another_finds_what_there_is() {
     let claim = |half: &str| {
         format!(
             "select sum(cardinality(ids)) from s0.claim('w', null, array['work'], \
-             array[60000000::bigint], array[3::bigint], array[null::int], array[null::int], array[null::bigint], \
-             array[null::int], 10, {half})"
+             array[60000000::bigint], array[3::bigint], array[null::int], array[null::int], \
+             array[null::bigint], array[null::int], 10, {half})"
         )
     };
     // All have small numbers, which is the same half.

@@ -350,8 +350,16 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "the newest history leaves first",
-        edits: &[("order by at, id limit 1 for update", "order by at desc, id limit 1 for update")],
+        edits: &[("order by p.at, p.id limit _most", "order by p.at desc, p.id limit _most")],
         caught_by: &["history is bounded by age and number"],
+    },
+    Bug {
+        what: "what is kept is in the way of what may leave",
+        edits: &[(
+            "_some[1 : _most - cardinality(_seqs)];\n  end loop;",
+            "_some[1 : _most - cardinality(_seqs)];\n    exit;\n  end loop;",
+        )],
+        caught_by: &["what an open job depends on is kept for its output"],
     },
     Bug {
         what: "the newest dead letter leaves first",

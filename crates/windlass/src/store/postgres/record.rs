@@ -13,8 +13,8 @@ use windlass_core::time::Timestamp;
 
 use super::wire::{self, JobColumns, Read, Strange};
 
-/// What a record is made of, given `j`, `p`, `d`, `q` and `k` for a job, where it stands, its diary,
-/// its queue and its kind.
+/// What a record is made of, given `j`, `p`, `d`, `q` and `k` for a job, where it stands, its
+/// diary, its queue and its kind.
 pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, j.payload, j.spec, \
     j.priority, j.start_kind, j.start_us, j.created_at, \
     p.state::bigint as state, p.at, p.updated_at, p.attempts, p.recoveries, p.generation, p.begun, \

@@ -282,7 +282,7 @@ begin
     select queue into _queue from windlass.line where id = _p.line;
     insert into windlass.dead (queue, at, seq) values (_queue, _now, _p.seq);
   else
-    insert into windlass.past (at, lows, highs) values (_now, array[_p.seq], array[_p.seq]);
+    insert into windlass.past (at, n, lows, highs) values (_now, 1, array[_p.seq], array[_p.seq]);
   end if;
   perform windlass._count(_p.line, _p.lane_queue, _p.lane, _p.state, _state);
   if not _p.plain then

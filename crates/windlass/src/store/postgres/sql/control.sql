@@ -225,7 +225,7 @@ begin
   end if;
   update windlass.place set state = 6, reason = 5, at = _now, updated_at = _now, attempt_end = null, worker = null,
     since = null where seq = _p.seq;
-  insert into windlass.past (at, lows, highs) values (_now, array[_p.seq], array[_p.seq]);
+  insert into windlass.past (at, n, lows, highs) values (_now, 1, array[_p.seq], array[_p.seq]);
   perform windlass._count(_p.line, _p.lane_queue, _p.lane, 5, 6);
   perform windlass._tell_end(_p, _now, 6, 5, null);
   perform windlass._spread(_p.seq, null, _now);

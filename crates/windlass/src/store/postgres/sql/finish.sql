@@ -50,43 +50,50 @@ end $$;
 -- job depends on, and what holds a key, is looked at again later.
 create function windlass._purge(_now bigint, _before bigint, _most bigint) returns bigint language plpgsql as $$
 declare
-  _past windlass.past;
+  _pasts tid[];
+  _last_at bigint := -9223372036854775808;
+  _last_id bigint := 0;
+  _some bigint[];
+  _held bigint[];
   _seqs bigint[] := '{}';
-  _kept bigint[] := '{}';
-  _all bigint[];
-  _rest bigint[];
+  _later bigint[] := '{}';
   _lows bigint[];
   _highs bigint[];
 begin
   while cardinality(_seqs) < _most loop
-    select * into _past from windlass.past where _before is null or at <= _before
-      order by at, id limit 1 for update skip locked;
-    exit when not found;
-    delete from windlass.past where at = _past.at and id = _past.id;
+    -- Each time behind what was looked at, so that nobody walks over it again.
+    select array_agg(p.past order by p.at, p.id), (array_agg(p.at order by p.at desc, p.id desc))[1],
+        (array_agg(p.id order by p.at desc, p.id desc))[1] into _pasts, _last_at, _last_id
+      from (
+        select p.*, sum(p.n) over (order by p.at, p.id) - p.n as sooner from (
+          select p.ctid as past, p.at, p.id, p.n from windlass.past p
+            where (p.at, p.id) > (_last_at, _last_id) and p.at <= coalesce(_before, 9223372036854775807)
+            order by p.at, p.id limit _most) p) p
+      where p.sooner < _most - cardinality(_seqs);
+    exit when _pasts is null;
     -- What was replayed meanwhile, or is gone, is no longer past.
-    select coalesce(array_agg(p.seq order by p.seq), '{}') into _all
-      from unnest(_past.lows, _past.highs) as r(low, high) cross join lateral (
+    with gone as (
+      delete from windlass.past p where p.ctid = any (array(
+        select p.ctid from windlass.past p where p.ctid = any (_pasts) for update skip locked)) returning p.*
+    )
+    select coalesce(array_agg(p.seq order by g.at, g.id, p.seq), '{}'), '{}' into _some, _held
+      from gone g cross join lateral unnest(g.lows, g.highs) as r(low, high) cross join lateral (
         select p.seq from windlass.place p
-          where p.seq between r.low and r.high and p.state in (4, 6) and p.at = _past.at offset 0) p;
+          where p.seq between r.low and r.high and p.state in (4, 6) and p.at = g.at offset 0) p;
     if exists (select from windlass.edge) or exists (select from windlass.key) then
-      select coalesce(array_agg(s order by s) filter (where not held), '{}'),
-          _kept || coalesce(array_agg(s) filter (where held), '{}') into _all, _kept from (
-        select s, exists (select from windlass.edge d where d.on_id = (select j.id from windlass.job j where j.seq = s))
+      select coalesce(array_agg(s order by n) filter (where not held), '{}'),
+          coalesce(array_agg(s) filter (where held), '{}') into _some, _held from (
+        select s, n, exists (select from windlass.edge d where d.on_id = (select j.id from windlass.job j where j.seq = s))
           or exists (select from windlass.key k where k.seq = s and k.until > _now) as held
-        from unnest(_all) s) x;
+        from unnest(_some) with ordinality as x(s, n)) x;
     end if;
-    _rest := _all[_most - cardinality(_seqs) + 1 :];
-    if cardinality(_rest) > 0 then
-      insert into windlass.past (at, lows, highs) select _past.at, r.lows, r.highs from windlass._runs(_rest) r;
-    end if;
-    _seqs := _seqs || _all[1 : _most - cardinality(_seqs)];
+    _later := _later || _held || _some[_most - cardinality(_seqs) + 1 :];
+    _seqs := _seqs || _some[1 : _most - cardinality(_seqs)];
   end loop;
-  if cardinality(_kept) > 0 then
-    insert into windlass.past (at, lows, highs)
-      select k.at, r.lows, r.highs from (
-          select p.at, array_agg(p.seq order by p.seq) as seqs from windlass.place p where p.seq = any (_kept) group by p.at) k
-        cross join lateral windlass._runs(k.seqs) r;
-  end if;
+  insert into windlass.past (at, n, lows, highs)
+    select k.at, cardinality(k.seqs), r.lows, r.highs from (
+        select p.at, array_agg(p.seq order by p.seq) as seqs from windlass.place p where p.seq = any (_later) group by p.at) k
+      cross join lateral windlass._runs(k.seqs) r;
   if cardinality(_seqs) = 0 then return 0; end if;
   select r.lows, r.highs into _lows, _highs from windlass._runs(array(select s from unnest(_seqs) s order by s)) r;
   with gone as (
@@ -194,6 +201,13 @@ end $$;
 
 create function windlass._tell_if_empty(_queue int, _name text, _now bigint) returns void language plpgsql as $$
 begin
+  -- Mostly it is not, and the last of those that wait is soon found.
+  if exists (select from windlass.line l cross join lateral (
+      select from windlass.ready r where r.line = l.id order by r.rank desc, r.at desc, r.seq desc limit 1) r
+    where l.queue = _queue)
+  then
+    return;
+  end if;
   if (select sum(blocked + scheduled + ready + running) from windlass.tally
       where queue = _queue and line is not null) = 0 then
     perform windlass._tell_of(_now, 'queue.empty', jsonb_build_object('queue', _name));

@@ -111,8 +111,8 @@ begin
   ), due as (
     insert into windlass.due (at, seq) select at, seq from record where state = 1
   ), past as (
-    insert into windlass.past (at, lows, highs)
-      select p.at, r.lows, r.highs from (
+    insert into windlass.past (at, n, lows, highs)
+      select p.at, cardinality(p.seqs), r.lows, r.highs from (
           select at, array_agg(seq order by seq) as seqs from record where state in (4, 6) group by at) p
         cross join lateral windlass._runs(p.seqs) r
   ), dead as (

@@ -306,9 +306,9 @@ begin
   end if;
   if _done > 0 then
     if _done = _alone then
-      insert into windlass.past (at, lows, highs) values (_now, _lows, _highs);
+      insert into windlass.past (at, n, lows, highs) values (_now, _done, _lows, _highs);
     else
-      insert into windlass.past (at, lows, highs) select _now, r.lows, r.highs from windlass._runs(_done_seqs) r;
+      insert into windlass.past (at, n, lows, highs) select _now, _done, r.lows, r.highs from windlass._runs(_done_seqs) r;
     end if;
     if _done = _alone and (exists (select from windlass.diary) or exists (select from windlass.edge)) then
       _done_seqs := array(select windlass._members(_lows, _highs));

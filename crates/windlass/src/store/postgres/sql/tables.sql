@@ -206,10 +206,12 @@ create view windlass.standing as
             where r.line = p.line and r.rank = p.rank and r.at = p.at and r.seq = p.seq)
         limit 1) s on true;
 
--- Completed and cancelled jobs that ended together, as runs of numbers, to be let go of, the oldest first.
+-- Completed and cancelled jobs that ended together, `n` of them as runs of numbers, to be let go of,
+-- the oldest first.
 create table windlass.past (
   at bigint not null,
   id bigint generated always as identity,
+  n int not null,
   lows bigint[] not null,
   highs bigint[] not null,
   primary key (at, id)
