@@ -2,7 +2,8 @@
 -- in `place`, for as long as it is kept: none of its indexes knows of its state, so that PostgreSQL
 -- changes it within its page and writes no index. What is ready, due, leased or past stands in narrow
 -- tables of its own, from which claims and timers take it; history never shares pages with them.
--- Whoever changes a job holds the lock of its row in `place`: that row is the job's lock.
+-- Whoever changes a job holds the lock of its row in `place` and then that of its row among the ready;
+-- a claim takes it by the latter.
 --
 -- Times are microseconds since 1970. States: 0 blocked, 1 scheduled, 2 ready, 3 running,
 -- 4 completed, 5 dead, 6 cancelled.
