@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use windlass::{
     Attempt, CancelAnswer, DeadReason, Error, Failure, KindOptions, StateName, StopReason, Topics,
+    Worker,
 };
 
 use crate::common::{
@@ -163,6 +164,50 @@ async fn a_claim_that_crashes_gives_its_slots_back() {
     let _worker = worker.start().await.expect("it starts");
     pass(SECOND * 60).await;
     assert_eq!(rig.engine.counts().await.expect("it is").in_state(StateName::Completed), 5_000);
+}
+
+/// Starts a worker on 701 jobs: one ends at once, a hundred after a second, the rest after two.
+async fn in_three_waves(rig: &Rig) -> Worker {
+    rig.engine.enqueue_many((0..=700).map(work)).await.expect("they are accepted");
+    let waves = |job: Work| async move {
+        let wave = match job.number {
+            0 => Duration::ZERO,
+            1..=100 => SECOND,
+            _ => SECOND * 2,
+        };
+        tokio::time::sleep(wave).await;
+        Ok::<_, Failure>(job.number)
+    };
+    rig.engine.worker().slots(1, 2_000).handle(waves).start().await.expect("it starts")
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ends_while_a_settlement_is_on_its_way_waits_for_it_unless_it_is_much() {
+    let rig = rig().await;
+    rig.store.tamper("settle", |call| (call == 1).then_some(Fault::Late(SECOND * 10)));
+    let worker = in_three_waves(&rig).await;
+    pass(Duration::from_millis(1_500)).await;
+    assert_eq!(rig.store.calls("settle"), 1, "a hundred are not worth a commit of their own");
+    pass(SECOND).await;
+    assert_eq!(rig.store.calls("settle"), 2, "seven hundred are");
+    assert_eq!(worker.busy(), 1, "they do not wait for the first");
+    pass(SECOND * 10).await;
+    assert_eq!(rig.engine.counts().await.expect("it is").in_state(StateName::Completed), 701);
+    assert_eq!(worker.busy(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settle_loop_that_crashes_leaves_nothing_behind_in_either_hand() {
+    let rig = rig().await;
+    rig.store.tamper("settle", |call| match call {
+        1 => Some(Fault::Late(SECOND * 10)),
+        2 => Some(Fault::Panic),
+        _ => None,
+    });
+    let worker = in_three_waves(&rig).await;
+    pass(SECOND * 20).await;
+    assert_eq!(rig.engine.counts().await.expect("it is").in_state(StateName::Completed), 701);
+    assert_eq!(worker.busy(), 0);
 }
 
 #[tokio::test(start_paused = true)]
