@@ -515,7 +515,7 @@ impl Ends {
     fn push(&mut self, settlement: &Settlement, number: Option<i64>) {
         let (verdict, argument) = wire::verdict(settlement.verdict);
         let token = settlement.token.0.cast_signed();
-        if let Some(number) = number.filter(|_| ends_alone(&settlement)) {
+        if let Some(number) = number.filter(|_| ends_alone(settlement)) {
             self.alone += 1;
             self.runs.push(self.alone, number, token);
         } else {
@@ -543,7 +543,7 @@ impl Ends {
         }
         let mut state = None;
         if let Some(turn) = &settlement.turn {
-            extra.insert("turn".to_string(), wire::turn(&turn));
+            extra.insert("turn".to_string(), wire::turn(turn));
             state = turn.state.as_ref().map(|state| state.to_vec());
         }
         self.extras.push((!extra.is_empty()).then_some(Value::Object(extra)));
