@@ -23,6 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_token_holds_for_one_job_alone,
         one_of_many_that_were_claimed_together_is_told_to_stop,
         one_of_many_that_were_claimed_together_ends_otherwise,
+        a_job_that_is_settled_twice_at_once_ends_once,
         one_of_many_that_were_claimed_together_goes_on_for_longer,
         jobs_that_were_claimed_together_are_given_back_together,
         a_new_order_of_a_queue_leaves_alone_what_runs,
@@ -146,6 +147,22 @@ async fn one_of_many_that_were_claimed_together_ends_otherwise(bench: Bench) {
     for handed in again.iter().chain([&retried, &handed[3]]) {
         assert_eq!(bench.settle(handed, Verdict::Complete).await, StateName::Completed);
     }
+}
+
+async fn a_job_that_is_settled_twice_at_once_ends_once(bench: Bench) {
+    bench.accept((1..=3).map(job)).await;
+    let handed = bench.claim(3).await.jobs;
+    let end = |at: usize| {
+        let HandedJob { job, lease, .. } = &handed[at];
+        Settlement::new(job.id, lease.token, Verdict::Complete)
+    };
+    let ends = vec![end(1), end(0), end(1), end(2)];
+    let answers = bench.store.settle(ends).await.expect("it is answered");
+    let held: Vec<bool> = answers.iter().map(Result::is_ok).collect();
+    assert_eq!(held, [true, true, false, true]);
+    assert_eq!(answers[2], Err(Refusal::LeaseLost { job: id(2) }));
+    let topics = bench.topics().await;
+    assert_eq!(topics.iter().filter(|topic| *topic == "job.completed").count(), 3);
 }
 
 async fn one_of_many_that_were_claimed_together_goes_on_for_longer(bench: Bench) {

@@ -487,6 +487,31 @@ fn ends_alone(settlement: &Settlement) -> bool {
         && settlement.report == Report::default()
 }
 
+/// The order in which settlements go to the database, and which of them end alone. It goes through
+/// these fastest by number, and their order is of no consequence; the others stay in theirs. So
+/// does a job that stands there twice, of which only the first can hold.
+fn by_number(
+    settlements: &[(usize, Settlement)],
+    numbers: &[Option<i64>],
+) -> impl Iterator<Item = (bool, usize)> {
+    let key = |((at, number), (_, end)): ((usize, &Option<i64>), &(usize, Settlement))| {
+        let alone = number.filter(|_| ends_alone(end));
+        (alone.is_none(), alone, at)
+    };
+    let mut order: Vec<_> = numbers.iter().enumerate().zip(settlements).map(key).collect();
+    order.sort_unstable();
+    let (mut last, mut twice) = (None, false);
+    for (others, alone, _) in &mut order {
+        if alone.is_some() && std::mem::replace(&mut last, *alone) == *alone {
+            (*others, *alone, twice) = (true, None, true);
+        }
+    }
+    if twice {
+        order.sort_unstable();
+    }
+    order.into_iter().map(|(others, _, at)| (!others, at))
+}
+
 /// Settlements, column by column.
 #[derive(Default)]
 struct Ends {
@@ -512,10 +537,10 @@ struct Ends {
 }
 
 impl Ends {
-    fn push(&mut self, settlement: &Settlement, number: Option<i64>) {
+    fn push(&mut self, settlement: &Settlement, number: Option<i64>, alone: bool) {
         let (verdict, argument) = wire::verdict(settlement.verdict);
         let token = settlement.token.0.cast_signed();
-        if let Some(number) = number.filter(|_| ends_alone(settlement)) {
+        if let Some(number) = number.filter(|_| alone) {
             self.alone += 1;
             self.runs.push(self.alone, number, token);
         } else {
@@ -841,7 +866,7 @@ impl Store for PostgresStore {
             let job = settlement.job;
             answers.push(Err(Refusal::LeaseLost { job }));
             match check_settlement(&settlement, &self.limits) {
-                Ok(()) => accepted.push((self.handed_out.take(job), index, settlement)),
+                Ok(()) => accepted.push((index, settlement)),
                 // A stale worker hears that it is stale, whatever else is wrong.
                 Err(refusal) if self.is_held(job, settlement.token).await? => {
                     answers[index] = Err(refusal);
@@ -852,23 +877,18 @@ impl Store for PostgresStore {
         if accepted.is_empty() {
             return Ok(answers);
         }
-        // The database goes through them fastest by number. The order of those with which nothing
-        // else begins or ends is of no consequence; the others stay in theirs.
-        let key = |(number, _, end): &(Option<i64>, usize, Settlement)| match number {
-            Some(number) if ends_alone(end) => (false, *number),
-            _ => (true, 0),
-        };
-        let mut order: Vec<_> = accepted.iter().map(key).zip(0..accepted.len()).collect();
-        order.sort_unstable();
+        let jobs = || accepted.iter().map(|(_, settlement)| settlement.job);
+        let numbers = self.handed_out.numbers(jobs());
         let (mut ends, mut places) = (Ends::default(), Vec::with_capacity(accepted.len()));
-        for (_, at) in order {
-            let (number, index, settlement) = &accepted[at];
+        for (alone, at) in by_number(&accepted, &numbers) {
+            let (index, settlement) = &accepted[at];
             places.push((*index, settlement.job));
-            ends.push(settlement, *number);
+            ends.push(settlement, numbers[at], alone);
         }
         let sql = "select * from windlass.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, \
              $12, $13, $14, $15, $16)";
         let rows = self.call("settle", sql, &ends.parameters()).await?;
+        self.handed_out.forget(jobs());
         let place = |number: i32| usize::try_from(number - 1).ok().and_then(|at| places.get(at));
         // What has no row of its own is completed.
         for (index, _) in places.iter().take(usize::try_from(ends.alone).unwrap_or(0)) {

@@ -41,9 +41,19 @@ impl HandedOut {
         known.extend(spoken.iter().map(|handed| (handed.job.id, handed.sequence.cast_signed())));
     }
 
-    /// The number of a job, if it is known, once.
-    pub(super) fn take(&self, job: JobId) -> Option<i64> {
-        self.known().remove(&job)
+    /// The numbers of jobs, as far as they are known.
+    pub(super) fn numbers(&self, jobs: impl Iterator<Item = JobId>) -> Vec<Option<i64>> {
+        let known = self.known();
+        jobs.map(|job| known.get(&job).copied()).collect()
+    }
+
+    /// Forgets jobs that have been settled. Not before the answer is there: a settlement whose
+    /// answer was lost is sent again.
+    pub(super) fn forget(&self, jobs: impl Iterator<Item = JobId>) {
+        let mut known = self.known();
+        for job in jobs {
+            known.remove(&job);
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<JobId, i64>> {
