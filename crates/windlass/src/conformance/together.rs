@@ -163,6 +163,14 @@ async fn a_job_that_is_settled_twice_at_once_ends_once(bench: Bench) {
     assert_eq!(answers[2], Err(Refusal::LeaseLost { job: id(2) }));
     let topics = bench.topics().await;
     assert_eq!(topics.iter().filter(|topic| *topic == "job.completed").count(), 3);
+    // What is said first holds.
+    bench.accept([job(4)]).await;
+    let HandedJob { job, lease, .. } = bench.take().await;
+    let ends = [Verdict::Snooze(SECOND), Verdict::Complete];
+    let ends = ends.map(|verdict| Settlement::new(job.id, lease.token, verdict));
+    let answers = bench.store.settle(ends.to_vec()).await.expect("it is answered");
+    assert_eq!(answers[1], Err(Refusal::LeaseLost { job: id(4) }));
+    assert_eq!(bench.state_name(id(4)).await, StateName::Scheduled);
 }
 
 async fn one_of_many_that_were_claimed_together_goes_on_for_longer(bench: Bench) {

@@ -21,7 +21,7 @@ mod sweep;
 mod tls;
 mod wire;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -494,11 +494,14 @@ fn by_number(
     settlements: &[(usize, Settlement)],
     numbers: &[Option<i64>],
 ) -> impl Iterator<Item = (bool, usize)> {
-    let key = |((at, number), (_, end)): ((usize, &Option<i64>), &(usize, Settlement))| {
-        let alone = number.filter(|_| ends_alone(end));
+    let each = || numbers.iter().zip(settlements);
+    let others: HashSet<i64> =
+        each().filter(|(_, (_, end))| !ends_alone(end)).filter_map(|(number, _)| *number).collect();
+    let key = |(at, (number, (_, end))): (usize, (&Option<i64>, &(usize, Settlement)))| {
+        let alone = number.filter(|number| ends_alone(end) && !others.contains(number));
         (alone.is_none(), alone, at)
     };
-    let mut order: Vec<_> = numbers.iter().enumerate().zip(settlements).map(key).collect();
+    let mut order: Vec<_> = each().enumerate().map(key).collect();
     order.sort_unstable();
     let (mut last, mut twice) = (None, false);
     for (others, alone, _) in &mut order {
