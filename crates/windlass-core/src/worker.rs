@@ -6,7 +6,8 @@ use core::time::Duration;
 
 use crate::limits;
 
-/// For how many jobs it is worth to ask while an answer is still to come.
+/// For how many jobs it is worth to ask the store, for more or to settle them, while an answer is
+/// still to come.
 pub const ASK_AHEAD: u32 = 500;
 
 /// Between how many slots a worker scales.

@@ -488,30 +488,20 @@ fn ends_alone(settlement: &Settlement) -> bool {
 }
 
 /// The order in which settlements go to the database, and which of them end alone. It goes through
-/// these fastest by number, and their order is of no consequence; the others stay in theirs. So
-/// does a job that stands there twice, of which only the first can hold.
+/// these fastest by number, and their order is of no consequence; the others stay in theirs, and
+/// so does whatever else is said of a job that was named before.
 fn by_number(
     settlements: &[(usize, Settlement)],
     numbers: &[Option<i64>],
 ) -> impl Iterator<Item = (bool, usize)> {
-    let each = || numbers.iter().zip(settlements);
-    let others: HashSet<i64> =
-        each().filter(|(_, (_, end))| !ends_alone(end)).filter_map(|(number, _)| *number).collect();
+    let mut seen = HashSet::with_capacity(settlements.len());
     let key = |(at, (number, (_, end))): (usize, (&Option<i64>, &(usize, Settlement)))| {
-        let alone = number.filter(|number| ends_alone(end) && !others.contains(number));
+        let is_first = seen.insert(end.job);
+        let alone = number.filter(|_| is_first && ends_alone(end));
         (alone.is_none(), alone, at)
     };
-    let mut order: Vec<_> = each().enumerate().map(key).collect();
+    let mut order: Vec<_> = numbers.iter().zip(settlements).enumerate().map(key).collect();
     order.sort_unstable();
-    let (mut last, mut twice) = (None, false);
-    for (others, alone, _) in &mut order {
-        if alone.is_some() && std::mem::replace(&mut last, *alone) == *alone {
-            (*others, *alone, twice) = (true, None, true);
-        }
-    }
-    if twice {
-        order.sort_unstable();
-    }
     order.into_iter().map(|(others, _, at)| (!others, at))
 }
 

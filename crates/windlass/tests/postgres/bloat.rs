@@ -4,20 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::Client;
 use windlass::store::HandedJob;
 use windlass::{Engine, Error, Priority, StateName};
 
 use crate::common::{Dice, Ground, Work, claim, count, open, raw, until};
 
 const SEED: u64 = 20_261_116;
-
-async fn connect(ground: &Ground) -> Client {
-    let url = ground.server.url_for(&ground.database);
-    let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("it connects");
-    tokio::spawn(connection);
-    client
-}
 
 /// How often each job has run, by its number.
 type Runs = Arc<Mutex<BTreeMap<u64, u64>>>;
@@ -53,7 +46,7 @@ async fn jobs_are_neither_lost_nor_run_twice_while_the_halves_take_turns() {
     let Some(ground) = Ground::new() else { return };
     let engines = ground.engines(2).await;
     let (runs, stop) = (Runs::default(), Arc::new(tokio::sync::Notify::new()));
-    let turning = tokio::spawn(take_turns(connect(&ground).await, stop.clone()));
+    let turning = tokio::spawn(take_turns(ground.client().await, stop.clone()));
     let mut workers = Vec::new();
     for (engine, slots) in engines.iter().zip([7, 50]) {
         workers.push(start_worker(engine, slots, &runs).await);
@@ -91,7 +84,7 @@ async fn dead_rows_that_an_old_transaction_pins_are_left_behind() {
     const JOBS: u64 = 16_000;
     let Some(ground) = Ground::new() else { return };
     let engine = open(&ground.text_address()).await;
-    let forgetful = connect(&ground).await;
+    let forgetful = ground.client().await;
     let begin = "begin isolation level repeatable read; select pg_current_xact_id()";
     forgetful.batch_execute(begin).await.expect("it begins");
     let runs = Runs::default();
@@ -186,7 +179,7 @@ async fn no_statistics_make_a_verb_look_at_more_than_its_jobs() {
         // Each has a database of its own: what one has learnt would hide what another has not.
         let Some(ground) = Ground::new() else { return };
         let engine = open(&ground.text_address()).await;
-        let forgetful = connect(&ground).await;
+        let forgetful = ground.client().await;
         let verbs = match statistics {
             "of nothing" => {
                 ground.sql("vacuum analyze");
@@ -207,7 +200,7 @@ async fn no_statistics_make_a_verb_look_at_more_than_its_jobs() {
                 verbs_for_ten(&engine).await
             }
         };
-        let mut client = connect(&ground).await;
+        let mut client = ground.client().await;
         for verb in &verbs {
             let rows = fetched(&mut client, verb).await;
             assert!(rows < 1_000, "statistics {statistics}: {rows} rows looked at by {verb}");

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio_postgres::{Client, NoTls};
 use windlass::core::job::NewJob;
 use windlass::core::ledger::{Claim, KindClaim};
 use windlass::store::postgres::{PostgresAddress, PostgresStore, Schema};
@@ -43,6 +44,14 @@ impl Ground {
     pub(crate) fn text_address(&self) -> String {
         let made = self.made.fetch_add(1, Ordering::SeqCst);
         format!("{}?windlass_schema=s{made}", self.server.url_for(&self.database))
+    }
+
+    /// A connection of one's own, for what is slow to come or is told nobody else.
+    pub(crate) async fn client(&self) -> Client {
+        let url = self.server.url_for(&self.database);
+        let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("it connects");
+        tokio::spawn(connection);
+        client
     }
 
     pub(crate) fn sql(&self, statements: &str) -> String {

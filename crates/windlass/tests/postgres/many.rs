@@ -625,15 +625,6 @@ async fn dependents_of_jobs_that_end_in_many_batches_at_once_are_released_once()
     assert_eq!(count(&engines[3], StateName::Blocked).await, 0);
 }
 
-/// A connection of one's own, for a call whose commit is slow to come.
-async fn connected(ground: &Ground) -> tokio_postgres::Client {
-    let url = ground.server.url_for(&ground.database);
-    let (client, connection) =
-        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("it connects");
-    tokio::spawn(connection);
-    client
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_joins_a_lane_while_the_last_of_it_ends_is_not_overlooked() {
     let Some(ground) = Ground::new() else { return };
@@ -642,7 +633,7 @@ async fn a_job_that_joins_a_lane_while_the_last_of_it_ends_is_not_overlooked() {
     accept(&engine, vec![laned(1)]).await;
     let handed = engine.store().claim(claim("w", 1)).await.expect("it is answered");
     let HandedJob { job, lease, .. } = &handed.jobs[0];
-    let mut client = connected(&ground).await;
+    let mut client = ground.client().await;
     let transaction = client.transaction().await.expect("it begins");
     let settle = format!(
         "select * from s0.settle(0, array['{}']::uuid[], null, null, null, null, \
@@ -673,7 +664,7 @@ async fn a_claim_that_keeps_out_of_the_way_of_another_finds_what_there_is() {
     let Some(ground) = Ground::new() else { return };
     let engines = ground.engines(1).await;
     accept(&engines[0], (1..=20).map(raw).collect()).await;
-    let client = connected(&ground).await;
+    let client = ground.client().await;
     let claim = |half: &str| {
         format!(
             "select sum(cardinality(ids)) from s0.claim('w', null, array['work'], \
@@ -712,7 +703,7 @@ async fn a_pause_waits_for_a_claim_that_did_not_know_of_it() {
     let Some(ground) = Ground::new() else { return };
     let engines = ground.engines(1).await;
     accept(&engines[0], vec![raw(1), raw(2)]).await;
-    let mut client = connected(&ground).await;
+    let mut client = ground.client().await;
     // A claim whose commit is slow to come.
     let transaction = client.transaction().await.expect("it begins");
     let claim = "select sum(cardinality(ids)) from s0.claim('slow', null, array['work'], \

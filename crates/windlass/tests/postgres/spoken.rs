@@ -34,10 +34,7 @@ async fn while_a_claim_is_under_way<T: Send + 'static>(
     ground: &Ground,
     other: impl Future<Output = T> + Send + 'static,
 ) -> T {
-    let url = ground.server.url_for(&ground.database);
-    let (mut client, connection) =
-        tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("it connects");
-    tokio::spawn(connection);
+    let mut client = ground.client().await;
     let transaction = client.transaction().await.expect("it begins");
     let taken: i64 = transaction.query_one(CLAIM_TWO, &[]).await.expect("it is answered").get(0);
     assert_eq!(taken, 2);

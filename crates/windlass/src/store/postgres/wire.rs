@@ -257,10 +257,14 @@ impl JobColumns {
 
     /// With what else is said of it.
     pub(super) fn with(mut self, mut detail: Value) -> Read<Self> {
-        let number = |what: &str| detail[what].as_i64();
-        let small = |what: &str| number(what).ok_or_else(|| strange(what, &detail[what]));
-        self.priority = i32::try_from(small("priority")?).unwrap_or(0);
-        self.start = (i16::try_from(small("start_kind")?).unwrap_or(0), number("start_us"));
+        let small = |what: &str| {
+            let number = detail[what].as_i64().and_then(|number| i32::try_from(number).ok());
+            number.ok_or_else(|| strange(what, &detail[what]))
+        };
+        self.priority = small("priority")?;
+        let kind = i16::try_from(small("start_kind")?);
+        let kind = kind.map_err(|_| strange("start_kind", &detail["start_kind"]))?;
+        self.start = (kind, detail["start_us"].as_i64());
         self.spec = Some(detail["spec"].take());
         Ok(self)
     }

@@ -185,9 +185,7 @@ begin
     -- It is ready if it stands among the ready, where no claim takes it from now on.
     perform from windlass.ready where line = _p.line and rank = _p.rank and at = _p.at and seq = _seq for update;
     if not found then
-      select s.token into strict _lease from windlass.lease s
-        where s.worker is not null and int8range(s.lowest, s.highest, '[]') @> _seq
-          and s.highs[width_bucket(_seq, s.lows)] >= _seq;
+      select s.token / 16384 * 16384 into strict _lease from windlass.standing s where s.seq = _seq and s.state = 3;
       perform windlass._write_out(array[_lease], array[_seq], array[_seq], 1);
       select * into _p from windlass.place where seq = _seq;
     end if;

@@ -313,12 +313,10 @@ begin
     if _done = _alone and (exists (select from windlass.diary) or exists (select from windlass.edge)) then
       _done_seqs := array(select windlass._members(_lows, _highs));
     end if;
-    -- A diary that told of earlier failures tells of a success now.
     if _done_seqs is not null then
+      -- A diary that told of earlier failures tells of a success now.
       update windlass.diary d set error = null where d.seq = any (_done_seqs) and d.error is not null;
-    end if;
-    -- Looked at after they ended: who begins to wait for one of them now sees that it has.
-    if _done_seqs is not null then
+      -- Looked at after they ended: who begins to wait for one of them now sees that it has.
       for _item in
         select s.seq from unnest(_done_seqs) as s(seq)
             cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j

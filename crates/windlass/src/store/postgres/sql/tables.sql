@@ -143,14 +143,14 @@ create table windlass.due (
   primary key (at, seq)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 
--- Jobs that were claimed together, as runs of numbers from `lows` to `highs`. `until` is not later than the first of their leases ends; who
--- looks then sees to it that it is true again. `running` is not less than how many still run.
+-- Jobs that were claimed together, as runs of numbers from `lows` to `highs`. `until` is not later than the first
+-- of their leases ends; who looks then sees to it that it is true again. `running` is not less than how many still
+-- run.
 --
 -- A lease with a `worker` speaks for its jobs, so that a claim changes one row and not one for each: the places
 -- of those that are fresh still say that they are ready, but they are not among the ready any more. Such a job
 -- runs, as `standing` has it, until it is completed or somebody holds it, who writes out what the lease says. Its
--- token follows from its number.
--- A fresh job is spoken for once at most, so that a place which is as it was at first is proof enough.
+-- token follows from its number. A fresh job is spoken for once at most, so that a place which is as it was at first is proof enough.
 create table windlass.lease (
   token bigint primary key,
   until bigint not null,
@@ -190,14 +190,13 @@ $$;
 
 -- Where jobs stand, for whoever looks without holding them: as in `place`, with what leases say.
 create view windlass.standing as
-  select p.seq, coalesce(s.ends, p.at) as at, p.rank, coalesce(s.since, p.updated_at) as updated_at, p.line,
+  select p.seq, coalesce(s.ends, p.at) as at, coalesce(s.since, p.updated_at) as updated_at,
       case when s.token is null then p.attempts else 1 end as attempts, p.recoveries, p.generation,
-      case when s.token is null then p.state else 3::smallint end as state, p.steps, p.plain,
-      p.begun or s.token is not null as begun, p.cancel_requested, p.reason, p.attempt_end, p.unmet, p.lane_queue,
+      case when s.token is null then p.state else 3::smallint end as state, p.steps,
+      p.begun or s.token is not null as begun, p.cancel_requested, p.reason, p.attempt_end, p.unmet,
       coalesce(s.token, p.token) as token, coalesce(s.since, p.since) as since,
       case when s.token is null then p.max_attempts else coalesce(p.own_max_attempts, s.max_attempts) end as max_attempts,
-      coalesce(p.first_started, s.since) as first_started, p.lane, p.partition, coalesce(s.worker, p.worker) as worker,
-      p.output, p.object, p.met
+      coalesce(p.first_started, s.since) as first_started, coalesce(s.worker, p.worker) as worker, p.output, p.met
     from windlass.place p left join lateral (
       select s.token + 1 + p.seq - s.lowest as token, s.worker, s.since, s.ends, s.max_attempts
         from windlass.lease s
