@@ -16,7 +16,7 @@ mod watch;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -245,6 +245,8 @@ impl WorkerBuilder {
             stage: tokio::sync::watch::Sender::new(Stage::Working),
             settle,
             settling: tokio::sync::Mutex::new(SettleLine { waiting, batches: Default::default() }),
+            ended: AtomicUsize::new(0),
+            many_ended: Notify::new(),
             tally: Mutex::default(),
             engine,
         });

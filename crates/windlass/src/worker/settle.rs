@@ -71,11 +71,13 @@ async fn gather(desk: &Desk<'_>, batch: &mut Vec<Settling>) -> bool {
             batch.push(another);
         }
         if is_worth_a_commit(batch.len(), desk.away.load(Ordering::Relaxed)) {
+            desk.shared.ended.fetch_sub(batch.len(), Ordering::SeqCst);
             return true;
         }
+        // Not woken by every one of them: mostly the other hand is back before there are many.
         tokio::select! {
-            Some(another) = waiting.recv() => batch.push(another),
             () = desk.back.notified() => {}
+            () = desk.shared.many_ended.notified() => {}
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use windlass_core::name::Name;
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Steady;
-use windlass_core::worker::{Slots, renew_every};
+use windlass_core::worker::{ASK_AHEAD, Slots, renew_every};
 
 use super::stop::bring_to_end;
 use super::{StopReport, Timing};
@@ -76,6 +76,10 @@ pub(crate) struct Shared {
     pub(super) stage: watch::Sender<Stage>,
     pub(super) settle: mpsc::UnboundedSender<Settling>,
     pub(super) settling: tokio::sync::Mutex<SettleLine>,
+    /// How many attempts wait to be settled, or are being gathered.
+    pub(super) ended: AtomicUsize,
+    /// There are as many as are worth a commit beside another.
+    pub(super) many_ended: Notify,
     pub(super) tally: Mutex<Tally>,
 }
 
@@ -407,6 +411,8 @@ impl Shared {
         if self.settle.send(settling).is_err() {
             // Nobody settles any more: the worker has stopped, and the job will be rescued.
             self.tally(|tally| tally.lost += 1);
+        } else if self.ended.fetch_add(1, Ordering::SeqCst) == ASK_AHEAD as usize - 1 {
+            self.many_ended.notify_one();
         }
     }
 
