@@ -28,9 +28,12 @@ async fn start_worker(engine: &Engine, slots: u32, runs: &Runs) -> windlass::Wor
 /// Lets the halves take turns until it is told to stop, and says how often they did: every second
 /// time one is emptied.
 async fn take_turns(client: Client, stop: Arc<tokio::sync::Notify>) -> u32 {
-    let mut turns = 0;
+    let (mut dice, mut turns) = (Dice::new(SEED), 0);
     loop {
-        let turn = client.query_one("select s0.rotate()", &[]);
+        // Half of the time it is only told how far a half is empty.
+        let worth = if dice.roll(2) == 0 { 0 } else { i64::MAX };
+        let turn = format!("select s0.rotate({worth})");
+        let turn = client.query_one(&turn, &[]);
         tokio::select! {
             biased;
             () = stop.notified() => return turns,

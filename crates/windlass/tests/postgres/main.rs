@@ -11,6 +11,7 @@ mod conformance;
 mod cuts;
 mod failover;
 mod foreign;
+mod halves;
 mod inside;
 mod many;
 mod moving;

@@ -43,12 +43,15 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "any token of a lease holds for all of its jobs",
-        edits: &[("and s.token + 1 - s.lowest = r.token - r.low and s.highs", "and s.highs")],
+        edits: &[("and s.token + 1 - s.lowest = r.token - r.low\n", "\n")],
         caught_by: &["a token holds for one job alone"],
     },
     Bug {
         what: "a lease speaks for the jobs between its own",
-        edits: &[("and s.highs[width_bucket(r.low, s.lows)] >= r.high\n", "\n")],
+        edits: &[(
+            "and s.highs[width_bucket(r.low, s.lows)] >= r.high offset 0) r\n",
+            "offset 0) r\n",
+        )],
         caught_by: &["a token holds for one job alone"],
     },
     Bug {

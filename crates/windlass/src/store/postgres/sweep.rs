@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use deadpool_postgres::{Client, Pool};
+use tokio_postgres::Row;
 use windlass_core::time::Steady;
 
 use super::{PATIENCE, Schema};
 use crate::clock::{Clock, SystemClock};
 
 /// How often dead rows are looked for.
-const PAUSE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// After how many others a transaction is old.
 const OLD: u32 = 1_000;
@@ -24,12 +25,15 @@ const REST: Duration = Duration::from_secs(15);
 
 /// Tables of which every call walks through dead rows, or whose rows are large, and how many are
 /// worth clearing away.
-const FEW: &str = "'tally_0', 'tally_1', 'house', 'event', 'lease', 'past'";
+const FEW: &str = "'tally_0', 'tally_1', 'floor', 'house', 'event', 'lease', 'past'";
 const FEW_DEAD: i64 = 2_000;
 
 /// The same of tables of which claims and timers walk through dead rows.
 const WALKED: &str = "'ready_0', 'ready_1', 'due', 'lined', 'after'";
 const WALKED_DEAD: i64 = 10_000;
+
+/// The same while a transaction pins them, and nothing but the halves can leave them behind.
+const PINNED_DEAD: i64 = 2_000;
 
 /// How many are worth it in tables in which they only take room.
 const DEAD: i64 = 50_000;
@@ -37,9 +41,9 @@ const DEAD: i64 = 50_000;
 /// Tables in two halves, of which one can be emptied while the other is in use.
 const HALVES: [&str; 4] = ["ready_0", "ready_1", "tally_0", "tally_1"];
 
-/// How often, one soon after the other, the halves take turns.
-const TURNS: u32 = 40;
-const TURN_PAUSE: Duration = Duration::from_millis(75);
+/// How often, one soon after the other, the halves go a step on before it is asked whether they must.
+const STEPS: u32 = 100;
+const STEP_PAUSE: Duration = Duration::from_millis(30);
 
 /// What was swept, and when.
 #[derive(Clone, Default)]
@@ -86,36 +90,33 @@ impl Broom {
         });
     }
 
-    /// Lets the halves take turns for some seconds, beside everything else; then it is time to look
-    /// whether vacuum can do it again.
+    /// Lets the halves take turns, beside everything else, until vacuum can do it again.
     fn take_turns(&self, floor: &Floor) {
         if std::mem::replace(&mut self.swept().is_turning, true) {
             return;
         }
-        let (broom, floor) = (self.clone(), floor.clone());
+        let (store, floor) = (Arc::downgrade(&self.0), floor.clone());
         tokio::spawn(async move {
-            for _ in 0..TURNS {
-                SystemClock::new().sleep(TURN_PAUSE).await;
-                let turn = async { rotate(&floor.pool.get().await?, &floor.schema).await };
-                let turned = tokio::time::timeout(PATIENCE, turn).await;
-                if !matches!(turned, Ok(Ok(()))) {
-                    tracing::debug!(schema = %floor.schema, ?turned, "the halves wait");
-                    break;
-                }
+            let turned = turns(&floor, || store.strong_count() > 0).await;
+            if let Err(error) = turned {
+                tracing::debug!(schema = %floor.schema, %error, "the halves take turns no more");
             }
-            broom.swept().is_turning = false;
+            if let Some(swept) = store.upgrade() {
+                Broom(swept).swept().is_turning = false;
+            }
         });
     }
 
     /// Clears what is worth it, and lets halves in which rows are stuck take turns.
     async fn clear(&self, floor: &Floor, now: Steady) -> Swiped<()> {
-        let client = floor.pool.get().await?;
-        let dead = dead_rows(&client, &floor.schema).await?;
-        let is_pinned = is_pinned(&client).await?;
-        drop(client);
+        let is_pinned = floor.is_pinned().await?;
+        let dead = dead_rows(&floor.pool.get().await?, &floor.schema, is_pinned).await?;
         let is_half = |table: &String| HALVES.contains(&table.as_str());
         if is_pinned && dead.keys().any(is_half) {
             self.take_turns(floor);
+        } else if !is_pinned && !self.swept().is_turning {
+            // Whoever let them take turns may have died.
+            floor.call("rest").await?;
         }
         let worth: HashMap<String, i64> = {
             let swept = self.swept();
@@ -151,7 +152,7 @@ impl Broom {
             drop(deadpool_postgres::Object::take(client));
             return Err(error.into());
         }
-        let after: HashMap<String, i64> = dead_rows(&client, &floor.schema).await?;
+        let after: HashMap<String, i64> = dead_rows(&client, &floor.schema, false).await?;
         let stuck = dead.into_iter().map(|(table, before)| {
             let left = after.get(&table).copied().unwrap_or(0);
             // Some have died since, or are told of late.
@@ -178,33 +179,58 @@ impl Swept {
     }
 }
 
-/// New rows go into the other half from now on, or the half they have left is emptied.
-async fn rotate(client: &Client, schema: &Schema) -> Swiped<()> {
-    client.query_typed(&schema.in_sql("select windlass.rotate()"), &[]).await?;
-    Ok(())
+/// Lets the halves go on, a step at a time, while a transaction pins dead rows and somebody cares.
+async fn turns(floor: &Floor, is_wanted: impl Fn() -> bool) -> Swiped<()> {
+    loop {
+        for _ in 0..STEPS {
+            SystemClock::new().sleep(STEP_PAUSE).await;
+            if !is_wanted() {
+                return Ok(());
+            }
+            // One that would have had to wait for somebody is made up for by the next.
+            if let Err(error) = floor.call("rotate").await {
+                tracing::debug!(schema = %floor.schema, %error, "the halves wait");
+            }
+        }
+        if !floor.is_pinned().await? {
+            return floor.call("rest").await;
+        }
+    }
 }
 
-/// Whether some transaction is so old that much of what has died since cannot be cleared away. One
-/// of another role that only reads stays unseen.
-async fn is_pinned(client: &Client) -> Result<bool, tokio_postgres::Error> {
-    let sql = format!(
-        "select coalesce(greatest(max(age(backend_xmin)), max(age(backend_xid))) > {OLD}, false) \
-         from pg_stat_activity"
-    );
-    let row = client.query_typed(&sql, &[]).await?;
-    Ok(row.first().is_some_and(|row| row.get(0)))
+impl Floor {
+    /// Calls a function of the schema that is given nothing.
+    async fn call(&self, function: &str) -> Swiped<()> {
+        let sql = self.schema.in_sql(&format!("select windlass.{function}()"));
+        let call = async { Ok(self.pool.get().await?.query_typed(&sql, &[]).await?) };
+        let called: Swiped<Vec<Row>> = tokio::time::timeout(PATIENCE, call).await?;
+        called.map(drop)
+    }
+
+    /// Whether some transaction is so old that much of what has died since cannot be cleared away.
+    /// One of another role that only reads stays unseen.
+    async fn is_pinned(&self) -> Swiped<bool> {
+        let sql = format!(
+            "select coalesce(greatest(max(age(backend_xmin)), max(age(backend_xid))) > {OLD}, \
+             false) from pg_stat_activity"
+        );
+        let rows = self.pool.get().await?.query_typed(&sql, &[]).await?;
+        Ok(rows.first().is_some_and(|row| row.get(0)))
+    }
 }
 
 /// Tables with more dead rows than they should have.
 async fn dead_rows(
     client: &Client,
     schema: &Schema,
+    is_pinned: bool,
 ) -> Result<HashMap<String, i64>, tokio_postgres::Error> {
+    let walked_dead = if is_pinned { PINNED_DEAD } else { WALKED_DEAD };
     let sql = format!(
         "select relname::text, n_dead_tup from pg_stat_user_tables \
          where schemaname = 'windlass' and n_dead_tup > \
            case when relname in ({FEW}) then {FEW_DEAD} \
-             when relname in ({WALKED}) then {WALKED_DEAD} else {DEAD} end"
+             when relname in ({WALKED}) then {walked_dead} else {DEAD} end"
     );
     let rows = client.query_typed(&schema.in_sql(&sql), &[]).await?;
     Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())

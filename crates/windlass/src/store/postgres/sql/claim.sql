@@ -51,6 +51,7 @@ declare
   _queue_ids int[];
   _ageings bigint[];
   _lanes int[];
+  _stretches windlass.stretch[];
   _caps int[];
   _waits bigint[];
   _many boolean;
@@ -70,9 +71,6 @@ declare
   _of_lines int[];
   _details jsonb[];
   _detailed boolean;
-  _passed_rank bigint := -9223372036854775808;
-  _passed_at bigint := -9223372036854775808;
-  _passed_seq bigint := -9223372036854775808;
   _firsts int[];
   _lows bigint[];
   _highs bigint[];
@@ -111,6 +109,7 @@ begin
       join windlass.queue q on q.id = l.queue
       where not q.paused and (_queues is null or q.name = any (_queues))
       order by l.id, t.n) l;
+  _stretches := array(select s from windlass._stretches(_lines) s);
   _limit := least(_limit, 10000);
   if _lines is not null and _limit > 0 then
     -- What each kind may have, if it has a limit: decided with its row locked.
@@ -135,26 +134,29 @@ begin
         _caps[_term.n] := least(_caps[_term.n], _admitted.admitted);
       end if;
     end loop;
-    _many := cardinality(_lines) > 1;
+    _many := cardinality(_stretches) > 1;
     if not _many then
       _take := array[coalesce(_caps[_terms[1]], _limit)];
     else
-      -- How many of each line, by the order of all of them.
-      select array_agg(coalesce(c.n, 0) order by l.ord) into _take
-        from unnest(_lines) with ordinality as l(line, ord)
+      -- How many of each stretch, by the order of all of them.
+      select array_agg(coalesce(c.n, 0) order by s.nth) into _take
+        from unnest(_stretches) with ordinality as s(of, line, low, high, rank, at, seq, nth)
         left join (
-          select h.line, count(*)::int as n from (
-            select h.line from (
-              select x.line, x.term, x.at, x.seq, x.standing,
+          select h.stretch, count(*)::int as n from (
+            select h.stretch from (
+              select x.stretch, x.term, x.at, x.seq, x.standing,
                   row_number() over (partition by x.term order by x.standing desc, x.at, x.seq) as nth
-                from unnest(_lines, _terms, _ageings) as t(line, term, ageing)
+                from (select t.*, _terms[t.of] as term, _ageings[t.of] as ageing
+                    from unnest(_stretches) with ordinality as t(of, line, low, high, rank, at, seq, nth)) t
                 cross join lateral (
-                  select t.line, t.term, r.at, r.seq, windlass._standing(t.ageing, r.rank, r.at, _now) as standing
-                    from windlass.ready r where r.line = t.line
+                  select t.nth as stretch, t.term, r.at, r.seq, windlass._standing(t.ageing, r.rank, r.at, _now) as standing
+                    from windlass.ready r
+                    where r.line = t.line and r.epoch between t.low and t.high and (r.rank, r.at, r.seq) > (t.rank, t.at, t.seq)
                     order by r.rank, r.at, r.seq limit least(_limit, coalesce(_caps[t.term], _limit))) x) h
               where h.nth <= coalesce(_caps[h.term], _limit)
               order by h.standing desc, h.at, h.seq limit _limit) h
-          group by h.line) c on c.line = l.line;
+          group by h.stretch) c on c.stretch = s.nth;
+      _many := cardinality(_lines) > 1 or cardinality(array_remove(_take, 0)) > 1;
     end if;
     -- Whoever changes a job that is ready takes it from among the ready, so what is held there is true. What
     -- others hold is passed over. The other half is taken from when there is nothing in its own.
@@ -164,10 +166,11 @@ begin
           array_agg(t.of) filter (where _many), array_agg(h.rank) filter (where _many),
           array_agg(h.at) filter (where _many)
           into _heads, _readies, _epochs, _epoch, _speaks, _ofs, _ranks, _ats
-        from unnest(_lines, _take) with ordinality as t(line, take, of)
+        from rows from (unnest(_stretches), unnest(_take)) as t(of, line, low, high, rank, at, seq, take)
           cross join lateral (
             select r.seq, r.ctid as ready, r.epoch, r.fresh, r.rank, r.at from windlass.ready r
-              where r.line = t.line and (_half is null or r.seq >> 10 & 1 = _half)
+              where r.line = t.line and r.epoch between t.low and t.high and (r.rank, r.at, r.seq) > (t.rank, t.at, t.seq)
+                and (_half is null or r.seq >> 10 & 1 = _half)
               order by r.rank, r.at, r.seq limit t.take for update skip locked) h
         where t.take > 0;
       exit when _heads is not null or _half is null;
@@ -298,8 +301,10 @@ begin
         values (_since, _taken, 'job.started', _ids, _of_lines, array[1], jsonb_build_object('worker', _worker));
       -- What is left after so many is looked for behind them, not among what was just taken.
       if not _many and _taken = _limit then
-        select p.rank, p.at, p.seq into _passed_rank, _passed_at, _passed_seq
-          from windlass.place p where p.seq = _seqs[_taken];
+        select array_agg(case when t.take > 0 then (t.of, t.line, t.low, t.high, p.rank, p.at, p.seq)::windlass.stretch
+            else (t.of, t.line, t.low, t.high, t.rank, t.at, t.seq)::windlass.stretch end) into _stretches
+          from rows from (unnest(_stretches), unnest(_take)) as t(of, line, low, high, rank, at, seq, take),
+            (select p.rank, p.at, p.seq from windlass.place p where p.seq = _seqs[_taken]) p;
       end if;
     else
       return query with begun as (
@@ -337,8 +342,10 @@ begin
               _term.rate_period, _term.rate_burst, _running::int, _since) a) where k.id = _kind.id;
         end if;
       end if;
-      if _taken < _limit and exists (select from windlass.ready r
-          where r.line = any (_lines) and r.line in (select l.id from windlass.line l where l.kind = _kind.id))
+      if _taken < _limit and exists (
+          select from unnest(_stretches) t, windlass.ready r
+            where t.line in (select l.id from windlass.line l where l.kind = _kind.id)
+              and r.line = t.line and r.epoch between t.low and t.high and (r.rank, r.at, r.seq) > (t.rank, t.at, t.seq))
       then
         _capped := _capped || _term.n;
         if _term.concurrency is not null and _waits[_term.n] is null then
@@ -351,11 +358,12 @@ begin
   return query select null::uuid, null::bigint, null::int, null::bytea, null::jsonb, null::int, null::smallint,
     null::bigint, null::bigint, _base + 1, null::int, null::int, null::bigint, null::text[], null::bytea[],
     null::boolean,
-    (select coalesce(sum(c.n), 0)::bigint from unnest(_lines, _terms) as t(line, term)
+    (select coalesce(sum(c.n), 0)::bigint 
+        from unnest(_stretches) t
       cross join lateral (select count(*) as n from (select from windlass.ready r
-        where r.line = t.line and (r.rank, r.at, r.seq) > (_passed_rank, _passed_at, _passed_seq)
+        where r.line = t.line and r.epoch between t.low and t.high and (r.rank, r.at, r.seq) > (t.rank, t.at, t.seq)
         order by r.rank, r.at, r.seq limit 100) heads) c
-      where not t.term = any (_capped)),
+      where not _terms[t.of] = any (_capped)),
     coalesce(_since, _now),
     least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait),
     _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details;

@@ -159,9 +159,8 @@ begin
   with spoken as (
     select p.place, s.token + 1 + p.seq - s.lowest as token, s.worker, s.since, s.ends, s.max_attempts
       from unnest(_leases, _lows, _highs) as r(lease, low, high)
-        cross join lateral (
-          select s.* from windlass.lease s where s.token = r.lease and s.worker is not null
-            and s.highs[width_bucket(r.low, s.lows)] >= r.high offset 0) s
+        join lateral (select s.* from windlass.lease s where s.token = r.lease offset 0) s
+          on s.worker is not null and s.highs[width_bucket(r.low, s.lows)] >= r.high
         cross join lateral (
           select p.ctid as place, p.seq from windlass.place p
             where p.seq between r.low and r.high and windlass._is_fresh(p.state, p.begun, p.generation, p.plain) offset 0
@@ -338,7 +337,8 @@ begin
   if found then
     insert into windlass.after (what, a) select 4, l.queue from windlass.line l
       where l.kind = _kind
-        and exists (select from windlass.ready r where r.line = l.id);
+        and exists (select from windlass._stretches(array[l.id]) t, windlass.ready r
+          where r.line = t.line and r.epoch between t.low and t.high and (r.rank, r.at, r.seq) > (t.rank, t.at, t.seq));
   end if;
 end $$;
 

@@ -411,7 +411,6 @@ language plpgsql set plan_cache_mode = force_generic_plan set jit = off
 #variable_conflict use_column
 declare
   _now bigint := windlass.now_us();
-  _epoch smallint := windlass._epoch();
   _seqs bigint[];
   _new uuid[];
   _reused uuid;
@@ -434,7 +433,7 @@ begin
         from timed
   ), listed as (
     insert into windlass.ready (line, rank, at, seq, fresh, epoch)
-      select line, windlass._rank(ageing, priority, _now), _now, seq, true, _epoch from timed where due <= _now
+      select line, windlass._rank(ageing, priority, _now), _now, seq, true, (select windlass._epoch()) from timed where due <= _now
   ), waiting as (
     insert into windlass.due (at, seq) select due, seq from timed where due > _now
   ), counted as (

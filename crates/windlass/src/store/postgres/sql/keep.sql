@@ -1,29 +1,88 @@
 -- Keeping the house in order, done by whoever is alive; and hearing what happened.
 
--- For when dead rows cannot be cleared away: lets new rows go into the other half, or empties the half that
--- they have left at a stroke, which no old transaction keeps from happening. Says whether it did. Fails
--- rather than wait for somebody while everybody waits for it.
-create function windlass.rotate() returns boolean language plpgsql set lock_timeout = '50ms' as $$
+-- For when dead rows cannot be cleared away, a step at a time: new rows go into the other half; of the half that they
+-- have left it is told how far it has been emptied; and when little is left in it, that is moved and the half is
+-- emptied at a stroke, which no old transaction keeps from happening. A half of few bytes is not worth it. Says
+-- whether one was left or emptied. Fails rather than wait for somebody while everybody waits for it.
+create function windlass.rotate(_worth bigint default 131072) returns boolean language plpgsql set lock_timeout = '50ms'
+  set plan_cache_mode = force_generic_plan set jit = off
+  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
 declare
-  _other smallint := 1 - windlass._epoch();
+  _turn bigint;
+  _left smallint;
+  _left_bytes bigint;
+  _bytes bigint;
+  _floor windlass.floor;
 begin
   if not pg_try_advisory_xact_lock(hashtextextended('windlass.rotate', 0)) then return false; end if;
-  if pg_relation_size(format('windlass.ready_%s', _other)) = 0
-    and pg_relation_size(format('windlass.tally_%s', _other)) = 0
-  then
-    update windlass.house set epoch = _other;
-    return true;
+  select last_value into _turn from windlass.turn;
+  _left := 1 - (_turn & 1);
+  _left_bytes := windlass._bytes_of_half(_left);
+  _bytes := windlass._bytes_of_half(1 - _left);
+  select * into _floor from windlass.floor order by n desc limit 1;
+  -- Whoever writes into the half that was left has asked before now, and has had the lock of the table since.
+  if _floor.turn is distinct from _turn then
+    insert into windlass.floor (turn, awaited) values (_turn, windlass._writers());
+    return false;
   end if;
+  if _floor.awaited && windlass._writers() then return false; end if;
+  if _left_bytes = 0 then
+    if _bytes > _worth then perform nextval('windlass.turn'); end if;
+    return _bytes > _worth;
+  end if;
+  select array_agg(l.id), array_agg(coalesce(h.rank, 9223372036854775807)), array_agg(coalesce(h.at, 9223372036854775807)),
+      array_agg(coalesce(h.seq - 1, 9223372036854775807)) into _floor.lines, _floor.ranks, _floor.ats, _floor.seqs
+    from windlass.line l
+      left join unnest(_floor.lines, _floor.ranks, _floor.ats, _floor.seqs) as f(line, rank, at, seq) on f.line = l.id
+      left join lateral (
+        select r.rank, r.at, r.seq from windlass.ready r
+          where r.line = l.id and r.epoch = _left and (r.rank, r.at, r.seq) > (coalesce(f.rank, -9223372036854775808),
+            coalesce(f.at, -9223372036854775808), coalesce(f.seq, -9223372036854775808))
+          order by r.rank, r.at, r.seq limit 1) h on true;
   -- What waits there for long is too much to be moved while everybody waits.
-  if (select count(*) from (select from windlass.ready where epoch = _other limit 1001) r) > 1000 then return false; end if;
-  -- Nobody else adds up meanwhile, so that what is counted there is moved for certain.
+  if greatest(_left_bytes, _bytes) <= _worth or (select count(*) from (
+      select from unnest(_floor.lines, _floor.ranks, _floor.ats, _floor.seqs) as f(line, rank, at, seq), windlass.ready r
+        where r.line = f.line and r.epoch = _left and (r.rank, r.at, r.seq) > (f.rank, f.at, f.seq) limit 1001) r) > 1000
+  then
+    insert into windlass.floor (turn, lines, ranks, ats, seqs)
+      select _turn, _floor.lines, _floor.ranks, _floor.ats, _floor.seqs
+        where not exists (select from windlass.floor f where f.n = _floor.n and f.lines = _floor.lines and f.seqs = _floor.seqs);
+    return false;
+  end if;
+  -- No claim looks behind a floor that is gone, and nobody else adds up meanwhile, so that what is counted there is
+  -- moved for certain. So is what is ready, whatever the floor says.
+  perform pg_advisory_xact_lock(hashtextextended('windlass.claim', 0));
   perform pg_advisory_xact_lock(hashtextextended('windlass.tally', 0));
-  execute format('lock table windlass.ready_%s, windlass.tally_%s in access exclusive mode', _other, _other);
+  execute format('lock table windlass.ready_%s, windlass.tally_%s in access exclusive mode', _left, _left);
   insert into windlass.ready (line, rank, at, seq, fresh)
-    select line, rank, at, seq, fresh from windlass.ready where epoch = _other;
+    select line, rank, at, seq, fresh from windlass.ready where epoch = _left;
   perform windlass._add_up();
-  execute format('truncate windlass.ready_%s, windlass.tally_%s', _other, _other);
+  execute format('truncate windlass.ready_%s, windlass.tally_%s, windlass.floor', _left, _left);
+  insert into windlass.floor (turn) values (_turn);
   return true;
+end $$;
+
+create function windlass._bytes_of_half(_half int) returns bigint language sql as $$
+  select pg_relation_size(format('windlass.ready_%s', _half)) + pg_relation_size(format('windlass.tally_%s', _half))
+$$;
+
+-- Who writes into a table of which one half is emptied, or is about to.
+create function windlass._writers() returns text[] language sql as $$
+  select coalesce(array_agg(distinct virtualtransaction), '{}') from pg_locks
+    where locktype = 'relation' and relation = 'windlass.ready'::regclass and mode = 'RowExclusiveLock'
+      and database = (select oid from pg_database where datname = current_database()) and pid is distinct from pg_backend_pid()
+$$;
+
+-- For when dead rows can be cleared away again: forgets how far a half has been emptied.
+create function windlass.rest() returns void language plpgsql as $$
+declare
+  _floor windlass.floor;
+begin
+  select * into _floor from windlass.floor order by n desc limit 1;
+  if _floor.lines is not null then
+    insert into windlass.floor (turn) values (_floor.turn);
+    delete from windlass.floor where n <= _floor.n;
+  end if;
 end $$;
 
 -- Gives what happened since its numbers, without gaps; the last one.

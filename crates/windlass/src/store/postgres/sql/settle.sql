@@ -273,11 +273,9 @@ begin
         output = substring(_outputs from _starts[r.n + p.seq] for _sizes[r.n + p.seq])
       from (select r.low, r.high, r.first - r.low as n, r.token - r.low as token, s.worker, s.since
         from unnest(_firsts, _lows, _highs, _first_tokens) as r(first, low, high, token)
-        left join lateral (
-          select s.worker, s.since from windlass.lease s
-            where s.token = r.token / 16384 * 16384 and s.worker is not null
-              and s.token + 1 - s.lowest = r.token - r.low and s.highs[width_bucket(r.low, s.lows)] >= r.high
-            offset 0) s on true offset 0) r
+        left join lateral (select s.* from windlass.lease s where s.token = r.token / 16384 * 16384 offset 0) s
+          on s.worker is not null and s.token + 1 - s.lowest = r.token - r.low
+            and s.highs[width_bucket(r.low, s.lows)] >= r.high offset 0) r
       where p.seq between r.low and r.high and p.plain
         and (p.state = 3 and p.token = r.token + p.seq
           or windlass._is_fresh(p.state, p.begun, p.generation, p.plain) and r.since is not null)
@@ -373,10 +371,9 @@ begin
   return query select null::int, null::int, null::jsonb, windlass._finish(_now);
   -- At last, because another settlement may wait for the same lease; in one order, so that no two wait for
   -- each other.
-  update windlass.lease s set running = s.running - l.n
-    from (select l.lease, sum(l.n) as n from unnest(_leases, _ended) as l(lease, n) group by l.lease
-      order by l.lease offset 0) l
-    where s.token = l.lease;
+  update windlass.lease s
+    set running = s.running - (select sum(l.n) from unnest(_leases, _ended) as l(lease, n) where l.lease = s.token)
+    where s.token = any (_leases);
   delete from windlass.lease s where s.token = any (_leases) and s.running <= 0;
 end $$;
 

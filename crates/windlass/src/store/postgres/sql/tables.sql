@@ -12,7 +12,6 @@
 create table windlass.house (
   one boolean primary key default true check (one),
   last_event bigint not null default 0,
-  epoch smallint not null default 0,
   payload_bytes bigint not null default 131072,
   dead_letters bigint not null default 10000,
   history_age bigint not null default 604800000000,
@@ -20,8 +19,16 @@ create table windlass.house (
 );
 insert into windlass.house default values;
 
--- Into which half of a table that is emptied by turns new rows go.
-create function windlass._epoch() returns smallint language sql stable as $$ select epoch from windlass.house $$;
+-- Which turn it is of the two halves of tables that are emptied by turns. Every transaction sees the same, also one
+-- that sees all else as it was before.
+create sequence windlass.turn minvalue 0;
+select nextval('windlass.turn');
+
+-- Into which half new rows go. To be asked by the statement that writes them: it holds the lock of their table by then,
+-- so that whoever ends a turn can tell who may still write into the half that is left.
+create function windlass._epoch() returns smallint language sql stable as $$
+  select (last_value & 1)::smallint from windlass.turn
+$$;
 
 create table windlass.queue (
   id int generated always as identity primary key,
@@ -125,6 +132,38 @@ create table windlass.ready_0 partition of windlass.ready for values in (0)
   with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
 create table windlass.ready_1 partition of windlass.ready for values in (1)
   with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
+
+-- How far the half that is not written into any more has been emptied: of each line all is gone up to a place in its
+-- order, so that nobody need pass over it again. The last row of this turn holds, if it has lines. Rows are only
+-- added while dead ones are pinned, so that the last is found at once. `awaited` are those who may still write there.
+create table windlass.floor (
+  n bigint generated always as identity primary key,
+  turn bigint not null,
+  awaited text[],
+  lines int[],
+  ranks bigint[],
+  ats bigint[],
+  seqs bigint[]
+);
+
+-- Where ready jobs of a line are to be looked for: in which of the halves, and behind which place in their order.
+create type windlass.stretch as (of int, line int, low smallint, high smallint, rank bigint, at bigint, seq bigint);
+
+create function windlass._stretches(_lines int[]) returns setof windlass.stretch language sql stable as $$
+  select l.of::int, l.line, s.low::smallint, s.high::smallint, coalesce(s.rank, -9223372036854775808),
+      coalesce(s.at, -9223372036854775808), coalesce(s.seq, -9223372036854775808)
+    from (select) one
+      left join lateral (select f.*, f.turn & 1 as half from windlass.floor f order by f.n desc limit 1) f
+        on f.lines is not null and f.turn = (select last_value from windlass.turn)
+      cross join unnest(_lines) with ordinality as l(line, of)
+      cross join lateral (
+        select 0 as low, 1 as high, null::bigint as rank, null::bigint as at, null::bigint as seq where f.n is null
+        union all
+        select 1 - f.half, 1 - f.half, f.ranks[p.i], f.ats[p.i], f.seqs[p.i]
+          from (select array_position(f.lines, l.line) as i) p where f.n is not null
+        union all
+        select f.half, f.half, null, null, null where f.n is not null) s
+$$;
 
 -- Ready jobs that have a lane, in its order.
 create table windlass.lined (

@@ -27,7 +27,7 @@ begin
         windlass._is_fresh(p.state, p.begun, p.generation, p.plain) as fresh
   ), listed as (
     insert into windlass.ready (line, rank, at, seq, fresh, epoch)
-      select line, rank, at, seq, fresh, (select epoch from windlass.house) from ready where lane_queue is null
+      select line, rank, at, seq, fresh, (select windlass._epoch()) from ready where lane_queue is null
   ), lined as (
     insert into windlass.lined (queue, lane, rank, at, seq)
       select lane_queue, lane, rank, at, seq from ready where lane_queue is not null
