@@ -487,7 +487,7 @@ declare
 begin
   select array_agg(s.token) into _due from (
     select s.token from windlass.lease s where (_all or s.until <= _now) and (not s.told or not _observe)
-      order by s.until, s.token limit 1000 for update skip locked) s;
+      order by s.until limit 1000 for update skip locked) s;
   perform windlass._write_out(array_agg(s.token), array_agg(r.low), array_agg(r.high), 1000)
     from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high) where s.token = any (_due);
   _seqs := array(select p.seq from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high)
@@ -554,7 +554,7 @@ begin
   perform windlass._tidy_lease(s) from windlass.lease s where s.token = any (_due);
   -- What has ended or was renewed since is not what is next.
   loop
-    select * into _lease from windlass.lease s where not s.told order by s.until, s.token limit 1
+    select * into _lease from windlass.lease s where not s.told order by s.until limit 1
       for update skip locked;
     exit when not found or windlass._tidy_lease(_lease) is not distinct from _lease.until;
   end loop;
