@@ -196,7 +196,8 @@ fn token_refresher_keeps_its_token_over_a_failure() {
     prints(
         "token_refresher",
         &[
-            "created: true\ncreated again: false\n",
+            "created: true\n",
+            "created again: false\n",
             "run 3: token github-3",
             "Stopped after 3 runs: three are enough for an example",
             "kept: github-3 (refreshed 3 times)",

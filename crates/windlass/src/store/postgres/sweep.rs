@@ -41,7 +41,8 @@ const DEAD: i64 = 50_000;
 /// Tables in two halves, of which one can be emptied while the other is in use.
 const HALVES: [&str; 4] = ["ready_0", "ready_1", "tally_0", "tally_1"];
 
-/// How often, one soon after the other, the halves go a step on before it is asked whether they must.
+/// How often, one soon after the other, the halves go a step on before it is asked whether they
+/// must.
 const STEPS: u32 = 100;
 const STEP_PAUSE: Duration = Duration::from_millis(30);
 
