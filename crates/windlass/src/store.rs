@@ -307,6 +307,8 @@ pub struct HandedJob {
     pub attempt: u32,
     /// How often it was recovered from a lost worker.
     pub recoveries: u32,
+    /// How often it was replayed.
+    pub generation: u32,
     /// Its place in the order of acceptance.
     pub sequence: u64,
     /// When it was accepted.
