@@ -74,6 +74,8 @@ pub use worker::{StopReport, Worker, WorkerBuilder};
 mod pages {
     #[doc = include_str!("../../../docs/durability.md")]
     struct Durability;
+    #[doc = include_str!("../../../docs/jobs.md")]
+    struct Jobs;
     #[doc = include_str!("../../../docs/objects.md")]
     struct Objects;
     #[doc = include_str!("../../../docs/recovery.md")]
