@@ -213,6 +213,18 @@ fn forwards_and_backwards_agree_around_every_change_of_every_zone() {
             let catch_up = MissedRuns::CatchUp { at_most: 1_000 };
             let due = schedule.due(begin, end, catch_up, Duration::ZERO);
             assert_eq!(due.runs, expected, "{told}: backwards");
+            // Asked in between: also in the half that is repeated, and just before and at a change.
+            for quarter in -8..=8 {
+                let at = ours(change.at + SignedDuration::from_mins(15) * quarter);
+                for at in [at, at - Duration::from_micros(1)] {
+                    let next = expected.iter().find(|run| **run > at);
+                    let found = schedule.next_after(at).filter(|run| *run <= end);
+                    assert_eq!(found.as_ref(), next, "{told}: after {at}");
+                    let last = expected.iter().rfind(|run| **run <= at);
+                    let due = schedule.due(begin, at, MissedRuns::RunOnce, Duration::ZERO);
+                    assert_eq!(due.runs.last(), last, "{told}: until {at}");
+                }
+            }
             checked += expected.len();
         }
     }

@@ -322,13 +322,18 @@ async fn a_pause_during_a_back_off_keeps_its_due_time() {
 
 #[tokio::test(start_paused = true)]
 async fn clearing_leaves_the_running_event_alone_and_loses_nothing_that_comes_later() {
+    clear_beside_a_running_event(None).await;
+    clear_beside_a_running_event(Some(0)).await;
+}
+
+async fn clear_beside_a_running_event(lane: Option<u32>) {
     let (rig, seen, pool) = with_lanes(1).await;
     let client = rig.engine.pool(&pool);
     let _worker = start(&rig.engine, &pool).await;
     client.enqueue(Order { takes_ms: 5_000, ..order(1) }).await.expect("accepted");
     client.enqueue(order(2)).await.expect("accepted");
     pass(SECOND).await;
-    assert_eq!(client.clear(None).await.expect("cleared"), 1);
+    assert_eq!(client.clear(lane).await.expect("cleared"), 1);
     client.enqueue(order(3)).await.expect("accepted");
     pass(SECOND * 30).await;
     assert_eq!(seen.ends(), [1, 3]);
