@@ -20,6 +20,7 @@ use windlass_core::ledger::{Recovery, RecoveryMode, Rescue};
 use windlass_core::limits::Limits;
 use windlass_core::object::Turn;
 use windlass_core::outcome::Verdict;
+use windlass_core::record::JobRecord;
 use windlass_core::time::{Now, Steady, Timestamp};
 use windlass_sim::Random;
 use windlass_testbed::Postgres;
@@ -62,8 +63,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) async fn new(postgres: &Postgres) -> Self {
-        let url = postgres.url_for(&postgres.create_database());
+    /// Its sessions have this isolation level unless they say otherwise.
+    pub(crate) async fn new(postgres: &Postgres, level: &str) -> Self {
+        let database = postgres.create_database();
+        let level = format!("set default_transaction_isolation = '{level}'");
+        postgres.sql("postgres", &format!("alter database {database} {level}"));
+        let url = postgres.url_for(&database);
         let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("connects");
         tokio::spawn(connection);
         // What is compared is the rules, not the disk.
@@ -360,7 +365,18 @@ impl<'a> Three<'a> {
         };
         self.same("a record", &"find", ask).await?;
         let ask = async |store: &dyn Store| {
-            words(&store.objects(&ObjectFilter::default(), None, 100).await)
+            let records = store.find(&ids).await.unwrap_or_default();
+            let mut objects = store.objects(&ObjectFilter::default(), None, 100).await;
+            // Numbers differ between stores; whom they say an object owns does not.
+            let mut owned = Vec::new();
+            for object in objects.iter_mut().flat_map(|page| &mut page.objects) {
+                let (address, meta) = (&object.record.address, &mut object.record.meta);
+                let bound = records.iter().filter(|job| job.job.object.as_ref() == Some(address));
+                let own = bound.filter(|job| meta.owns(job.sequence)).map(JobRecord::id);
+                owned.push((address.clone(), own.collect::<Vec<_>>()));
+                meta.incarnation = 0;
+            }
+            words(&objects.map(|page| (page, owned)))
         };
         self.same("an object", &"objects", ask).await?;
         let ask = async |store: &dyn Store| match store.count().await {

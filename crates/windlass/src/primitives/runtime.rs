@@ -134,7 +134,7 @@ async fn run<P: Primitive>(primitive: &P, attempt: Attempt) -> Returned {
 async fn look(attempt: &Attempt) -> Result<Option<ObjectView>, Error> {
     let Some(address) = attempt.object() else { return Ok(None) };
     let view = attempt.engine().store().object(address).await?;
-    Ok(view.filter(|view| view.record.meta.created_at <= attempt.enqueued_at()))
+    Ok(view.filter(|view| view.record.meta.owns(attempt.sequence())))
 }
 
 /// What a job is to its object.

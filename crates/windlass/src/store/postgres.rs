@@ -7,6 +7,7 @@
 //! A job's words never change after it was accepted; where it stands is a narrow row of its own, so
 //! that the hot path neither rewrites wide rows nor walks through history.
 
+mod clock;
 pub(crate) mod connect;
 mod event;
 mod explain;
@@ -23,6 +24,7 @@ mod wire;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -55,6 +57,7 @@ use windlass_core::record::{JobRecord, QueueSettings, Report};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
+use self::clock::ClockWatch;
 use self::event::{Lines, Told};
 use self::fault::Verdict;
 use self::handed::{Claims, HandedOut, Terms};
@@ -69,6 +72,9 @@ use crate::wake::Wake;
 
 /// How long the database may take to answer before the answer is unknown.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long closing may take to tell the others.
+const A_WORD: Duration = Duration::from_secs(1);
 
 /// How often a call is made again when the database rolled it back for the sake of others.
 const TRIES: u32 = 10;
@@ -89,6 +95,9 @@ pub struct PostgresStore {
     /// For pauses of its own, and for bounds of a hundred years; jobs know the database's.
     clock: SystemClock,
     broom: Broom,
+    watch: ClockWatch,
+    /// Whether sessions have another isolation level by default, so that each call says its own.
+    names_isolation: AtomicBool,
 }
 
 /// Numbers of lines, which never change.
@@ -126,6 +135,8 @@ impl PostgresStore {
             claims: Claims::default(),
             clock: SystemClock::new(),
             broom: Broom::default(),
+            watch: ClockWatch::start(address.clone()),
+            names_isolation: AtomicBool::new(false),
         };
         match store.settle_in().await {
             Ok(()) => Ok(store),
@@ -146,7 +157,10 @@ impl PostgresStore {
         let parameters: [Parameter<'_>; 4] =
             [(&bytes, Type::INT8), (&dead, Type::INT8), (&age, Type::INT8), (&jobs, Type::INT8)];
         self.call("write down the limits", sql, &parameters).await?;
-        let row = self.one("read the last event", "select windlass._number()", &[]).await?;
+        let sql = "select windlass._number(), \
+             current_setting('transaction_isolation') <> 'read committed'";
+        let row = self.one("read the last event", sql, &[]).await?;
+        self.names_isolation.store(row.get(1), Ordering::Relaxed);
         self.committed.send_replace(row.get::<_, i64>(0).cast_unsigned());
         self.learn_lines().await
     }
@@ -160,13 +174,25 @@ impl PostgresStore {
         let sql = self.schema.in_sql(sql);
         for attempt in 1..=TRIES {
             let client = self.pool.get().await.map_err(fault::no_connection)?;
-            let asked = client.query_typed(&sql, parameters);
+            let asked = async {
+                match self.names_isolation.load(Ordering::Relaxed) {
+                    false => client.query_typed(&sql, parameters).await,
+                    true => connect::ask_in_read_committed(&client, &sql, parameters).await,
+                }
+            };
             let Ok(answer) = tokio::time::timeout(PATIENCE, asked).await else {
                 // Whatever it still has to say belongs to nobody.
                 drop(deadpool_postgres::Object::take(client));
                 let why = format!("no answer within {PATIENCE:?}");
                 return Err(StoreError::Unknown { doing, source: why.into() });
             };
+            if let Err(error) = &answer
+                && error.code().is_some_and(|code| code.code() == fault::NOT_READ_COMMITTED)
+            {
+                // Someone has changed the default of database, role or server meanwhile.
+                self.names_isolation.store(true, Ordering::Relaxed);
+                continue;
+            }
             match answer.map_err(|error| fault::verdict(doing, error)) {
                 Ok(rows) => return Ok(rows),
                 Err(Verdict::Tell(error)) => return Err(error),
@@ -354,7 +380,7 @@ pub async fn remove_schema(address: &PostgresAddress) -> Result<(), OpenFault> {
 pub fn migration_sql(schema: &Schema, from: i32) -> String {
     let due = MIGRATIONS.iter().filter(|migration| migration.version > from);
     let scripts = due.map(|migration| migrate::script(migration, schema));
-    format!("begin;\n{}commit;\n", scripts.collect::<String>())
+    format!("begin isolation level read committed;\n{}commit;\n", scripts.collect::<String>())
 }
 
 fn odd(doing: &'static str, why: &str) -> StoreError {
@@ -458,6 +484,7 @@ fn read_object(row: &Row) -> Read<ObjectView> {
     let at = |what: &str| row.get::<_, Option<i64>>(what).map(wire::time);
     let meta = ObjectMeta {
         version: row.get::<_, i64>("version").cast_unsigned(),
+        incarnation: row.get::<_, i64>("incarnation").cast_unsigned(),
         status: wire::read_status(row.get("status"))?,
         reason: row.get::<_, Option<&str>>("reason").map(ErrorText::new),
         created_at: wire::time(row.get("created_at")),
@@ -1147,7 +1174,7 @@ impl Store for PostgresStore {
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
         let ids: Vec<uuid::Uuid> = jobs.iter().copied().map(wire::uuid).collect();
         let sql = format!(
-            "select windlass.now_us() as now, {} from {} where j.id = any ($1)",
+            "select (select windlass.now_us()) as now, {} from {} where j.id = any ($1)",
             record::COLUMNS,
             record::TABLES
         );
@@ -1170,9 +1197,9 @@ impl Store for PostgresStore {
             "with scanned as materialized (\
                select seq from windlass.job where seq < $1 order by seq desc limit $2), \
              ends as (select count(*) as n, min(seq) as lowest from scanned) \
-             select windlass.now_us() as now, x.n, x.lowest, y.* from ends x left join lateral (\
+             select (select windlass.now_us()) as now, x.n, x.lowest, y.* from ends x left join lateral (\
                select {} from {} where j.seq in (select seq from scanned) \
-                 and windlass._means($3, case when p.state = 1 and p.at <= windlass.now_us() \
+                 and windlass._means($3, case when p.state = 1 and p.at <= (select windlass.now_us()) \
                    then 2 else p.state end, j.line, j.spec, j.created_at) \
                order by j.seq desc limit $4) y on true order by y.seq desc",
             record::COLUMNS,
@@ -1273,6 +1300,10 @@ impl Store for PostgresStore {
     }
 
     async fn close(&self) {
+        self.watch.stop();
+        let leaving = self.call("leave", "select windlass.leave_clock()", &[]);
+        // Without a word of it, others wait a moment longer for nobody.
+        let _ = tokio::time::timeout(A_WORD, leaving).await;
         self.pool.close();
     }
 }

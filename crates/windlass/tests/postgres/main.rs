@@ -6,6 +6,7 @@
 mod bloat;
 mod bouncer;
 mod chaos;
+mod clock;
 mod common;
 mod conformance;
 mod cuts;
@@ -13,6 +14,7 @@ mod failover;
 mod foreign;
 mod halves;
 mod inside;
+mod isolation;
 mod many;
 mod moving;
 mod planted;

@@ -1079,6 +1079,7 @@ mod tests {
     fn meta(status: ObjectStatus) -> ObjectMeta {
         ObjectMeta {
             version: u64::MAX,
+            incarnation: u64::MAX - 1,
             status,
             reason: Some(ErrorText::new("why")),
             created_at: at(1),

@@ -1,10 +1,5 @@
 -- Small things everything else is made of.
 
--- The store's clock, and no other.
-create function windlass.now_us() returns bigint language sql volatile as $$
-  select (extract(epoch from clock_timestamp()) * 1000000)::bigint
-$$;
-
 -- Refuses a call as a whole: `detail` is for programs, `message` for people.
 create function windlass._refuse(_message text, _detail jsonb) returns void language plpgsql as $$
 begin

@@ -106,7 +106,7 @@ begin
   _item.start_us := coalesce((extract(epoch from delay) * _us)::bigint, (extract(epoch from run_at) * _us)::bigint);
   _item.max_attempts := max_attempts;
   _item.spec := nullif(_spec, '{}');
-  _now := windlass._begin();
+  _now := windlass._begin_within(array[_item]);
   _placed := windlass._accept_batch(array[_item], null, null, _now);
   foreach _ring in array windlass._finish(_now) loop
     perform pg_notify('windlass', _ring);

@@ -41,7 +41,7 @@ begin
   elsif exists (select from windlass.job) or exists (select from windlass.object) then
     raise exception 'it holds jobs or objects already; move into a schema that holds nothing'
       using errcode = 'WL001';
-  elsif exists (select from windlass.worker where seen_at > windlass.now_us() - 60000000) then
+  elsif exists (select from windlass.worker where seen_at > (select windlass.now_us()) - 60000000) then
     raise exception 'a worker is at work there; stop it, and try again in a minute' using errcode = 'WL001';
   end if;
   delete from windlass.move;
@@ -155,13 +155,13 @@ create function windlass.move_objects(_after bigint, _objects jsonb) returns voi
 begin
   perform windlass._move_on(_after, _after, jsonb_build_array(_objects->-1->>'kind', _objects->-1->>'name',
     _objects->-1->>'key'), false);
-  insert into windlass.object (address, kind, name, key, version, status, reason, created_at, updated_at,
-      last_success_at, runs, failures, recoveries, last_recovery_at, alarm, purge_at, state)
-    select o.kind || '/' || o.name || '/' || o.key, o.kind, o.name, o.key, o.version, o.status, o.reason,
-        o.created_at, o.updated_at, o.last_success_at, o.runs, o.failures, o.recoveries, o.last_recovery_at,
+  insert into windlass.object (address, kind, name, key, version, incarnation, status, reason, created_at,
+      updated_at, last_success_at, runs, failures, recoveries, last_recovery_at, alarm, purge_at, state)
+    select o.kind || '/' || o.name || '/' || o.key, o.kind, o.name, o.key, o.version, o.incarnation,
+        o.status, o.reason, o.created_at, o.updated_at, o.last_success_at, o.runs, o.failures, o.recoveries, o.last_recovery_at,
         o.alarm, o.purge_at, decode(o.state, 'hex')
-      from jsonb_to_recordset(_objects) as o(kind text, name text, key text, version bigint, status smallint,
-        reason text, created_at bigint, updated_at bigint, last_success_at bigint, runs bigint, failures bigint,
+      from jsonb_to_recordset(_objects) as o(kind text, name text, key text, version bigint, incarnation bigint,
+        status smallint, reason text, created_at bigint, updated_at bigint, last_success_at bigint, runs bigint, failures bigint,
         recoveries int, last_recovery_at bigint, alarm uuid, purge_at bigint, state text);
 end $$;
 

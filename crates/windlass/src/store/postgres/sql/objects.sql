@@ -60,6 +60,8 @@ begin
   end if;
   if _is_new then
     _o.address := _address; _o.kind := _parts->>0; _o.name := _parts->>1; _o.key := _parts->>2;
+    -- After whoever deletes one of this address has committed, and with it whoever bound a job to that.
+    _o.incarnation := nextval('windlass.job_seq_seq');
     _o.version := 0; _o.status := 0; _o.created_at := _now; _o.runs := 0; _o.failures := 0; _o.recoveries := 0;
     if (select count(*) from (select kind from windlass.object union select name from windlass.object
         union select _o.kind union select _o.name) names) > 10000 then

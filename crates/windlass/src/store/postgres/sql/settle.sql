@@ -246,6 +246,7 @@ declare
   _house windlass.house;
   _detail text;
 begin
+  perform windlass._require_read_committed();
   select * into _house from windlass.house;
   if array_position(_seqs, null) is not null then
     _seqs := array(select coalesce(i.seq, j.seq) from unnest(_jobs[_alone + 1 :], _seqs) with ordinality as i(job, seq, n)

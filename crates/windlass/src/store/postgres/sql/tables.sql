@@ -319,6 +319,8 @@ create table windlass.object (
   name text collate "C" not null,
   key text collate "C" not null,
   version bigint not null,
+  -- A number of the jobs' sequence, taken when it was made: jobs bound to it have later ones.
+  incarnation bigint not null,
   status smallint not null,
   reason text,
   created_at bigint not null,
