@@ -7,6 +7,7 @@
 //! A job's words never change after it was accepted; where it stands is a narrow row of its own, so
 //! that the hot path neither rewrites wide rows nor walks through history.
 
+mod cancel;
 pub(crate) mod connect;
 mod event;
 mod explain;
@@ -55,10 +56,12 @@ use windlass_core::record::{JobRecord, QueueSettings, Report};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
+use self::cancel::UnderWay;
 use self::event::{Lines, Told};
 use self::fault::Verdict;
 use self::handed::{Claims, HandedOut, Terms};
 use self::sweep::{Broom, Floor};
+use self::tls::Tls;
 use self::wire::{Placed, Read, Sparse};
 use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, ObjectFilter, ObjectPage, Page,
@@ -79,6 +82,7 @@ type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 /// Keeps jobs in a PostgreSQL database, which many processes may share.
 pub struct PostgresStore {
     pool: Pool,
+    tls: Tls,
     schema: Schema,
     limits: Limits,
     wake: Arc<dyn Wake>,
@@ -117,6 +121,7 @@ impl PostgresStore {
         prepare(address).await?;
         let store = Self {
             pool: connect::pool(address)?,
+            tls: address.tls.clone(),
             schema: address.schema.clone(),
             limits,
             wake,
@@ -160,13 +165,13 @@ impl PostgresStore {
         let sql = self.schema.in_sql(sql);
         for attempt in 1..=TRIES {
             let client = self.pool.get().await.map_err(fault::no_connection)?;
-            let asked = client.query_typed(&sql, parameters);
+            let under_way = UnderWay::new(client, &self.tls);
+            let asked = under_way.client().query_typed(&sql, parameters);
             let Ok(answer) = tokio::time::timeout(PATIENCE, asked).await else {
-                // Whatever it still has to say belongs to nobody.
-                drop(deadpool_postgres::Object::take(client));
                 let why = format!("no answer within {PATIENCE:?}");
                 return Err(StoreError::Unknown { doing, source: why.into() });
             };
+            under_way.answered();
             match answer.map_err(|error| fault::verdict(doing, error)) {
                 Ok(rows) => return Ok(rows),
                 Err(Verdict::Tell(error)) => return Err(error),
@@ -617,13 +622,10 @@ impl Runs {
     }
 }
 
-/// What of a batch can be refused without asking the database, which finds circles in small ones.
+/// What of a batch can be refused without asking the database. Whether jobs wait for each other is
+/// not: only it knows which of them are new.
 fn check_batch(jobs: &[Arc<NewJob>], limits: &Limits) -> Result<(), Refusal> {
-    batch::check(jobs, limits, about_now())?;
-    if jobs.len() <= 500 {
-        return Ok(());
-    }
-    batch::refuse_cycles(jobs.iter().map(|job| &**job))
+    batch::check(jobs, limits, about_now())
 }
 
 /// What of a settlement can be refused without asking the database.
