@@ -7,6 +7,7 @@
 //! A job's words never change after it was accepted; where it stands is a narrow row of its own, so
 //! that the hot path neither rewrites wide rows nor walks through history.
 
+mod cancel;
 mod clock;
 pub(crate) mod connect;
 mod event;
@@ -57,11 +58,13 @@ use windlass_core::record::{JobRecord, QueueSettings, Report};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
+use self::cancel::UnderWay;
 use self::clock::ClockWatch;
 use self::event::{Lines, Told};
 use self::fault::Verdict;
 use self::handed::{Claims, HandedOut, Terms};
 use self::sweep::{Broom, Floor};
+use self::tls::Tls;
 use self::wire::{Placed, Read, Sparse};
 use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, ObjectFilter, ObjectPage, Page,
@@ -85,6 +88,7 @@ type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 /// Keeps jobs in a PostgreSQL database, which many processes may share.
 pub struct PostgresStore {
     pool: Pool,
+    tls: Tls,
     schema: Schema,
     limits: Limits,
     wake: Arc<dyn Wake>,
@@ -126,6 +130,7 @@ impl PostgresStore {
         prepare(address).await?;
         let store = Self {
             pool: connect::pool(address)?,
+            tls: address.tls.clone(),
             schema: address.schema.clone(),
             limits,
             wake,
@@ -174,18 +179,19 @@ impl PostgresStore {
         let sql = self.schema.in_sql(sql);
         for attempt in 1..=TRIES {
             let client = self.pool.get().await.map_err(fault::no_connection)?;
+            let under_way = UnderWay::new(client, &self.tls);
             let asked = async {
+                let client = under_way.client();
                 match self.names_isolation.load(Ordering::Relaxed) {
                     false => client.query_typed(&sql, parameters).await,
-                    true => connect::ask_in_read_committed(&client, &sql, parameters).await,
+                    true => connect::ask_in_read_committed(client, &sql, parameters).await,
                 }
             };
             let Ok(answer) = tokio::time::timeout(PATIENCE, asked).await else {
-                // Whatever it still has to say belongs to nobody.
-                drop(deadpool_postgres::Object::take(client));
                 let why = format!("no answer within {PATIENCE:?}");
                 return Err(StoreError::Unknown { doing, source: why.into() });
             };
+            under_way.answered();
             if let Err(error) = &answer
                 && error.code().is_some_and(|code| code.code() == fault::NOT_READ_COMMITTED)
             {
@@ -644,13 +650,10 @@ impl Runs {
     }
 }
 
-/// What of a batch can be refused without asking the database, which finds circles in small ones.
+/// What of a batch can be refused without asking the database. Whether jobs wait for each other is
+/// not: only it knows which of them are new.
 fn check_batch(jobs: &[Arc<NewJob>], limits: &Limits) -> Result<(), Refusal> {
-    batch::check(jobs, limits, about_now())?;
-    if jobs.len() <= 500 {
-        return Ok(());
-    }
-    batch::refuse_cycles(jobs.iter().map(|job| &**job))
+    batch::check(jobs, limits, about_now())
 }
 
 /// What of a settlement can be refused without asking the database.

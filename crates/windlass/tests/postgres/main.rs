@@ -5,6 +5,7 @@
 
 mod bloat;
 mod bouncer;
+mod cancel;
 mod chaos;
 mod clock;
 mod common;

@@ -197,7 +197,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "the depth limit of a lane does not count the batch itself",
-        edits: &[("if _depth + _q.added > _q.lane_depth", "if _depth >= _q.lane_depth")],
+        edits: &[("where x.depth + x.added > x.lane_depth", "where x.depth >= x.lane_depth")],
         caught_by: &["a full lane refuses and leaves nothing of a batch"],
     },
     Bug {
@@ -220,7 +220,10 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a key is held for a moment longer than its window",
-        edits: &[("where k.until <= _now;\n    if found", "where k.until < _now;\n    if found")],
+        edits: &[(
+            "where k.until <= _now;\n    select array_agg(case",
+            "where k.until < _now;\n    select array_agg(case",
+        )],
         caught_by: &[
             "a key of scope any is held after the end until its window closes",
             "a key whose window closed may be taken while the job is open",
@@ -228,12 +231,21 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a job is released when all but two of its dependencies are met",
-        edits: &[("if _p.unmet > 1 then", "if _p.unmet > 2 then")],
+        edits: &[
+            (
+                "unmet = case when p.unmet > m.times then p.unmet - m.times end,",
+                "unmet = case when p.unmet > m.times + 1 then p.unmet - m.times end,",
+            ),
+            (
+                "state = case when p.unmet > m.times then 0 when",
+                "state = case when p.unmet > m.times + 1 then 0 when",
+            ),
+        ],
         caught_by: &["a job waits for its dependencies and is released once"],
     },
     Bug {
         what: "a plain job that completes releases nobody",
-        edits: &[("perform windlass._spread(_item.seq, null, _now);", "null;")],
+        edits: &[("perform windlass._spread_success(_parents, _now);", "null;")],
         caught_by: &["a diamond completes in order"],
     },
     Bug {
@@ -247,22 +259,21 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a job that is released forgets that it was to start later",
         edits: &[(
-            "_q := windlass._wait_until(_q, _p.at, _now);",
-            "_q := windlass._wait_until(_q, _now, _now);",
+            "then 0 when p.at > _now then 1 else 2 end,\n        at = case when p.unmet > m.times",
+            "then 0 else 2 end,\n        at = case when p.unmet > m.times",
         )],
         caught_by: &["a delayed job that depends on another waits for both"],
     },
     Bug {
         what: "a failure reaches dependents and not theirs",
-        edits: &[("if _next is not null then _stack := _stack || _next; end if;", "")],
+        edits: &[("        _top := _top + 1;\n        _stack[_top] := _other;\n", "")],
         caught_by: &["a failed dependency is cascaded ignored or waited for by edge"],
     },
     Bug {
         what: "a lane offers a job while another one runs",
         edits: &[(
-            "if not exists (select from windlass.place where lane_queue = _queue and lane = _lane \
-             and state = 3)\n    and not (",
-            "if not (",
+            "i.lane = t.lane and not c.runs and not q.paused",
+            "i.lane = t.lane and not q.paused",
         )],
         caught_by: &[
             "jobs of one key run one at a time and in order",
@@ -271,12 +282,12 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a paused lane goes on",
-        edits: &[("_lane = any (_q.paused_lanes))\n  then", "false)\n  then")],
+        edits: &[("and not c.runs and not q.paused", "and not c.runs")],
         caught_by: &["a paused lane starts nothing and the others go on"],
     },
     Bug {
         what: "a job that waits to be tried again lets others of its key pass",
-        edits: &[("and h.begun and h.state < 3))", "and h.begun and h.state = 3))")],
+        edits: &[("and h.partition = p.partition))\n", "and false))\n")],
         caught_by: &[
             "a job to be tried again holds its key and no other",
             "a recovered job holds its key",
@@ -367,8 +378,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "the newest dead letter leaves first",
         edits: &[(
-            "where queue = _queue order by at, seq limit 1;",
-            "where queue = _queue order by at desc, seq limit 1;",
+            "where queue = _queue and (at, seq) > (_at, _seq) order by at, seq limit 1;",
+            "where queue = _queue and (at, seq) > (_at, _seq) order by at desc, seq limit 1;",
         )],
         caught_by: &["dead letters are bounded and the oldest goes"],
     },
@@ -468,8 +479,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a job waits for ever for one that has failed, although it ignores that",
         edits: &[(
-            "select x.state = 4 or (x.state > 4 and (d->>'on_failure')::int = 1)",
-            "select x.state = 4",
+            "select x.state = 4 or (x.state > 4 and d.on_failure = 1) as met",
+            "select x.state = 4 as met",
         )],
         caught_by: &["a failed dependency is cascaded ignored or waited for by edge"],
     },

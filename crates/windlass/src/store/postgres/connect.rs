@@ -67,7 +67,7 @@ impl Schema {
 #[derive(Clone)]
 pub struct PostgresAddress {
     pub(crate) config: tokio_postgres::Config,
-    tls: Tls,
+    pub(super) tls: Tls,
     /// `windlass_schema`: the schema, `windlass` unless said otherwise.
     pub schema: Schema,
     /// `windlass_pool`: how many connections at most.

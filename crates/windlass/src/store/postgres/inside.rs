@@ -117,7 +117,6 @@ async fn accept(
     let limits =
         Limits { payload_bytes: windlass_core::limits::PAYLOAD_BYTES_MAX, ..Limits::default() };
     batch::check(jobs, &limits, about_now())?;
-    batch::refuse_cycles(jobs.iter().map(|job| &**job))?;
     let said: Value = jobs.iter().map(|job| wire::whole_job(job)).collect();
     let sql = schema.in_sql("select windlass.enqueue_in($1::jsonb)::text");
     let answer = ask(&mut transaction, &sql, &said).await?;

@@ -239,6 +239,11 @@ begin
             select l.ctid from windlass.lined l where l.queue = p.lane_queue and l.lane = p.lane and l.rank = p.rank
               and l.at = p.at and l.seq = p.seq offset 0) l
           where p.ctid = any (_places)));
+      delete from windlass.held x where x.ctid = any (array(
+        select h.ctid from windlass.place p cross join lateral (
+            select h.ctid from windlass.held h where h.queue = p.lane_queue and h.lane = p.lane
+              and h.partition = p.partition and h.seq = p.seq offset 0) h
+          where p.ctid = any (_places) and p.begun));
       insert into windlass.tally (queue, lane, ready, running)
         select p.lane_queue, p.lane, -count(*), count(*) from windlass.place p
           where p.ctid = any (_places) and p.lane_queue is not null and _lanes[array_position(_lines, p.line)] is not null

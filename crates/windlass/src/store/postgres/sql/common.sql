@@ -190,6 +190,10 @@ end $$;
 -- Takes a waiting job out of where it is found.
 create function windlass._unlist(_p windlass.place) returns void language plpgsql as $$
 begin
+  if _p.begun and _p.lane_queue is not null and _p.state < 3 then
+    delete from windlass.held where queue = _p.lane_queue and lane = _p.lane and partition = _p.partition
+      and seq = _p.seq;
+  end if;
   if _p.state = 1 then
     delete from windlass.due where at = _p.at and seq = _p.seq;
   elsif _p.state = 2 then
@@ -206,6 +210,9 @@ end $$;
 -- Puts a waiting job where it is found.
 create function windlass._list(_p windlass.place) returns void language plpgsql as $$
 begin
+  if _p.begun and _p.lane_queue is not null and _p.state < 3 then
+    insert into windlass.held (queue, lane, partition, seq) values (_p.lane_queue, _p.lane, _p.partition, _p.seq);
+  end if;
   if _p.state = 1 then
     insert into windlass.due (at, seq) values (_p.at, _p.seq);
   elsif _p.state = 2 and _p.lane_queue is null then

@@ -134,23 +134,23 @@ $$;
 -- Each of these jobs after those of them that it depends on, otherwise by acceptance.
 create function windlass._dependencies_first(_ids uuid[]) returns uuid[] language plpgsql as $$
 declare
-  _left uuid[];
-  _placed uuid[] := '{}';
-  _free uuid[];
+  _numbers jsonb;
+  _waiting int[];
+  _on int[];
+  _generations int[];
 begin
-  select array_agg(i.id order by j.seq nulls first, i.id) into _left
-    from (select distinct unnest(_ids) as id) i left join windlass.job j on j.id = i.id;
-  while cardinality(_left) > 0 loop
-    select array_agg(l.id order by l.n) into _free from unnest(_left) with ordinality as l(id, n)
-      left join windlass.job j on j.id = l.id
-      where not exists (select from jsonb_array_elements(coalesce(j.spec->'depends_on', '[]')) d
-        where (d->>'on')::uuid = any (_left) and (d->>'on')::uuid <> l.id);
-    if _free is null then return _placed || _left; end if;
-    _placed := _placed || _free;
-    select array_agg(l.id order by l.n) into _left from unnest(_left) with ordinality as l(id, n)
-      where not l.id = any (_free);
-  end loop;
-  return _placed;
+  select array_agg(i.id order by j.seq nulls first, i.id) into _ids
+    from (select distinct unnest(_ids) as id) i
+      left join lateral (select j.seq from windlass.job j where j.id = i.id offset 0) j on true;
+  select jsonb_object_agg(i.id, i.n) into _numbers from unnest(_ids) with ordinality as i(id, n);
+  select array_agg(d.n), array_agg(d.m) into _waiting, _on from (
+      select i.n, (_numbers->>((d->>'on')::uuid::text))::int as m from unnest(_ids) with ordinality as i(id, n)
+        cross join lateral (select j.spec from windlass.job j where j.id = i.id offset 0) j
+        cross join lateral jsonb_array_elements(coalesce(j.spec->'depends_on', '[]')) d) d
+    where d.m <> d.n;
+  if _waiting is null then return _ids; end if;
+  _generations := windlass._generations(cardinality(_ids), _waiting, _on);
+  return array(select i.id from unnest(_ids) with ordinality as i(id, n) order by _generations[i.n], i.n);
 end $$;
 
 -- Calls off (0), moves (1), replays (2) or deletes (3) jobs, each answered on its own.

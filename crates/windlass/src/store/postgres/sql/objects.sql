@@ -153,9 +153,8 @@ begin
     perform windlass._purge_object(_address, _now);
     _o.version := 0;
   end if;
-  for _i in 1..(_before + (_fresh is not null)::int) loop
-    _placed := _placed - 0;
-  end loop;
+  select coalesce(jsonb_agg(p.placed order by p.n), '[]') into _placed
+    from jsonb_array_elements(_placed) with ordinality as p(placed, n) where p.n > _before + (_fresh is not null)::int;
   return jsonb_build_object('version', _o.version, 'jobs', _placed);
 end $$;
 

@@ -239,6 +239,7 @@ declare
   _done int;
   _done_seqs bigint[];
   _done_lines int[];
+  _parents bigint[];
   _leases bigint[];
   _ended int[];
   _item record;
@@ -316,13 +317,10 @@ begin
       -- A diary that told of earlier failures tells of a success now.
       update windlass.diary d set error = null where d.seq = any (_done_seqs) and d.error is not null;
       -- Looked at after they ended: who begins to wait for one of them now sees that it has.
-      for _item in
-        select s.seq from unnest(_done_seqs) as s(seq)
-            cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j
-          where exists (select from windlass.edge e where e.on_id = j.id and not e.met)
-      loop
-        perform windlass._spread(_item.seq, null, _now);
-      end loop;
+      _parents := array(select s.seq from unnest(_done_seqs) with ordinality as s(seq, n)
+          cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j
+        where exists (select from windlass.edge e where e.on_id = j.id and not e.met) order by s.n);
+      if cardinality(_parents) > 0 then perform windlass._spread_success(_parents, _now); end if;
     end if;
     if exists (select from windlass.line l join windlass.kind k on k.id = l.kind
         where l.id = any (_done_lines) and k.turned_away) then

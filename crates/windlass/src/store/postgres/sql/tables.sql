@@ -306,11 +306,24 @@ create table windlass.edge (
 );
 create index edge_seq on windlass.edge (seq);
 
--- Locked by whoever decides which job of a lane is next.
+-- Locked by whoever decides which job of a lane is next. `current` is the job that was offered last; `others` are
+-- those that ran when the queue was put into its lanes anew, of which there can be several in one. Whether they still
+-- are offered or run, their places say: so nobody looks for them among all jobs of the lane.
 create table windlass.lane (
   queue int not null,
   lane bigint not null,
+  current bigint,
+  others bigint[] not null default '{}',
   primary key (queue, lane)
+);
+
+-- Jobs of lanes that have begun and wait to go on: they hold back the others of their partition.
+create table windlass.held (
+  queue int not null,
+  lane bigint not null,
+  partition bigint not null,
+  seq bigint not null,
+  primary key (queue, lane, partition, seq)
 );
 
 create table windlass.object (
