@@ -9,7 +9,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -117,13 +117,31 @@ struct Inner {
     task: OnceLock<AbortHandle>,
     /// Its task is to end, even if it is not known yet.
     aborted: AtomicBool,
-    report: Mutex<Report>,
+    report: Mutex<Said>,
     has_reported: AtomicBool,
     /// The handler has completed the job in a transaction of its own.
     completed_elsewhere: AtomicBool,
     next: Mutex<Vec<Arc<NewJob>>>,
     steps: Steps,
     slot: Weak<Slot>,
+}
+
+/// What a handler has reported and the store may not have.
+#[derive(Default)]
+struct Said {
+    waiting: Report,
+    /// On its way with a renewal. If no answer comes before the attempt is settled, it is settled
+    /// with this too: a line that is kept twice is better than one that is lost.
+    sent: Option<Report>,
+}
+
+impl Said {
+    fn put_before(&mut self, earlier: Report) {
+        let since = std::mem::replace(&mut self.waiting, earlier);
+        self.waiting.lines.extend(since.lines);
+        keep_last(&mut self.waiting.lines);
+        self.waiting.progress = since.progress.or(self.waiting.progress.take());
+    }
 }
 
 impl Attempt {
@@ -280,24 +298,37 @@ impl Attempt {
     }
 
     fn report(&self, add: impl FnOnce(&mut Report)) {
-        add(&mut self.inner().report.lock().unwrap_or_else(PoisonError::into_inner));
+        add(&mut self.said().waiting);
         self.inner().has_reported.store(true, Ordering::SeqCst);
         self.inner().shared.reported().notify_one();
     }
 
-    /// What the handler has said since this was last asked.
-    pub(crate) fn take_report(&self) -> Report {
-        std::mem::take(&mut self.inner().report.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What the handler has said and nobody knows to be written, to be sent with a renewal. It is
+    /// kept until [`Attempt::report_is_written`].
+    pub(crate) fn send_report(&self) -> Report {
+        let report = self.take_report();
+        if !report.is_empty() {
+            self.said().sent = Some(report.clone());
+        }
+        report
     }
 
-    /// Takes back what could not be written, to be written with what has been said since. Nobody
-    /// is notified: whoever could not write it tries again by itself.
-    pub(crate) fn return_report(&self, unwritten: Report) {
-        let mut report = self.inner().report.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = std::mem::replace(&mut *report, unwritten);
-        report.lines.extend(since.lines);
-        keep_last(&mut report.lines);
-        report.progress = since.progress.or(report.progress.take());
+    /// What the handler has said and nobody knows to be written, to be settled with.
+    fn take_report(&self) -> Report {
+        let mut said = self.said();
+        if let Some(sent) = said.sent.take() {
+            said.put_before(sent);
+        }
+        std::mem::take(&mut said.waiting)
+    }
+
+    /// What was sent is written.
+    pub(crate) fn report_is_written(&self) {
+        self.said().sent = None;
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.inner().report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Continues with another job: it is accepted in the same commit that completes this one, or,
@@ -553,7 +584,7 @@ async fn conclude(
     let judged = attempt.unless_completed_elsewhere(judged);
     let next = attempt.take_next();
     if attempt.inner().has_reported.load(Ordering::SeqCst) {
-        shared.reports_written().await;
+        shared.reports_written(attempt.token()).await;
     }
     let report = attempt.take_report();
     let settlement = Settlement { next, report, ..settlement(attempt, judged) };

@@ -251,7 +251,8 @@ impl WorkerBuilder {
             engine,
         });
         let started = WorkerNews::Started(shared.card());
-        shared.engine.store().announce(shared.id.clone(), started).await?;
+        let announce = shared.engine.store().announce(shared.id.clone(), started);
+        shared.ask("announce", announce).await?;
         shared.engine.adopt(&shared);
         shared.spawn("fill loop", fill::fill);
         shared.spawn("watch loop", watch::watch_loop);
