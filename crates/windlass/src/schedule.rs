@@ -9,20 +9,24 @@
 //! A schedule that cannot run cannot be made: every way in, stored bytes included, ends in the
 //! same checks.
 //!
-//! Daylight saving: a pattern that names a time of day, such as `30 2 * * *`, runs once on the
-//! day on which that time is skipped (right after the gap) and once on the day on which it comes
-//! twice (the first time). A pattern with a wildcard, such as `*/15 * * * *`, runs in both
-//! halves of a repeated hour and not in a skipped one.
+//! Daylight saving: a pattern that names times of day, such as `30 2 * * *` or `0 2,14 * * *`,
+//! runs once on the day on which such a time is skipped (right after the gap, once for all that
+//! lie in it) and once on the day on which it comes twice (the first time). A pattern with a `*`
+//! in second, minute or hour, such as `*/15 * * * *` or `0 */2 * * *`, runs whenever the clocks
+//! show a time that matches: in both halves of a repeated hour, and not in a skipped one.
 
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 use std::time::Duration;
 
 use croner::Cron;
-use jiff::Zoned;
 use jiff::tz::{TimeZone, TimeZoneDatabase};
 use serde::{Deserialize, Serialize};
 use windlass_core::time::Timestamp;
+
+use self::clocks::Clocks;
+
+mod clocks;
 
 /// Shortest interval: the clock of the engine is told in milliseconds.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -185,6 +189,11 @@ impl Schedule {
     /// with a year at the end, or a word such as `@daily`. If both a day of the month and a
     /// weekday are given, either is enough. Refuses what is not a pattern, and a pattern that no
     /// date between 1970 and 4999 matches.
+    ///
+    /// Where clocks are put forward, a named time that is skipped runs right after the gap; where
+    /// they are put back, one that comes twice runs the first time. A pattern with a `*` in
+    /// second, minute or hour runs whenever the clocks show a time that matches: twice in a
+    /// repeated hour, not in a skipped one.
     pub fn cron(pattern: &str) -> Result<Self, InvalidSchedule> {
         let rule = CronRule::new(pattern)?;
         Ok(Self { rule: Rule::Cron(Box::new(rule)), start: None })
@@ -345,24 +354,24 @@ impl CronRule {
     }
 
     fn next_after(&self, after: Timestamp) -> Option<Timestamp> {
-        let after = self.local(after)?;
-        self.cron.find_next_occurrence(&after, false).ok().map(|at| instant(&at))
+        self.clocks().next_after(whole_second(after)?).map(instant)
     }
 
     fn last_until(&self, at: Timestamp) -> Option<Timestamp> {
-        let at = self.local(at)?;
-        self.cron.find_previous_occurrence(&at, true).ok().map(|at| instant(&at))
+        self.clocks().last_until(whole_second(at)?).map(instant)
     }
 
-    /// The whole second on the zone's clocks: patterns know nothing finer.
-    fn local(&self, at: Timestamp) -> Option<Zoned> {
-        let second = at.as_micros().div_euclid(1_000_000);
-        Some(jiff::Timestamp::from_second(second).ok()?.to_zoned(self.zone.clone()))
+    fn clocks(&self) -> Clocks<'_> {
+        Clocks { cron: &self.cron, zone: &self.zone }
     }
 }
 
-fn instant(at: &Zoned) -> Timestamp {
-    Timestamp::from_micros(at.timestamp().as_microsecond())
+fn whole_second(at: Timestamp) -> Option<jiff::Timestamp> {
+    jiff::Timestamp::from_second(at.as_micros().div_euclid(1_000_000)).ok()
+}
+
+fn instant(at: jiff::Timestamp) -> Timestamp {
+    Timestamp::from_micros(at.as_microsecond())
 }
 
 /// The zone of this name, and its name as it is usually written. A machine without time-zone

@@ -269,6 +269,29 @@ async fn a_cron_loop_runs_by_the_clocks_of_its_zone() -> Result<(), InvalidSched
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cron_loop_runs_once_on_the_day_on_which_the_clocks_are_put_forward()
+-> Result<(), InvalidSchedule> {
+    let notes = Notes::default();
+    let night = Schedule::cron("30 1 * * *")?.in_zone("Europe/Berlin")?;
+    let definition = {
+        let notes = notes.clone();
+        Continuous::new("counting", night, move |tick: Tick<u64>| {
+            notes.add(tick.planned_at().to_string());
+            async move { Ok(tick) }
+        })
+        .start_immediately(false)
+    };
+    let lab = lab(&definition).await;
+    // The gap is at 01:00 UTC of 29 March, the 88th day of the year.
+    lab.advance(HOUR * 24 * 86).await;
+    lab.engine().continuous(&definition).start("a", 0).await.expect("started");
+    lab.advance(HOUR * 71).await;
+    let runs = ["2026-03-28T00:30:00.000Z", "2026-03-29T00:30:00.000Z", "2026-03-29T23:30:00.000Z"];
+    assert_eq!(notes.all(), runs);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stopped_loop_keeps_its_state_and_goes_on_with_it() {
     let notes = Notes::default();
     let definition = counting(&notes);

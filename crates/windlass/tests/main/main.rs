@@ -3,6 +3,7 @@
 //! Everything runs on tokio's paused time: nothing sleeps for real, and no test asserts how long
 //! something took on this machine.
 
+mod clocks;
 mod common;
 mod conformance;
 mod continuous;

@@ -67,6 +67,26 @@ async fn a_schedule_enqueues_its_job_at_each_of_its_times() -> Result<(), BoxErr
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_runs_that_are_shown_are_those_that_come_when_the_clocks_are_put_forward()
+-> Result<(), BoxError> {
+    let lab = lab().await;
+    let schedules = lab.engine().schedules();
+    lab.advance(HOUR * 24 * 86).await;
+    let night = Schedule::cron("30 1 * * *")?.in_zone("Europe/Berlin")?;
+    schedules.set("nightly", night, Report { number: 1 }).await?;
+    let view = schedules.get("nightly").await?.expect("it is there");
+    let shown: Vec<String> = view.next_runs.iter().take(3).map(Timestamp::to_string).collect();
+    let runs = ["2026-03-28T00:30:00.000Z", "2026-03-29T00:30:00.000Z", "2026-03-29T23:30:00.000Z"];
+    assert_eq!(shown, runs);
+    lab.advance(HOUR * 71).await;
+    let jobs = lab.engine().jobs().kind("report").page(None, 10).await?.jobs;
+    let mut came: Vec<String> = jobs.iter().map(|job| job.created_at.to_string()).collect();
+    came.sort_unstable();
+    assert_eq!(came, runs);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_schedule_is_edited_paused_resumed_run_and_removed() -> Result<(), BoxError> {
     let lab = lab().await;
     let schedules = lab.engine().schedules();
