@@ -157,7 +157,7 @@ impl Ledger {
         let Ended { worker, attempt, ran, end } = ended;
         let failed = match (&condition.state, end) {
             (State::Dead { reason, .. }, _) => died_of_attempts(*reason),
-            (_, AttemptEnd::Failed | AttemptEnd::Crashed) => true,
+            (_, AttemptEnd::Failed | AttemptEnd::Crashed(_)) => true,
             (
                 _,
                 AttemptEnd::Completed

@@ -20,7 +20,7 @@ use windlass_core::ledger::{Counts, LaneCount, LineCount, QueueCount, Totals};
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
 use windlass_core::object::Address;
-use windlass_core::record::{QueueSettings, Step};
+use windlass_core::record::{AttemptEnd, QueueSettings, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -47,6 +47,9 @@ pub(crate) struct Job {
     /// Its loss was told by a rescue that only looks.
     told_lost: bool,
     pub(crate) first_started_at: Option<Timestamp>,
+    pub(crate) last_recovery_at: Option<Timestamp>,
+    /// How its last attempt ended, if it did.
+    pub(crate) last_end: Option<AttemptEnd>,
     pub(crate) starts: u32,
     pub(crate) output: Option<Bytes>,
     pub(crate) percent: Option<u8>,

@@ -592,6 +592,9 @@ impl<'a> Pair<'a> {
             prop_assert_eq!(record.sequence, job.sequence);
             prop_assert_eq!(record.created_at, job.accepted_at);
             prop_assert_eq!(record.first_started_at, job.first_started_at);
+            prop_assert_eq!(record.last_recovery_at, job.last_recovery_at);
+            let last = record.attempts.back().and_then(|last| last.ended).map(|(_, end)| end);
+            prop_assert_eq!(last, job.last_end, "the last end of {} after {:?}", id, after);
             prop_assert_eq!(&record.output, &job.output, "the output of {} after {:?}", id, after);
             prop_assert_eq!(record.progress.map(|progress| progress.percent), job.percent);
             prop_assert_eq!(&record.steps, &job.steps, "the steps of {} after {:?}", id, after);

@@ -94,6 +94,8 @@ pub(super) struct Told {
     due: Timestamp,
     pub(super) attempts: u32,
     pub(super) recoveries: u32,
+    pub(super) started_at: Timestamp,
+    pub(super) last_recovery_at: Option<Timestamp>,
     pub(super) generation: u32,
     /// Starts over all generations.
     pub(super) starts: u32,
@@ -332,7 +334,12 @@ impl Model {
             What::JobReplayed { generation } => self.replayed(id, *generation, event.at, around),
             What::JobRemoved { reason } => self.removed(id, *reason, event.at, around),
             What::RecoveryDetected { .. } => self.runs(id).map(|_| ()),
-            What::RecoveryExecuted { recovery, .. } => self.recovered(id, *recovery, around),
+            What::JobRecovered { attempt, recovery, stale_for, .. } => {
+                let told = self.told(id)?;
+                let lost = (told.attempts, event.at.since(told.started_at));
+                ensure!((*attempt, *stale_for) == lost, "it was lost at {lost:?}");
+                self.recovered(id, *recovery, event.at, around)
+            }
             What::RecoveryExhausted { .. } => {
                 let dead = matches!(self.told(id)?.stand, Stand::Dead { .. });
                 ensure!(dead, "it is told to be exhausted and is not dead");
@@ -391,6 +398,8 @@ impl Model {
             due,
             attempts: 0,
             recoveries: 0,
+            started_at: at,
+            last_recovery_at: None,
             generation: 0,
             starts: 0,
             met: BTreeSet::new(),
@@ -510,6 +519,7 @@ impl Model {
         self.set(id, Stand::Running { worker: worker.clone() });
         self.jobs.entry(id).and_modify(|told| {
             told.attempts = attempt;
+            told.started_at = at;
             told.starts += 1;
             told.cancel_requested = false;
         });
@@ -718,7 +728,13 @@ impl Model {
         Ok(())
     }
 
-    fn recovered(&mut self, id: JobId, recovery: u32, around: &mut Around<'_>) -> Checked {
+    fn recovered(
+        &mut self,
+        id: JobId,
+        recovery: u32,
+        at: Timestamp,
+        around: &mut Around<'_>,
+    ) -> Checked {
         let most = self.rules.recovery.max_recoveries;
         let told = self.told(id)?;
         let waits = matches!(told.stand, Stand::Scheduled { .. });
@@ -726,7 +742,10 @@ impl Model {
         ensure!(waits, "it was recovered and is {}", told.stand.name());
         ensure!(recovery == counted, "recovery {recovery} is recovery {counted}");
         ensure!(recovery <= most, "recovery {recovery} of {most}");
-        self.jobs.entry(id).and_modify(|told| told.recoveries = recovery);
+        self.jobs.entry(id).and_modify(|told| {
+            told.recoveries = recovery;
+            told.last_recovery_at = Some(at);
+        });
         let at_open = around.cause.is_none();
         let point = if at_open { Point::RecoveredAtOpen } else { Point::RecoveredByLease };
         around.cover.hit(point);

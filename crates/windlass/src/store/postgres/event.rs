@@ -83,6 +83,10 @@ impl Told {
         let worker = || -> Arc<str> { self.detail["worker"].as_str().unwrap_or_default().into() };
         let error = || self.detail["error"].as_str().map(ErrorText::new);
         let detail = |what: &str| self.detail[what].as_u64().ok_or_else(|| self.strange());
+        let reason = || {
+            let reason = usize::try_from(detail("reason")?).map_err(|_| self.strange())?;
+            RecoveryReason::ALL.get(reason).copied().ok_or_else(|| self.strange())
+        };
         Ok(match self.topic.as_str() {
             "job.enqueued" => {
                 let priority = i32::try_from(a()?).map_err(|_| self.strange())?;
@@ -129,11 +133,15 @@ impl Told {
                 },
             },
             "recovery.detected" => {
-                What::RecoveryDetected { reason: recovery(b()?), attempt: number(a()?)? }
+                let stale_for = wire::duration(b()?);
+                What::RecoveryDetected { reason: reason()?, attempt: number(a()?)?, stale_for }
             }
-            "recovery.executed" => {
-                What::RecoveryExecuted { reason: recovery(b()?), recovery: number(a()?)? }
-            }
+            "job.recovered" => What::JobRecovered {
+                reason: reason()?,
+                attempt: number(a()?)?,
+                recovery: number(detail("recovery")?.cast_signed())?,
+                stale_for: wire::duration(b()?),
+            },
             "recovery.exhausted" => What::RecoveryExhausted { recoveries: number(a()?)? },
             "queue.paused" => What::QueuePaused,
             "queue.resumed" => What::QueueResumed,
@@ -166,18 +174,6 @@ fn of<T>(said: &[T], index: usize) -> Option<&T> {
     if said.len() == 1 { said.first() } else { said.get(index) }
 }
 
-fn recovery(number: i64) -> RecoveryReason {
-    match number {
-        0 => RecoveryReason::LeaseExpired,
-        1 => RecoveryReason::Restart,
-        _ => RecoveryReason::Manual,
-    }
-}
-
 pub(super) fn recovery_number(reason: RecoveryReason) -> i32 {
-    match reason {
-        RecoveryReason::LeaseExpired => 0,
-        RecoveryReason::Restart => 1,
-        RecoveryReason::Manual => 2,
-    }
+    reason.noticed() as i32
 }

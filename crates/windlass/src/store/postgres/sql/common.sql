@@ -248,12 +248,12 @@ declare
     'ended', _now, 'end', _end, 'error', _error);
 begin
   insert into windlass.diary as d (seq, attempts, error)
-    values (_p.seq, jsonb_build_array(_entry), case when _end in (1, 4, 5) then _error end)
+    values (_p.seq, jsonb_build_array(_entry), case when _end = 1 or _end >= 4 then _error end)
     on conflict (seq) do update set
       attempts = case when jsonb_array_length(coalesce(d.attempts, '[]')) >= 20
         then (d.attempts - 0) || _entry else coalesce(d.attempts, '[]') || _entry end,
       attempts_dropped = d.attempts_dropped + (jsonb_array_length(coalesce(d.attempts, '[]')) >= 20)::int,
-      error = case when _end in (1, 4, 5) then _error else d.error end;
+      error = case when _end = 1 or _end >= 4 then _error else d.error end;
 end $$;
 
 -- An open job has ended. Its key, lane and object are told. `_end` is how its last attempt ended, null

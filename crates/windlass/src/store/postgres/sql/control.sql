@@ -85,7 +85,7 @@ begin
   end if;
   if _p.worker is not null then
     perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
-      where d.seq = _p.seq and _p.attempt_end in (1, 4, 5)));
+      where d.seq = _p.seq and (_p.attempt_end = 1 or _p.attempt_end >= 4)));
   end if;
   update windlass.diary set error = null, progress = null where seq = _p.seq;
   select q.* into _queue from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
@@ -221,7 +221,7 @@ begin
     where l.id = _p.line and d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;
   if _p.worker is not null then
     perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
-      where d.seq = _p.seq and _p.attempt_end in (1, 4, 5)));
+      where d.seq = _p.seq and (_p.attempt_end = 1 or _p.attempt_end >= 4)));
   end if;
   update windlass.place set state = 6, reason = 5, at = _now, updated_at = _now, attempt_end = null, worker = null,
     since = null where seq = _p.seq;

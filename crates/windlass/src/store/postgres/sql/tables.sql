@@ -271,6 +271,7 @@ create table windlass.diary (
   error text,
   attempts jsonb,
   attempts_dropped int not null default 0,
+  recovered_at bigint,
   progress jsonb,
   progress_token bigint,
   log jsonb,
