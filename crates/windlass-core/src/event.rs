@@ -3,7 +3,8 @@
 use alloc::sync::Arc;
 use core::time::Duration;
 
-use crate::job::{CancelReason, DeadReason, JobId, Priority};
+use crate::job::{Bytes, CancelReason, DeadReason, JobId, Priority};
+use crate::limits;
 use crate::name::Name;
 use crate::object::Address;
 use crate::outcome::ErrorText;
@@ -91,8 +92,10 @@ pub enum What {
         worker: Arc<str>,
         /// Which start.
         attempt: u32,
-        /// How long it ran.
+        /// How long this attempt ran.
         duration: Duration,
+        /// What its handler returned.
+        result: EventResult,
     },
     /// An attempt failed.
     JobFailed {
@@ -222,6 +225,38 @@ pub enum What {
     },
 }
 
+/// What the handler of a completed job returned, as the event of its completion tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventResult {
+    /// There is no output: whoever settled the attempt gave none.
+    None,
+    /// The output, to the byte; at most [`EVENT_RESULT_BYTES`](limits::EVENT_RESULT_BYTES). A
+    /// handler that returns `()` gives `null`.
+    Output(Bytes),
+    /// The output is larger than an event carries. It is in the job's record for as long as that
+    /// is kept.
+    TooLarge {
+        /// How many bytes it has.
+        bytes: usize,
+    },
+    /// The job's record was gone when the event was read, and its output with it. Only a store
+    /// that keeps outputs with the records alone tells so (PostgreSQL).
+    Gone,
+}
+
+impl EventResult {
+    /// What is told of an output.
+    pub fn of(output: Option<&Bytes>) -> Self {
+        match output {
+            None => Self::None,
+            Some(output) if output.len() > limits::EVENT_RESULT_BYTES => {
+                Self::TooLarge { bytes: output.len() }
+            }
+            Some(output) => Self::Output(output.clone()),
+        }
+    }
+}
+
 /// Why a record was deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoveReason {
@@ -249,8 +284,8 @@ pub enum RemoveReason {
 /// | `manual` | [`Manual`](Self::Manual) |
 /// | `pending_resume` | [`Released`](Self::Released) |
 /// | `max_attempts_exceeded` | [`LimitReached`](Self::LimitReached) |
-/// | `orphaned_alarm` | cannot be: a wait is a scheduled job, written in one commit with what waits |
-/// | `not_needed`, `no_job`, `already_terminal` | nothing happens and nothing is told: a rescue looks at leases that have ended, and a job without one is none of its business |
+/// | `orphaned_alarm` | cannot be: an alarm is a job, in one commit with what waits for it |
+/// | `not_needed`, `no_job`, `already_terminal` | nothing is done and nothing is told |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecoveryReason {
     /// The lease was not renewed in time. The job runs again.
@@ -332,6 +367,11 @@ impl What {
             What::WorkerStopped => "worker.stopped",
             What::WorkerError { .. } => "worker.error",
         }
+    }
+
+    /// Whether an attempt failed that is followed by another.
+    pub const fn will_retry(&self) -> bool {
+        matches!(self, What::JobFailed { next_retry_at: Some(_), .. })
     }
 
     /// Why an attempt ended without an outcome of its own, if that is what happened.

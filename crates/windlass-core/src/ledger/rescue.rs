@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use super::settle::Ended;
 use super::{Command, Effects, Ledger};
-use crate::event::{RecoveryReason, RemoveReason, What};
+use crate::event::{EventResult, RecoveryReason, RemoveReason, What};
 use crate::job::{Condition, JobId, LeaseToken, State, StateName};
 use crate::limits;
 use crate::outcome::ErrorText;
@@ -139,7 +139,8 @@ impl Ledger {
         let note = Note::Ended { end, output: None, error: Some(error.clone()) };
         let condition = self.transition(slot, &input, Some(note), effects).ok()?;
         self.tally(slot, |totals| totals.rescued += 1);
-        let ended = Ended { worker: lease.worker, attempt, ran: stale_for, end };
+        let (worker, result) = (lease.worker, EventResult::None);
+        let ended = Ended { worker, attempt, ran: stale_for, end, result };
         self.tell_settled(slot, &condition, ended, Some(error.clone()), effects);
         match condition.state {
             State::Scheduled { .. } => {

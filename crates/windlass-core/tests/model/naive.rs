@@ -13,8 +13,8 @@ mod running;
 use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_core::job::{
-    Bytes, CancelReason, Condition, DeadReason, JobId, Lane, Lease, NewJob, OnFailure, State,
-    StateName, UniqueScope,
+    Bytes, CancelReason, Condition, DeadReason, JobId, Lane, Lease, NewJob, OnFailure, Priority,
+    State, StateName, UniqueScope,
 };
 use windlass_core::ledger::{Counts, LaneCount, LineCount, QueueCount, Totals};
 use windlass_core::limits::Limits;
@@ -522,9 +522,19 @@ impl Naive {
             queue: name.clone(),
             settings: queue.settings.clone(),
             waiting: self.waiting_in(name),
+            waiting_by_priority: self.waiting_by_priority(name),
             dead_letters_dropped: queue.dropped,
             lanes: self.lane_counts(name, queue),
         });
         Counts { lines: lines.collect(), queues: queues.collect(), workers: Vec::new() }
+    }
+
+    fn waiting_by_priority(&self, queue: &Name) -> Vec<(Priority, u64)> {
+        let mut counts: BTreeMap<Priority, u64> = BTreeMap::new();
+        let waits = |job: &&Job| job.new.queue == *queue && job.name().is_waiting();
+        for job in self.jobs.values().filter(waits) {
+            *counts.entry(job.new.priority).or_default() += 1;
+        }
+        counts.into_iter().rev().collect()
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use windlass_core::event::{Event, RemoveReason, Subject, What};
+use windlass_core::event::{Event, EventResult, RemoveReason, Subject, What};
 use windlass_core::job::{
     CancelReason, DeadReason, JobId, LeaseToken, NewJob, OnFailure, Start, State, StateName,
     UniqueScope,
@@ -102,6 +102,8 @@ pub(super) struct Told {
     pub(super) met: BTreeSet<JobId>,
     pub(super) cancel_requested: bool,
     pub(super) output: Option<windlass_core::job::Bytes>,
+    /// What its completion told, until that is compared with what was settled.
+    pub(super) result: Option<EventResult>,
     /// Log lines, unless a crash has left that open.
     pub(super) lines: Option<usize>,
     /// Finished steps that were acknowledged. A crash may leave more.
@@ -405,6 +407,7 @@ impl Model {
             met: BTreeSet::new(),
             cancel_requested: false,
             output: None,
+            result: None,
             lines: Some(0),
             steps: Vec::new(),
             updates: 0,
@@ -570,8 +573,9 @@ impl Model {
     fn ended(&mut self, id: JobId, event: &Event) -> Checked {
         let told = self.runs(id)?;
         match &event.what {
-            What::JobCompleted { .. } => {
+            What::JobCompleted { result, .. } => {
                 told.recoveries = 0;
+                told.result = Some(result.clone());
                 self.set(id, Stand::Completed { at: event.at });
                 self.spread(id, true);
             }
@@ -777,7 +781,12 @@ impl Model {
         let limits = &self.rules.limits;
         match reason {
             RemoveReason::Requested => {
-                let asked = matches!(asked, Some(Request::Remove(jobs)) if jobs.contains(&id));
+                let depends = !told.job.depends_on.is_empty();
+                let asked = match asked {
+                    Some(Request::Remove(jobs)) => jobs.contains(&id),
+                    Some(Request::RemoveGraph(roots)) => roots.contains(&id) || depends,
+                    _ => false,
+                };
                 ensure!(asked, "nobody asked for it");
             }
             RemoveReason::Retention => {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use windlass::core::event::RecoveryReason;
 use windlass::core::job::{Lane, LeaseToken, NewJob, Unique};
 use windlass::core::ledger::{QueueChange, Settlement};
 use windlass::core::outcome::Verdict;
-use windlass::core::event::RecoveryReason;
 use windlass::core::record::AttemptEnd;
 use windlass::store::{Alteration, HandedJob, Selection, StoreError};
 use windlass::{

@@ -89,7 +89,7 @@ begin
   end if;
   insert into windlass.place select _p.*;
   perform windlass._list(_p);
-  perform windlass._count(_p.line, _p.lane_queue, _p.lane, null, _p.state);
+  perform windlass._count(_p.seq, _p.line, _p.lane_queue, _p.lane, null, _p.state);
   perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'enqueued');
   perform windlass._tell(_now, 'job.enqueued', _seq, null, _item.priority);
   if _p.state = 0 then
@@ -440,6 +440,9 @@ begin
     insert into windlass.tally (line, queue, scheduled, ready, t_enqueued)
       select line, queue, count(*) filter (where due > _now), count(*) filter (where due <= _now), count(*)
         from timed group by line, queue
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue, priority, count(*) from timed where priority <> 0 group by queue, priority
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a)
       select _now, n, topic, jobs, lines, a from (

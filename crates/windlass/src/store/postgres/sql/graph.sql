@@ -106,7 +106,7 @@ begin
   if _p.lane_queue is not null then
     perform windlass._after(1, _p.lane_queue, _p.lane, null);
   end if;
-  perform windlass._count(_line, _p.lane_queue, _p.lane, _p.state, null);
+  perform windlass._count(_seq, _line, _p.lane_queue, _p.lane, _p.state, null);
   delete from windlass.diary where seq = _seq;
   delete from windlass.step where seq = _seq;
   delete from windlass.key where seq = _seq;

@@ -98,7 +98,7 @@ begin
   -- What waits and runs in each lane is counted anew; what has happened there stays.
   insert into windlass.tally (queue, lane, blocked, scheduled, ready, running)
     select queue, lane, -sum(blocked), -sum(scheduled), -sum(ready), -sum(running) from windlass.tally
-      where queue = _queue and line is null group by queue, lane;
+      where queue = _queue and line is null and lane is not null group by queue, lane;
   if _q.lanes is not null then
     insert into windlass.tally (queue, lane, blocked, scheduled, ready, running)
       select lane_queue, lane, count(*) filter (where state = 0), count(*) filter (where state = 1),

@@ -131,6 +131,9 @@ begin
       select (d->>'on')::uuid, r.seq, (d->>'on_failure')::int, (d->>'on')::uuid = any (coalesce(r.met, '{}'))
         from record r cross join lateral jsonb_array_elements(r.spec->'depends_on') d where r.open
         on conflict do nothing
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue_id, priority, count(*) from record where state < 3 and priority <> 0 group by queue_id, priority
   )
   insert into windlass.tally (line, queue, blocked, scheduled, ready, completed, dead, cancelled)
     select line, queue_id, count(*) filter (where state = 0), count(*) filter (where state = 1),

@@ -409,7 +409,7 @@ declare
   _job_lines int[];
 begin
   with lost as (
-    select p.*, j.id, l.queue
+    select p.*, j.id, j.priority, l.queue
       from unnest(_seqs) x(seq)
         cross join lateral (
           select p.seq, p.line, p.attempts, p.recoveries, p.since, p.worker, p.at, p.token from windlass.place p
@@ -417,7 +417,7 @@ begin
               and p.attempts < p.max_attempts and p.recoveries < _max_recoveries
               and p.lane_queue is null and p.object is null offset 0
             for update skip locked) p
-        cross join lateral (select j.id from windlass.job j where j.seq = x.seq offset 0) j
+        cross join lateral (select j.id, j.priority from windlass.job j where j.seq = x.seq offset 0) j
         cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
   ), back as (
     update windlass.place p set state = 1, at = _now + _delay, recoveries = p.recoveries + 1, updated_at = _now,
@@ -437,6 +437,9 @@ begin
   ), counted as (
     insert into windlass.tally (line, queue, scheduled, running, t_failed, t_retried, t_rescued)
       select line, queue, count(*), -count(*), count(*), count(*), count(*) from lost group by line, queue
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue, priority, count(*) from lost where priority <> 0 group by queue, priority
   )
   select array_agg(id order by at, token), array_agg(1 order by at, token), array_agg(at order by at, token),
       array_agg(line order by at, token), array_agg(attempts::bigint order by at, token),
