@@ -49,8 +49,8 @@ use alloc::vec::Vec;
 pub use book::Partition;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
 pub use control::{
-    Announce, Cancel, CancelAnswer, Clear, Cleared, Configure, QueueChange, Remove, Replay,
-    ReplayEdited, Reschedule, WorkerCard, WorkerKind, WorkerNews, nearest,
+    Announce, Cancel, CancelAnswer, Clear, Cleared, Configure, QueueChange, Remove, RemoveGraph,
+    Replay, ReplayEdited, Reschedule, WorkerCard, WorkerKind, WorkerNews, nearest,
 };
 pub use enqueue::{Acceptance, Enqueue, Enqueued, InLane};
 pub use glimpse::Glimpse;

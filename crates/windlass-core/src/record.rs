@@ -11,6 +11,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
+use crate::event::RecoveryReason;
 use crate::job::{Bytes, Condition, JobId, NewJob, State, StateName};
 use crate::limits;
 use crate::name::Name;
@@ -147,8 +148,61 @@ pub enum AttemptEnd {
     Released,
     /// It was called off.
     Cancelled,
-    /// The worker was lost.
-    Crashed,
+    /// The worker was lost; why, and whether the job could be recovered.
+    Crashed(RecoveryReason),
+}
+
+impl AttemptEnd {
+    /// Why the attempt ended without an outcome of its own, if it did.
+    pub const fn recovery(self) -> Option<RecoveryReason> {
+        match self {
+            AttemptEnd::Crashed(reason) => Some(reason),
+            AttemptEnd::Released => Some(RecoveryReason::Released),
+            AttemptEnd::Completed
+            | AttemptEnd::Failed
+            | AttemptEnd::Snoozed
+            | AttemptEnd::Cancelled => None,
+        }
+    }
+
+    /// The end as one word, such as `crashed`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            AttemptEnd::Completed => "completed",
+            AttemptEnd::Failed => "failed",
+            AttemptEnd::Snoozed => "snoozed",
+            AttemptEnd::Released => "released",
+            AttemptEnd::Cancelled => "cancelled",
+            AttemptEnd::Crashed(_) => "crashed",
+        }
+    }
+
+    /// The end and its reason as one number, for those who keep it.
+    pub const fn number(self) -> u8 {
+        match self {
+            AttemptEnd::Completed => 0,
+            AttemptEnd::Failed => 1,
+            AttemptEnd::Snoozed => 2,
+            AttemptEnd::Released => 3,
+            AttemptEnd::Cancelled => 4,
+            AttemptEnd::Crashed(reason) => 5 + reason as u8,
+        }
+    }
+
+    /// The end with this [`number`](Self::number), if there is one.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => AttemptEnd::Completed,
+            1 => AttemptEnd::Failed,
+            2 => AttemptEnd::Snoozed,
+            3 => AttemptEnd::Released,
+            4 => AttemptEnd::Cancelled,
+            _ => {
+                let reason = usize::from(number).checked_sub(5)?;
+                AttemptEnd::Crashed(*RecoveryReason::ALL.get(reason)?)
+            }
+        })
+    }
 }
 
 /// What a handler says while it runs.
@@ -321,6 +375,9 @@ pub struct JobRecord {
     pub updated_at: Timestamp,
     /// When its first attempt of this generation began.
     pub first_started_at: Option<Timestamp>,
+    /// When it was last recovered from the loss of its worker. Unlike the count in its condition,
+    /// success and replay leave it.
+    pub last_recovery_at: Option<Timestamp>,
     /// What its handler returned.
     pub output: Option<Bytes>,
     /// The last error; cleared by success and replay.
@@ -351,6 +408,7 @@ impl JobRecord {
             created_at: accepted.at,
             updated_at: accepted.at,
             first_started_at: None,
+            last_recovery_at: None,
             output: None,
             error: None,
             attempts: VecDeque::new(),
@@ -366,6 +424,32 @@ impl JobRecord {
     /// The job's id.
     pub fn id(&self) -> JobId {
         self.job.id
+    }
+
+    /// Since when its handler runs; `None` if it does not.
+    pub fn executing_since(&self) -> Option<Timestamp> {
+        match &self.condition.state {
+            State::Running(lease) => Some(lease.since),
+            State::Blocked { .. }
+            | State::Scheduled { .. }
+            | State::Ready { .. }
+            | State::Completed { .. }
+            | State::Dead { .. }
+            | State::Cancelled { .. } => None,
+        }
+    }
+
+    /// When it succeeded; `None` if it has not. A job that completed is not run again.
+    pub fn last_success_at(&self) -> Option<Timestamp> {
+        match &self.condition.state {
+            State::Completed { at } => Some(*at),
+            State::Blocked { .. }
+            | State::Scheduled { .. }
+            | State::Ready { .. }
+            | State::Running(_)
+            | State::Dead { .. }
+            | State::Cancelled { .. } => None,
+        }
     }
 
     /// The name of the state the job is in, as of when the record was read.
@@ -409,12 +493,17 @@ impl JobRecord {
                     last.ended = Some((update.at, *end));
                     last.error.clone_from(error);
                 }
+                if let (AttemptEnd::Crashed(_), State::Scheduled { .. }) =
+                    (end, &self.condition.state)
+                {
+                    self.last_recovery_at = Some(update.at);
+                }
                 match end {
                     AttemptEnd::Completed => {
                         self.output.clone_from(output);
                         self.error = None;
                     }
-                    AttemptEnd::Failed | AttemptEnd::Crashed | AttemptEnd::Cancelled => {
+                    AttemptEnd::Failed | AttemptEnd::Crashed(_) | AttemptEnd::Cancelled => {
                         self.error.clone_from(error);
                     }
                     AttemptEnd::Snoozed | AttemptEnd::Released => {}

@@ -39,7 +39,7 @@ const MUST_COME_UP: &[&str] = &[
     "JobEnqueued", "JobDeduplicated", "JobBlocked", "JobUnblocked", "JobScheduled", "JobStarted",
     "JobProgress", "JobCompleted", "JobFailed", "JobRetrying", "JobSnoozed", "JobReleased",
     "JobDead", "JobCancelRequested", "JobCancelled", "JobReplayed", "JobRemoved",
-    "RecoveryDetected", "RecoveryExecuted", "RecoveryExhausted",
+    "RecoveryDetected", "JobRecovered", "RecoveryExhausted",
     "QueuePaused", "QueueResumed", "QueueCleared", "QueueEmpty", "QueueFull", "QueueConfigured",
     "LaneEmpty", "LaneFull", "ObjectCreated", "ObjectRemoved", "ObjectChanged", "UnknownObject",
     "loop.told", "loop.failed", "loop.recovered", "alarm moved", "alarm replaced",

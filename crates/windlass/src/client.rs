@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use windlass_core::explain::Explanation;
-use windlass_core::filter::Filter;
+use windlass_core::filter::{Filter, Order};
 use windlass_core::job::{Bytes, JobId, NewJob, Start, State, StateName};
 use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Counts, Enqueued, QueueChange};
 use windlass_core::name::{InvalidName, Name};
@@ -121,7 +121,9 @@ impl Engine {
     pub async fn cancel(&self, job: JobId) -> Result<CancelAnswer, Error> {
         match self.alter_one(job, Alteration::Cancel).await? {
             Deed::Cancel(answer) => Ok(answer),
-            Deed::Rescheduled(_) | Deed::Replayed | Deed::Removed => Ok(CancelAnswer::Cancelled),
+            Deed::Rescheduled(_) | Deed::Replayed | Deed::Removed | Deed::GraphRemoved { .. } => {
+                Ok(CancelAnswer::Cancelled)
+            }
         }
     }
 
@@ -168,6 +170,16 @@ impl Engine {
     /// Deletes a finished job.
     pub async fn remove(&self, job: JobId) -> Result<(), Error> {
         self.alter_one(job, Alteration::Remove).await.map(drop)
+    }
+
+    /// Deletes a finished job and all that depend on it, directly or through others that are kept;
+    /// answers how many jobs that were. If one of them has not finished, nothing is deleted and
+    /// [`Refusal::WrongState`] names it. At most 10,000 jobs at once.
+    pub async fn remove_graph(&self, root: JobId) -> Result<u64, Error> {
+        match self.alter_one(root, Alteration::RemoveGraph).await? {
+            Deed::GraphRemoved { jobs } => Ok(jobs),
+            Deed::Cancel(_) | Deed::Rescheduled(_) | Deed::Replayed | Deed::Removed => Ok(1),
+        }
     }
 
     async fn alter_one(&self, job: JobId, alteration: Alteration) -> Result<Deed, Error> {
@@ -483,6 +495,18 @@ impl Query {
         self
     }
 
+    /// That follow from this job: those whose [`parent`](crate::core::job::NewJob::parent) it is.
+    pub fn parent(mut self, parent: impl Into<JobId>) -> Self {
+        self.filter.parent = Some(parent.into());
+        self
+    }
+
+    /// Lists the first accepted first, where a list begins with the last accepted otherwise.
+    pub fn oldest_first(mut self) -> Self {
+        self.filter.order = Order::OldestFirst;
+        self
+    }
+
     fn name(&mut self, text: &str) -> Option<Name> {
         match Name::new(text) {
             Ok(name) => Some(name),
@@ -500,7 +524,8 @@ impl Query {
         }
     }
 
-    /// One page, the last accepted first. `after` is the cursor of the page before. A page may be
+    /// One page, the last accepted first, unless [`oldest_first`](Self::oldest_first) is asked
+    /// for. `after` is the cursor of the page before. A page may be
     /// short, even empty, and still name where to go on.
     pub async fn page(self, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         let (engine, filter) = self.filter()?;

@@ -8,6 +8,7 @@ mod claiming;
 mod controlling;
 mod enqueueing;
 mod laning;
+mod records;
 mod settling;
 mod stepping;
 mod together;
@@ -88,6 +89,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(stepping::cases());
     all.extend(laning::cases());
     all.extend(turning::cases());
+    all.extend(records::cases());
     all
 }
 

@@ -198,9 +198,10 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// accepted or is no longer kept.
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>>;
 
-    /// Reads a page of jobs, the last accepted first.
+    /// Reads a page of jobs, the last accepted first, or the first if the filter says so.
     ///
-    /// *Order.* By acceptance, backwards; a job accepted meanwhile is not on later pages. *Atomic.*
+    /// *Order.* By acceptance, backwards; a job accepted meanwhile is not on later pages. Oldest
+    /// first, such a job comes at the end. A cursor is for the order it was given in. *Atomic.*
     /// A page is of one moment; two pages need not be. *After a crash.* A cursor stays valid.
     /// *Empty.* A page may hold fewer jobs than asked for, even none, and still name where to go
     /// on; the end is when [`Page::next`] is `None`.
@@ -337,6 +338,10 @@ pub enum Alteration {
     Replay,
     /// Delete finished ones.
     Remove,
+    /// Delete finished ones together with all that depend on them, directly or through others that
+    /// are kept. Refused whole, with the job that is in the way, if one of them has not finished;
+    /// and if they are more than [`limits::BATCH_JOBS`].
+    RemoveGraph,
 }
 
 /// What became of one job.
@@ -359,6 +364,11 @@ pub enum Deed {
     Replayed,
     /// Its record is gone.
     Removed,
+    /// Its record is gone, and so are those of the jobs that depended on it.
+    GraphRemoved {
+        /// How many, with its own.
+        jobs: u64,
+    },
 }
 
 /// Which objects are meant: all that match everything that is said.

@@ -14,7 +14,7 @@ use windlass::store::{
     Alteration, Durability, FileStore, MemoryStore, ObjectFilter, Selection, Store,
 };
 use windlass::wake::LocalWake;
-use windlass_core::event::{Event, RecoveryReason, Subject, What};
+use windlass_core::event::{Event, EventResult, RecoveryReason, Subject, What};
 use windlass_core::job::{JobId, LeaseToken};
 use windlass_core::ledger::{Recovery, RecoveryMode, Rescue};
 use windlass_core::limits::Limits;
@@ -200,6 +200,9 @@ impl<'a> Three<'a> {
                 };
                 self.same("an edited replay", &(job, &edited), ask).await?;
             }
+            32 if random.coin() => {
+                self.alter(commands::ids(random), Alteration::RemoveGraph).await?;
+            }
             32 => self.alter(commands::ids(random), Alteration::Remove).await?,
             33 => {
                 let (queue, change) = (commands::queue(random), commands::change(random));
@@ -384,8 +387,15 @@ impl<'a> Three<'a> {
             Err(error) => error.to_string(),
         };
         self.same("the counters", &"count", ask).await?;
+        // A database has the results of completed jobs as long as their records.
+        let found = self.stores[0].find(&ids).await.map_err(|error| error.to_string())?;
+        let kept: Vec<(JobId, Timestamp)> = found
+            .iter()
+            .flatten()
+            .filter_map(|record| Some((record.id(), record.last_success_at()?)))
+            .collect();
         let ask = async |store: &dyn Store| match store.events(0, usize::MAX).await {
-            Ok(events) => told(&events, &ids),
+            Ok(events) => told(&events, &ids, &kept),
             Err(error) => error.to_string(),
         };
         self.same("what was told", &"events", ask).await
@@ -406,7 +416,7 @@ fn alike<C: std::fmt::Debug>(what: &str, asked: &C, answers: &[String]) -> Same 
 }
 
 /// What was told of each job, queue and object, each in order.
-fn told(events: &[Arc<Event>], pool: &[JobId]) -> String {
+fn told(events: &[Arc<Event>], pool: &[JobId], kept: &[(JobId, Timestamp)]) -> String {
     let mut of_each: BTreeMap<String, Vec<String>> = BTreeMap::new();
     // A database knows the names of refused jobs, and so of queues that never had one.
     let nothing = |event: &&Arc<Event>| !matches!(event.what, What::QueueCleared { jobs: 0 });
@@ -418,7 +428,13 @@ fn told(events: &[Arc<Event>], pool: &[JobId]) -> String {
             Subject::Worker(worker) => format!("worker {worker}"),
             Subject::Object(object) => object.to_string(),
         };
-        of_each.entry(about).or_default().push(format!("{} {:?}", event.at, event.what));
+        let mut what = event.what.clone();
+        if let What::JobCompleted { result, .. } = &mut what
+            && !event.job().is_some_and(|job| kept.contains(&(job, event.at)))
+        {
+            *result = EventResult::Gone;
+        }
+        of_each.entry(about).or_default().push(format!("{} {what:?}", event.at));
     }
     format!("{of_each:#?}")
 }

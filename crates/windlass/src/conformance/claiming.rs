@@ -315,7 +315,7 @@ async fn a_lease_that_ended_is_rescued_once_and_counted(bench: Bench) {
     bench.settle(&second, Verdict::Complete).await;
     assert_eq!(bench.record(id(1)).await.condition.recoveries, 0, "success forgives them");
     let topics = bench.topics().await;
-    for topic in ["recovery.detected", "recovery.executed", "job.failed", "job.retrying"] {
+    for topic in ["recovery.detected", "job.recovered", "job.failed", "job.retrying"] {
         assert!(topics.iter().any(|told| told == topic), "{topic} is missing from {topics:?}");
     }
 }

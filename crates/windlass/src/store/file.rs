@@ -48,8 +48,9 @@ use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
     Announce, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue, Enqueued,
-    Promote, Promoted, QueueChange, Remove, Renew, Renewal, Renewed, Replay, ReplayEdited,
-    Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned, WorkerNews,
+    Promote, Promoted, QueueChange, Remove, RemoveGraph, Renew, Renewal, Renewed, Replay,
+    ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned,
+    WorkerNews,
 };
 use windlass_core::limits;
 use windlass_core::name::Name;
@@ -859,6 +860,11 @@ fn alter_now(
         Alteration::Remove => {
             let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
             reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
+        }
+        Alteration::RemoveGraph => {
+            let reply = book.apply(RemoveGraph { roots: jobs.clone() }, now)?;
+            let done = |jobs| Deed::GraphRemoved { jobs };
+            reply.into_iter().map(|each| each.map(done)).collect()
         }
         Alteration::Replay => {
             let reply = book.apply(Replay { jobs }, now)?;

@@ -40,10 +40,10 @@ use tokio::sync::watch;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 use windlass_core::batch;
-use windlass_core::event::Event;
+use windlass_core::event::{Event, What};
 use windlass_core::explain::Explanation;
-use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, LeaseToken, NewJob, Start, StateName};
+use windlass_core::filter::{Filter, Order};
+use windlass_core::job::{JobId, LeaseToken, NewJob, Priority, Start, StateName};
 use windlass_core::ledger::{
     CancelAnswer, Claim, Cleared, Counts, Enqueued, LaneCount, LineCount, Promoted, QueueChange,
     QueueCount, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob, Ring, Settled,
@@ -305,6 +305,31 @@ impl PostgresStore {
 
     /// The filter in JSON. `None` if nothing can match it, because no job of its queues or kinds
     /// was ever accepted.
+    /// Adds what completed jobs returned to the events that tell of it.
+    async fn look_up_results(&self, events: &mut [Event]) -> Answer<()> {
+        let mut completed: Vec<&mut Event> = events
+            .iter_mut()
+            .filter(|event| matches!(event.what, What::JobCompleted { .. }))
+            .collect();
+        if completed.is_empty() {
+            return Ok(());
+        }
+        let job = |event: &&mut Event| event.job().map(wire::uuid).unwrap_or_default();
+        let jobs: Vec<uuid::Uuid> = completed.iter().map(job).collect();
+        let ats: Vec<i64> = completed.iter().map(|event| event.at.as_micros()).collect();
+        let most = i32::try_from(limits::EVENT_RESULT_BYTES).unwrap_or(i32::MAX);
+        let parameters: [Parameter<'_>; 3] =
+            [(&jobs, Type::UUID_ARRAY), (&ats, Type::INT8_ARRAY), (&most, Type::INT4)];
+        for row in self.call("read results", event::RESULTS, &parameters).await? {
+            let place = usize::try_from(row.get::<_, i32>("n")).ok();
+            let event = place.and_then(|n| completed.get_mut(n.checked_sub(1)?));
+            if let Some(What::JobCompleted { result, .. }) = event.map(|event| &mut event.what) {
+                *result = event::result(&row);
+            }
+        }
+        Ok(())
+    }
+
     async fn filter(&self, filter: &Filter) -> Answer<Option<Value>> {
         let mut said = json!({});
         if !filter.states.is_empty() {
@@ -331,6 +356,9 @@ impl PostgresStore {
         }
         if let Some(before) = filter.created_before {
             said["before"] = before.as_micros().into();
+        }
+        if let Some(parent) = filter.parent {
+            said["parent"] = parent.to_string().into();
         }
         Ok(Some(said))
     }
@@ -776,9 +804,20 @@ fn read_counts(value: &Value) -> Option<Counts> {
                 lane.paused = true;
             }
         }
+        // The table has those of other priorities than 0; 0 is what they leave.
+        let mut waiting_by_priority = Vec::new();
+        for said in queue["priorities"].as_array()? {
+            let priority = i32::try_from(said[0].as_i64()?).ok()?;
+            waiting_by_priority.push((Priority(priority), count(&said[1])?));
+        }
+        waiting_by_priority.push((Priority::NORMAL, count(&queue["normal"])?));
+        waiting_by_priority.retain(|(_, jobs)| *jobs > 0);
+        waiting_by_priority.sort_unstable_by(|one, other| other.cmp(one));
+        waiting_by_priority.truncate(limits::PRIORITIES_COUNTED);
         Some(QueueCount {
             queue: name(&queue["queue"])?,
             waiting: count(&queue["waiting"])?,
+            waiting_by_priority,
             dead_letters_dropped: count(&queue["dropped"])?,
             settings,
             lanes,
@@ -1009,6 +1048,7 @@ impl Store for PostgresStore {
             }
             Alteration::Replay => (2, Start::Now),
             Alteration::Remove => (3, Start::Now),
+            Alteration::RemoveGraph => (4, Start::Now),
         };
         let (kind, us) = wire::start(start);
         let kind = i32::from(kind);
@@ -1040,6 +1080,9 @@ impl Store for PostgresStore {
                     }
                     (Alteration::Replay, _) => Deed::Replayed,
                     (Alteration::Remove, _) => Deed::Removed,
+                    (Alteration::RemoveGraph, jobs) => {
+                        Deed::GraphRemoved { jobs: jobs.unsigned_abs().into() }
+                    }
                 }),
             };
             altered.push(Altered { job, result });
@@ -1196,20 +1239,33 @@ impl Store for PostgresStore {
         let before = after.map_or(i64::MAX, |Cursor(sequence)| sequence.cast_signed());
         let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
         let scan = i64::try_from(limits::PAGE_SCAN).unwrap_or(i64::MAX);
+        let (start, beyond, way, last) = match filter.order {
+            Order::NewestFirst => (before, "<", "desc", "min"),
+            Order::OldestFirst => {
+                let from = after.map_or(0, |Cursor(sequence)| sequence);
+                (i64::try_from(from).unwrap_or(i64::MAX), ">=", "asc", "max")
+            }
+        };
+        // There is an index of jobs by their parent, so that others need not be looked at.
+        let of_parent = match filter.parent {
+            Some(_) => "and spec ? 'parent' and spec->>'parent' = $3->>'parent'",
+            None => "",
+        };
         let sql = format!(
             "with scanned as materialized (\
-               select seq from windlass.job where seq < $1 order by seq desc limit $2), \
-             ends as (select count(*) as n, min(seq) as lowest from scanned) \
-             select (select windlass.now_us()) as now, x.n, x.lowest, y.* from ends x left join lateral (\
+               select seq from windlass.job where seq {beyond} $1 {of_parent} \
+                 order by seq {way} limit $2), \
+             ends as (select count(*) as n, {last}(seq) as last from scanned) \
+             select (select windlass.now_us()) as now, x.n, x.last, y.* from ends x left join lateral (\
                select {} from {} where j.seq in (select seq from scanned) \
                  and windlass._means($3, case when p.state = 1 and p.at <= (select windlass.now_us()) \
                    then 2 else p.state end, j.line, j.spec, j.created_at) \
-               order by j.seq desc limit $4) y on true order by y.seq desc",
+               order by j.seq {way} limit $4) y on true order by y.seq {way}",
             record::COLUMNS,
             record::TABLES
         );
         let parameters: [Parameter<'_>; 4] =
-            [(&before, Type::INT8), (&scan, Type::INT8), (&said, Type::JSONB), (&most, Type::INT8)];
+            [(&start, Type::INT8), (&scan, Type::INT8), (&said, Type::JSONB), (&most, Type::INT8)];
         let rows = self.call("list jobs", &sql, &parameters).await?;
         let mut page = Page::default();
         for row in &rows {
@@ -1219,17 +1275,21 @@ impl Store for PostgresStore {
             }
             let record = understood(record::read(row))?.seen_at(now);
             if page.jobs.len() == limit {
-                page.next = Some(Cursor(record.sequence + 1));
+                page.next = Some(Cursor(filter.order.cursor(record.sequence)));
                 return Ok(page);
             }
             page.jobs.push(record);
         }
         let scanned =
-            rows.first().map(|row| (row.get::<_, i64>("n"), row.get::<_, Option<i64>>("lowest")));
-        if let Some((n, Some(lowest))) = scanned
+            rows.first().map(|row| (row.get::<_, i64>("n"), row.get::<_, Option<i64>>("last")));
+        if let Some((n, Some(last))) = scanned
             && n == scan
         {
-            page.next = Some(Cursor(lowest.cast_unsigned()));
+            let beyond = match filter.order {
+                Order::NewestFirst => last - 1,
+                Order::OldestFirst => last + 1,
+            };
+            page.next = Some(Cursor(filter.order.cursor(beyond.cast_unsigned())));
         }
         Ok(page)
     }
@@ -1278,16 +1338,16 @@ impl Store for PostgresStore {
         if told.iter().any(unknown) {
             self.learn_lines().await?;
         }
-        let names = self.names();
         let mut events = Vec::new();
         for told in &told {
-            events.extend(understood(told.events(&names.of_line, after))?);
+            events.extend(understood(told.events(&self.names().of_line, after))?);
             if events.len() >= limit {
                 break;
             }
         }
         events.truncate(limit);
-        Ok(events)
+        self.look_up_results(&mut events).await?;
+        Ok(events.into_iter().map(Arc::new).collect())
     }
 
     fn committed(&self) -> watch::Receiver<u64> {

@@ -475,6 +475,7 @@ fn row_of(record: &JobRecord) -> Result<Value, Error> {
         "generation": record.condition.generation,
         "begun": record.condition.begun,
         "first_started": record.first_started_at.map(Timestamp::as_micros),
+        "recovered_at": record.last_recovery_at.map(Timestamp::as_micros),
         "met": (!record.met.is_empty())
             .then(|| record.met.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "output": record.output.as_deref().map(wire::hex),
@@ -500,7 +501,7 @@ fn attempt(attempt: &AttemptRecord) -> Option<Value> {
         "worker": &*attempt.worker,
         "started": attempt.started_at.as_micros(),
         "ended": ended.as_micros(),
-        "end": end as i64,
+        "end": end.number(),
         "error": attempt.error.as_ref().map(ErrorText::as_str),
     }))
 }

@@ -538,15 +538,8 @@ pub(super) fn cancel_reason(number: i64) -> Read<CancelReason> {
 }
 
 pub(super) fn attempt_end(number: i64) -> Read<AttemptEnd> {
-    Ok(match number {
-        0 => AttemptEnd::Completed,
-        1 => AttemptEnd::Failed,
-        2 => AttemptEnd::Snoozed,
-        3 => AttemptEnd::Released,
-        4 => AttemptEnd::Cancelled,
-        5 => AttemptEnd::Crashed,
-        other => return Err(strange("the end of an attempt", other)),
-    })
+    let end = u8::try_from(number).ok().and_then(AttemptEnd::from_number);
+    end.ok_or_else(|| strange("the end of an attempt", number))
 }
 
 pub(super) fn settings(value: &Value) -> Read<QueueSettings> {

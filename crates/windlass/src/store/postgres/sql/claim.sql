@@ -301,7 +301,16 @@ begin
         from unnest(_lows, _highs) as r(low, high) cross join lateral (
           select j.* from windlass.job j where j.seq between r.low and r.high offset 0) j;
       if not _many then _of_lines := _lines; end if;
-      if not _detailed then _details := null; end if;
+      if _detailed then
+        insert into windlass.tally (queue, priority, ready)
+          select l.queue, j.priority, -count(*) from unnest(_lows, _highs) as r(low, high)
+              cross join lateral (select j.line, j.priority from windlass.job j
+                where j.seq between r.low and r.high and j.priority <> 0 offset 0) j
+              join windlass.line l on l.id = j.line
+            group by l.queue, j.priority;
+      else
+        _details := null;
+      end if;
       insert into windlass.event (at, n, topic, jobs, lines, a, detail)
         values (_since, _taken, 'job.started', _ids, _of_lines, array[1], jsonb_build_object('worker', _worker));
       -- What is left after so many is looked for behind them, not among what was just taken.
@@ -319,6 +328,10 @@ begin
         insert into windlass.event (at, n, topic, jobs, lines, a, detail)
           select _since, count(*), 'job.started', array_agg(id), array_agg(line),
               array_agg(coalesce(_attempts[k], 1)::bigint), jsonb_build_object('worker', _worker) from begun
+      ), ranked as (
+        insert into windlass.tally (queue, priority, ready)
+          select l.queue, b.priority, -count(*) from begun b join windlass.line l on l.id = b.line
+            where b.priority <> 0 group by l.queue, b.priority
       )
       select b.id, b.seq, b.line, b.payload, b.spec, nullif(b.priority, 0), nullif(b.start_kind, 0), b.start_us,
           b.created_at, _base + coalesce(_order[k], k), nullif(_attempts[k], 1), nullif(_recoveries[k], 0),

@@ -85,7 +85,7 @@ begin
   end if;
   if _p.worker is not null then
     perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
-      where d.seq = _p.seq and _p.attempt_end in (1, 4, 5)));
+      where d.seq = _p.seq and (_p.attempt_end = 1 or _p.attempt_end >= 4)));
   end if;
   update windlass.diary set error = null, progress = null where seq = _p.seq;
   select q.* into _queue from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
@@ -122,6 +122,7 @@ language sql stable as $$
     and (not (_filter ? 'tags') or coalesce(_spec->'tags', '[]') @> (_filter->'tags'))
     and (not (_filter ? 'from') or _created >= (_filter->>'from')::bigint)
     and (not (_filter ? 'before') or _created < (_filter->>'before')::bigint)
+    and (not (_filter ? 'parent') or coalesce(_spec->>'parent' = _filter->>'parent', false))
 $$;
 
 -- The jobs a filter means, by acceptance.
@@ -153,7 +154,69 @@ begin
   return array(select i.id from unnest(_ids) with ordinality as i(id, n) order by _generations[i.n], i.n);
 end $$;
 
--- Calls off (0), moves (1), replays (2) or deletes (3) jobs, each answered on its own.
+-- A job and all that depend on it, directly or through others that are kept; more than so many are cut off.
+create function windlass._graph(_seq bigint, _most int) returns bigint[] language plpgsql as $$
+declare
+  _dependents jsonb;
+  _found bigint[] := array[_seq];
+  _new bigint;
+  _next int := 1;
+begin
+  -- Looked up in one object, because a query for each step would look at all of them again: a chain of ten thousand
+  -- jobs has as many steps.
+  select coalesce(jsonb_object_agg(d.on_id, d.seqs), '{}') into _dependents from (
+    select o.seq::text as on_id, jsonb_agg(j.seq) as seqs from windlass.job j
+        cross join lateral jsonb_array_elements(j.spec->'depends_on') e
+        cross join lateral (select o.seq from windlass.job o where o.id = (e->>'on')::uuid offset 0) o
+      where j.spec ? 'depends_on' group by o.seq) d;
+  while _next <= cardinality(_found) and cardinality(_found) <= _most loop
+    for _new in
+      select distinct s::bigint from jsonb_array_elements_text(_dependents->(_found[_next]::text)) s
+    loop
+      continue when _new = any (_found);
+      _found := _found || _new;
+    end loop;
+    _next := _next + 1;
+  end loop;
+  return _found;
+end $$;
+
+-- Deletes a finished job and all that depend on it; how many they were. Refused whole if one has not finished.
+create function windlass._remove_graph(_root bigint, _now bigint) returns int language plpgsql as $$
+declare
+  _most int := 10000;
+  _graph bigint[];
+  _again bigint[] := windlass._graph(_root, _most);
+  _open record;
+  _seq bigint;
+begin
+  -- Whoever begins to depend on one of them waits for its place, or was there before and is found the next time.
+  loop
+    _graph := _again;
+    perform from windlass.place p where p.seq = any (_graph) order by p.seq for update;
+    _again := windlass._graph(_root, _most);
+    exit when _again <@ _graph;
+  end loop;
+  _graph := _again;
+  if cardinality(_graph) > _most then
+    perform windlass._refuse('too many jobs', jsonb_build_object('refusal', 'out_of_bounds',
+      'what', 'jobs of one graph', 'got', cardinality(_graph)::text,
+      'allowed', format('at most %s are allowed; delete them by a filter', _most)));
+  end if;
+  select j.id, p.state into _open from windlass.standing p join windlass.job j on j.seq = p.seq
+    where p.seq = any (_graph) and p.state < 4 order by p.seq limit 1;
+  if found then
+    perform windlass._refuse('not finished', jsonb_build_object('refusal', 'wrong_state', 'job', _open.id,
+      'state', _open.state, 'operation', 'remove'));
+  end if;
+  foreach _seq in array _graph loop
+    perform windlass._remove(_seq, 0, _now);
+  end loop;
+  return cardinality(_graph);
+end $$;
+
+-- Calls off (0), moves (1), replays (2) or deletes jobs, alone (3) or with all that depend on them (4), each answered
+-- on its own.
 create function windlass.alter(_ids uuid[], _filter jsonb, _what int, _start_kind int, _start_us bigint)
 returns table (job uuid, deed int, refusal jsonb, rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
@@ -164,10 +227,15 @@ declare
   _p windlass.place;
   _at bigint := windlass._start_time(_start_kind, _start_us, _now);
   _detail text;
-  _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}'])[_what + 1]::int[];
+  _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}', '{0,1,2,3,4,5,6}'])[_what + 1]::int[];
 begin
   if _filter is not null then _ids := windlass._select(_filter, _now); end if;
   if _what = 2 then _ids := windlass._dependencies_first(_ids); end if;
+  if _what = 4 then
+    perform from windlass.place p where p.seq = any (array(
+        select g from windlass.job j cross join lateral unnest(windlass._graph(j.seq, 10000)) g where j.id = any (_ids)))
+      order by p.seq for update;
+  end if;
   -- In this order, so that two calls that name the same jobs do not wait for each other.
   perform from windlass.place p where p.seq = any (array(select j.seq from windlass.job j where j.id = any (_ids)))
     order by p.seq for update;
@@ -189,9 +257,11 @@ begin
       elsif _what = 2 then
         perform windlass._replay(_p, _id, _now);
         return query select _id, 0, null::jsonb, null::text[];
-      else
+      elsif _what = 3 then
         perform windlass._remove(_p.seq, 0, _now);
         return query select _id, 0, null::jsonb, null::text[];
+      else
+        return query select _id, windlass._remove_graph(_p.seq, _now), null::jsonb, null::text[];
       end if;
     exception when sqlstate 'WL001' then
       get stacked diagnostics _detail = pg_exception_detail;
@@ -221,12 +291,12 @@ begin
     where l.id = _p.line and d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;
   if _p.worker is not null then
     perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
-      where d.seq = _p.seq and _p.attempt_end in (1, 4, 5)));
+      where d.seq = _p.seq and (_p.attempt_end = 1 or _p.attempt_end >= 4)));
   end if;
   update windlass.place set state = 6, reason = 5, at = _now, updated_at = _now, attempt_end = null, worker = null,
     since = null where seq = _p.seq;
   insert into windlass.past (at, n, lows, highs) values (_now, 1, array[_p.seq], array[_p.seq]);
-  perform windlass._count(_p.line, _p.lane_queue, _p.lane, 5, 6);
+  perform windlass._count(_p.seq, _p.line, _p.lane_queue, _p.lane, 5, 6);
   perform windlass._tell_end(_p, _now, 6, 5, null);
   perform windlass._spread(_p.seq, null, _now);
   perform windlass._after(7, null, null, null);

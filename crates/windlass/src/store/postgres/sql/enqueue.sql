@@ -359,7 +359,7 @@ begin
           cross join lateral (select from windlass.queue q
             where q.id = l.queue and q.lanes is not null and q.lane_depth is not null offset 0) q) q
       cross join lateral (select t.queue, t.lane, t.blocked + t.scheduled + t.ready as depth from windlass.tally t
-        where t.queue = q.queue and t.line is null offset 0) t
+        where t.queue = q.queue and t.lane is not null offset 0) t
       group by t.queue, t.lane) t;
   select x.name, x.lane, x.depth, x.lane_depth into _full from (
       select q.name, q.lane_depth, y.lane, i.n, coalesce((_depths->>(q.id || '/' || y.lane))::bigint, 0) as depth,
@@ -448,6 +448,9 @@ begin
       select null, lane_queue, lane, count(*) filter (where state = 0), count(*) filter (where state = 1),
           count(*) filter (where state = 2), count(*) from item
         where lane_queue is not null and lanes is not null group by lane_queue, lane
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue, priority, count(*) from item where priority <> 0 group by queue, priority
   ), seen_to as (
     insert into windlass.after (what, a, b)
       select distinct 1, lane_queue, lane from item where lane_queue is not null
@@ -612,6 +615,9 @@ begin
     insert into windlass.tally (line, queue, scheduled, ready, t_enqueued)
       select line, queue, count(*) filter (where due > _now), count(*) filter (where due <= _now), count(*)
         from timed group by line, queue
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue, priority, count(*) from timed where priority <> 0 group by queue, priority
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a)
       select _now, n, topic, jobs, lines, a from (

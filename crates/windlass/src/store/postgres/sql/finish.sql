@@ -176,7 +176,7 @@ begin
   select jsonb_object_agg(t.queue || '/' || t.lane, t.completed) into _totals from (
     select t.queue, t.lane, sum(t.t_completed) as completed from (select distinct q from unnest(_queues) q) q
       cross join lateral (select t.queue, t.lane, t.t_completed from windlass.tally t
-        where t.queue = q.q and t.line is null offset 0) t group by t.queue, t.lane) t;
+        where t.queue = q.q and t.lane is not null offset 0) t group by t.queue, t.lane) t;
   for _each in
     select q.name, q.on_empty, e.lane, coalesce((_totals->>(e.queue || '/' || e.lane))::bigint, 0) as completed
       from unnest(_queues, _lanes) with ordinality as e(queue, lane, n)

@@ -148,12 +148,13 @@ begin
                   coalesce(_error, _word)) end order by f.n) into _texts
     from unnest(_ons) with ordinality as f(on_id, n);
   with ended as materialized (
-    select f.n, f.seq, f.text, p.line, p.attempts, p.lane_queue, p.lane, p.object, l.queue, q.lanes, q.on_dead, j.id
+    select f.n, f.seq, f.text, p.line, p.attempts, p.lane_queue, p.lane, p.object, l.queue, q.lanes, q.on_dead, j.id,
+        j.priority
       from unnest(_seqs, _texts) with ordinality as f(seq, text, n)
         cross join lateral (select p.* from windlass.place p where p.seq = f.seq offset 0) p
         cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
         cross join lateral (select q.lanes, q.on_dead from windlass.queue q where q.id = l.queue offset 0) q
-        cross join lateral (select j.id from windlass.job j where j.seq = f.seq offset 0) j
+        cross join lateral (select j.id, j.priority from windlass.job j where j.seq = f.seq offset 0) j
   ), diary as (
     insert into windlass.diary (seq, error) select seq, text from ended
       on conflict (seq) do update set error = excluded.error
@@ -171,6 +172,9 @@ begin
         union all
         select null, lane_queue, lane, count(*) from ended
           where lane_queue is not null and lanes is not null group by lane_queue, lane) c
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue, priority, -count(*) from ended where priority <> 0 group by queue, priority
   ), seen_to as (
     insert into windlass.after (what, a, b, c, d)
       select what, a, b, c, d from (
@@ -293,7 +297,7 @@ begin
   if _p.lane_queue is not null then
     perform windlass._after(1, _p.lane_queue, _p.lane, null);
   end if;
-  perform windlass._count(_line, _p.lane_queue, _p.lane, _p.state, null);
+  perform windlass._count(_seq, _line, _p.lane_queue, _p.lane, _p.state, null);
   delete from windlass.diary where seq = _seq;
   delete from windlass.step where seq = _seq;
   delete from windlass.key where seq = _seq;

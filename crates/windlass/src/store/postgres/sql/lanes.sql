@@ -104,7 +104,7 @@ set enable_hashjoin = off set enable_mergejoin = off as $$
     select coalesce(jsonb_object_agg(t.queue || '/' || t.lane, t.ready), '{}') as of from (
       select t.queue, t.lane, sum(t.ready) as ready from (select distinct a.queue from asked a) q
         cross join lateral (select t.queue, t.lane, t.ready from windlass.tally t
-          where t.queue = q.queue and t.line is null offset 0) t group by t.queue, t.lane) t
+          where t.queue = q.queue and t.lane is not null offset 0) t group by t.queue, t.lane) t
   ), total as materialized (
     select jsonb_object_agg(l.queue || '/' || l.lane, coalesce((r.of->>(l.queue || '/' || l.lane))::bigint, 0) + h.begun) as of
       from (select distinct a.queue, a.lane from asked a) l cross join ready r cross join lateral (
@@ -168,7 +168,7 @@ begin
   -- What waits and runs in each lane is counted anew; what has happened there stays.
   insert into windlass.tally (queue, lane, blocked, scheduled, ready, running)
     select queue, lane, -sum(blocked), -sum(scheduled), -sum(ready), -sum(running) from windlass.tally
-      where queue = _queue and line is null group by queue, lane;
+      where queue = _queue and line is null and lane is not null group by queue, lane;
   if _q.lanes is not null then
     insert into windlass.tally (queue, lane, blocked, scheduled, ready, running)
       select lane_queue, lane, count(*) filter (where state = 0), count(*) filter (where state = 1),

@@ -87,7 +87,7 @@ begin
       from jsonb_to_recordset(_jobs) as r(seq bigint, id uuid, queue text, kind text, payload text, priority int,
         start_kind smallint, start_us bigint, max_attempts bigint, spec jsonb, created_at bigint, state smallint,
         at bigint, updated_at bigint, attempts int, recoveries int, generation int, begun boolean,
-        first_started bigint, met uuid[], unmet int, reason smallint, output text, error text, tries jsonb,
+        first_started bigint, recovered_at bigint, met uuid[], unmet int, reason smallint, output text, error text, tries jsonb,
         tries_dropped int, progress jsonb, log jsonb, log_dropped int, steps jsonb)
       join windlass.queue q on q.name = r.queue join windlass.kind k on k.name = r.kind
       join windlass.line l on l.queue = q.id and l.kind = k.id
@@ -118,9 +118,9 @@ begin
   ), dead as (
     insert into windlass.dead (queue, at, seq) select queue_id, at, seq from record where state = 5
   ), diary as (
-    insert into windlass.diary (seq, error, attempts, attempts_dropped, progress, log, log_dropped)
-      select seq, error, tries, tries_dropped, progress, log, log_dropped from record
-        where coalesce(error, tries::text, progress::text, log::text) is not null
+    insert into windlass.diary (seq, error, attempts, attempts_dropped, recovered_at, progress, log, log_dropped)
+      select seq, error, tries, tries_dropped, recovered_at, progress, log, log_dropped from record
+        where coalesce(error, tries::text, recovered_at::text, progress::text, log::text) is not null
           or tries_dropped > 0 or log_dropped > 0
   ), step as (
     insert into windlass.step (seq, number, name, result)
@@ -131,6 +131,9 @@ begin
       select (d->>'on')::uuid, r.seq, (d->>'on_failure')::int, (d->>'on')::uuid = any (coalesce(r.met, '{}'))
         from record r cross join lateral jsonb_array_elements(r.spec->'depends_on') d where r.open
         on conflict do nothing
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue_id, priority, count(*) from record where state < 3 and priority <> 0 group by queue_id, priority
   )
   insert into windlass.tally (line, queue, blocked, scheduled, ready, completed, dead, cancelled)
     select line, queue_id, count(*) filter (where state = 0), count(*) filter (where state = 1),

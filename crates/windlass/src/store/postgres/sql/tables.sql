@@ -74,6 +74,9 @@ create table windlass.job (
   payload bytea not null,
   spec jsonb
 );
+-- Of jobs that follow from another or depend on others; the rest costs nothing.
+create index job_parent on windlass.job ((spec->>'parent'), seq) where spec ? 'parent';
+create index job_dependent on windlass.job (seq) where spec ? 'depends_on';
 
 -- Where a job stands. `at` is when it is due, since when it is ready, before when it may not start,
 -- when its lease ends, or when it ended, as its state has it. `max_attempts` is what holds for the attempt,
@@ -271,6 +274,7 @@ create table windlass.diary (
   error text,
   attempts jsonb,
   attempts_dropped int not null default 0,
+  recovered_at bigint,
   progress jsonb,
   progress_token bigint,
   log jsonb,
@@ -351,8 +355,9 @@ create unique index object_order on windlass.object (kind, name, key);
 create index object_purge on windlass.object (purge_at) where purge_at is not null;
 
 -- Counters as differences, so that no two commits wait for one number; they are added up now and
--- then. A row with a lane counts in that lane as well and is not added to its line. In two halves, as
--- `ready`.
+-- then. A row with a lane counts in that lane as well and is not added to its line. So does one with a priority: in
+-- `ready` it has those that wait for whatever reason. There is none of priority 0, which most jobs have: those are what
+-- the others leave of the queue, so that they cost nothing here. In two halves, as `ready`.
 create table windlass.tally (
   line int,
   queue int not null,
@@ -371,6 +376,7 @@ create table windlass.tally (
   t_rescued bigint not null default 0,
   t_dead bigint not null default 0,
   t_cancelled bigint not null default 0,
+  priority int,
   epoch smallint not null default windlass._epoch()
 ) partition by list (epoch);
 -- By an index dead rows are passed over at once.
