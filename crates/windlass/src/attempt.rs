@@ -18,7 +18,6 @@ use tokio::task::AbortHandle;
 use tracing::Instrument;
 use windlass_core::job::{Bytes, CancelReason, JobId, Lane, LeaseToken, NewJob, Priority, Timeout};
 use windlass_core::ledger::Settlement;
-use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::Address;
 use windlass_core::outcome::{ErrorText, Outcome, Progress as Standing, Verdict, decide};
@@ -275,7 +274,7 @@ impl Attempt {
         let line = LogLine { at, attempt: self.number(), text: text.into() };
         self.report(|report| {
             report.lines.push(line);
-            keep_last(&mut report.lines);
+            report.keep_last_lines();
         });
     }
 
@@ -296,7 +295,8 @@ impl Attempt {
         let mut report = self.inner().report.lock().unwrap_or_else(PoisonError::into_inner);
         let since = std::mem::replace(&mut *report, unwritten);
         report.lines.extend(since.lines);
-        keep_last(&mut report.lines);
+        report.lines_dropped = report.lines_dropped.saturating_add(since.lines_dropped);
+        report.keep_last_lines();
         report.progress = since.progress.or(report.progress.take());
     }
 
@@ -334,12 +334,6 @@ impl Attempt {
         let decode = |source| Error::Decode { job, source };
         output.map(|bytes| serde_json::from_slice(&bytes).map_err(decode)).transpose()
     }
-}
-
-/// The last lines a job's log keeps.
-fn keep_last(lines: &mut Vec<LogLine>) {
-    let surplus = lines.len().saturating_sub(limits::LOG_LINES_KEPT);
-    lines.drain(..surplus);
 }
 
 impl fmt::Debug for Attempt {

@@ -130,7 +130,8 @@ impl Command for ReplayEdited {
     }
 }
 
-/// Delete these finished jobs. Each is answered on its own.
+/// Delete these finished jobs. Each is answered on its own; a completed one on which an open job
+/// depends is kept, because that job may read its output.
 #[derive(Clone, Debug)]
 pub struct Remove {
     /// The jobs.
@@ -146,6 +147,10 @@ impl Command for Remove {
             let state = ledger.entry(slot).phase.name();
             if !state.is_terminal() {
                 return Err(Refusal::WrongState { job, state, operation: "remove" });
+            }
+            let needed = ledger.edges_from(job).next().filter(|_| state == StateName::Completed);
+            if let Some((by, _)) = needed {
+                return Err(Refusal::StillNeeded { job, by });
             }
             ledger.remove(slot, RemoveReason::Requested, effects);
             ledger.keep_bounded(effects);

@@ -1163,7 +1163,7 @@ impl Store for PostgresStore {
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
         let limit = limit.clamp(1, limits::PAGE_JOBS);
         let Some(said) = self.filter(filter).await? else { return Ok(Page::default()) };
-        let before = after.map_or(i64::MAX, |Cursor(sequence)| sequence.cast_signed());
+        let before = after.map_or(i64::MAX, |Cursor(sequence)| signed(sequence));
         let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
         let scan = i64::try_from(limits::PAGE_SCAN).unwrap_or(i64::MAX);
         let sql = format!(
@@ -1223,7 +1223,7 @@ impl Store for PostgresStore {
     }
 
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
-        let number = after.cast_signed();
+        let number = signed(after);
         let rows = i32::try_from(limit).unwrap_or(i32::MAX);
         let parameters: [Parameter<'_>; 2] = [(&number, Type::INT8), (&rows, Type::INT4)];
         let sql = "select * from windlass.events($1, $2)";
@@ -1275,6 +1275,11 @@ impl Store for PostgresStore {
     async fn close(&self) {
         self.pool.close();
     }
+}
+
+/// A number as PostgreSQL has it, which ends at half of what ours can be.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// The name of this machine, as far as it is known.

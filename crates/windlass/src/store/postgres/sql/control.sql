@@ -164,6 +164,7 @@ declare
   _p windlass.place;
   _at bigint := windlass._start_time(_start_kind, _start_us, _now);
   _detail text;
+  _by uuid;
   _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}'])[_what + 1]::int[];
 begin
   if _filter is not null then _ids := windlass._select(_filter, _now); end if;
@@ -180,6 +181,14 @@ begin
       return query select _id, null::int, jsonb_build_object('refusal', 'wrong_state', 'job', _id, 'state', _p.state,
         'operation', (array['cancel', 'reschedule', 'replay', 'remove'])[_what + 1]), null::text[];
       continue;
+    end if;
+    -- An open job may read the output of one it depends on.
+    if _what = 3 and _p.state = 4 then
+      select j.id into _by from windlass.edge e join windlass.job j on j.seq = e.seq where e.on_id = _id order by j.id limit 1;
+      if found then
+        return query select _id, null::int, jsonb_build_object('refusal', 'still_needed', 'job', _id, 'by', _by), null::text[];
+        continue;
+      end if;
     end if;
     begin
       if _what = 0 then
