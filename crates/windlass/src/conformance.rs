@@ -7,6 +7,7 @@ mod cells;
 mod claiming;
 mod controlling;
 mod enqueueing;
+mod extremes;
 mod laning;
 mod settling;
 mod stepping;
@@ -88,6 +89,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(stepping::cases());
     all.extend(laning::cases());
     all.extend(turning::cases());
+    all.extend(extremes::cases());
     all
 }
 

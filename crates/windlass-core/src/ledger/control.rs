@@ -249,7 +249,7 @@ impl QueueChange {
                 What::QueueResumed
             }
             QueueChange::MaxDepth(limit) => {
-                settings.max_depth = limit;
+                settings.max_depth = limit.map(limits::countable);
                 What::QueueConfigured
             }
             QueueChange::Ageing(step) => {
@@ -260,6 +260,7 @@ impl QueueChange {
                         allowed: "it must be at least 1 ms".to_string(),
                     });
                 }
+                limits::no_longer_than("ageing step", step.unwrap_or_default())?;
                 settings.ageing = step;
                 What::QueueConfigured
             }
@@ -286,7 +287,7 @@ impl QueueChange {
                 What::QueueConfigured
             }
             QueueChange::LaneDepth(limit) => {
-                settings.lane_depth = limit;
+                settings.lane_depth = limit.map(limits::countable);
                 What::QueueConfigured
             }
             QueueChange::OnDead(kind) => {

@@ -101,9 +101,10 @@ impl Ledger {
         if begun && phase.name().is_waiting() {
             lane.held.insert(spot.partition, slot);
             lane.held_ready += usize::from(key.is_some());
-            let (behind, ready): (Vec<_>, Vec<_>) = lane.ready.take_all().partition(|(_, other)| {
-                *other != slot && self.partition_of(*other) == Some(spot.partition)
-            });
+            let (behind, ready): (Vec<_>, Vec<_>) =
+                lane.ready.take_all().partition(|(_, other)| {
+                    *other != slot && self.partition_of(*other) == Some(spot.partition)
+                });
             let lane = self.lanes.entry((spot.queue, spot.lane)).or_default();
             lane.ready.extend(ready);
             lane.parked.extend(behind);

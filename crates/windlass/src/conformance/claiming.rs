@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::{DeadReason, LeaseToken, NewJob, Priority, Start, State, StateName};
-use windlass_core::limits;
 use windlass_core::ledger::{KindClaim, QueueChange, Recovery, RecoveryMode, Renewal, Rescue};
+use windlass_core::limits;
 use windlass_core::outcome::Verdict;
 use windlass_core::rate::Rate;
 use windlass_core::record::{LogLine, Progress, Report};

@@ -658,12 +658,12 @@ fn write_change(change: &QueueChange) -> (&'static str, Value) {
     match change {
         QueueChange::Pause => ("pause", Value::Null),
         QueueChange::Resume => ("resume", Value::Null),
-        QueueChange::MaxDepth(limit) => ("max_depth", json!(limit)),
+        QueueChange::MaxDepth(limit) => ("max_depth", json!(limit.map(limits::countable))),
         QueueChange::Ageing(step) => ("ageing", json!(step.map(wire::micros))),
         QueueChange::Lanes(lanes) => ("lanes", json!(lanes.map(std::num::NonZeroU32::get))),
         QueueChange::PauseLane(lane) => ("pause_lane", json!(lane)),
         QueueChange::ResumeLane(lane) => ("resume_lane", json!(lane)),
-        QueueChange::LaneDepth(limit) => ("lane_depth", json!(limit)),
+        QueueChange::LaneDepth(limit) => ("lane_depth", json!(limit.map(limits::countable))),
         QueueChange::OnDead(kind) => ("on_dead", json!(kind.as_ref().map(Name::as_str))),
         QueueChange::OnEmpty(kind) => ("on_empty", json!(kind.as_ref().map(Name::as_str))),
     }

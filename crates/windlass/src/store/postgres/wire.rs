@@ -486,7 +486,7 @@ pub(super) fn report(report: &Report) -> Option<Value> {
             json!({ "at": at, "attempt": line.attempt, "text": text })
         };
         said["lines"] = report.lines.iter().map(line).collect();
-        said["lines_dropped"] = report.lines_dropped.into();
+        said["lines_dropped"] = report.lines_dropped.min(i32::MAX as u32).into();
     }
     if !report.steps.is_empty() {
         let step = |step: &Step| {

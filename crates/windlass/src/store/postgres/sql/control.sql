@@ -251,7 +251,7 @@ declare
   _q windlass.queue;
   _old windlass.queue;
   _topic text := 'queue.configured';
-  _lane int;
+  _lane bigint;
 begin
   select * into _q from windlass.queue where name = _queue for update;
   if not found then
@@ -270,13 +270,13 @@ begin
     when 'ageing' then _q.ageing := (_value #>> '{}')::bigint;
     when 'lanes' then _q.lanes := (_value #>> '{}')::int;
     when 'pause_lane' then
-      _lane := (_value #>> '{}')::int;
+      _lane := (_value #>> '{}')::bigint;
       if _lane >= coalesce(_q.lanes, 0) then
         perform windlass._refuse('no such lane', jsonb_build_object('refusal', 'out_of_bounds', 'what', 'lane',
           'got', _lane::text, 'allowed', format('the queue has %s lanes, numbered from 0', coalesce(_q.lanes, 0))));
       end if;
-      select array_agg(distinct l order by l) into _q.paused_lanes from unnest(_q.paused_lanes || _lane) l;
-    when 'resume_lane' then _q.paused_lanes := array_remove(_q.paused_lanes, (_value #>> '{}')::int);
+      select array_agg(distinct l order by l) into _q.paused_lanes from unnest(_q.paused_lanes || _lane::int) l;
+    when 'resume_lane' then _q.paused_lanes := array_remove(_q.paused_lanes, least((_value #>> '{}')::bigint, 2147483647)::int);
     when 'lane_depth' then _q.lane_depth := (_value #>> '{}')::bigint;
     when 'on_dead' then _q.on_dead := _value #>> '{}';
     when 'on_empty' then _q.on_empty := _value #>> '{}';
