@@ -327,6 +327,44 @@ impl RecoveryReason {
     }
 }
 
+/// Every topic but those that objects tell, which begin with the kind of the object.
+pub const TOPICS: [&str; 34] = [
+    "job.enqueued",
+    "job.deduplicated",
+    "job.blocked",
+    "job.unblocked",
+    "job.scheduled",
+    "job.started",
+    "job.progress",
+    "job.completed",
+    "job.failed",
+    "job.retrying",
+    "job.snoozed",
+    "job.released",
+    "job.dead",
+    "job.cancel_requested",
+    "job.cancelled",
+    "job.replayed",
+    "job.removed",
+    "step.completed",
+    "recovery.detected",
+    "recovery.executed",
+    "recovery.exhausted",
+    "queue.paused",
+    "queue.resumed",
+    "queue.cleared",
+    "queue.empty",
+    "queue.full",
+    "queue.configured",
+    "pool.empty",
+    "object.created",
+    "object.removed",
+    "worker.started",
+    "worker.stopping",
+    "worker.stopped",
+    "worker.error",
+];
+
 impl What {
     /// The dotted name subscribers filter by.
     pub fn topic(&self) -> &str {

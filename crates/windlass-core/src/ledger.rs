@@ -31,6 +31,7 @@ mod hooks;
 mod index;
 mod lanes;
 mod objects;
+mod ranked;
 mod renew;
 mod rescue;
 mod restore;

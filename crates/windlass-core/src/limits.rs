@@ -23,6 +23,10 @@ pub const NAMES: usize = 10_000;
 /// Most lanes of one queue: each has counters of its own, for ever.
 pub const LANES: usize = 4_096;
 
+/// The last number among jobs that are spread over lanes: so far from the end of all numbers that
+/// counting on from it cannot get there.
+pub const TURN_MAX: u64 = 1 << 62;
+
 /// Largest state of an object in bytes: every turn writes it anew.
 pub const OBJECT_STATE_BYTES: usize = 1024 * 1024;
 
@@ -157,6 +161,11 @@ pub fn no_longer_than(what: &'static str, got: Duration) -> Result<(), Refusal> 
     }
     let allowed = "it may be at most 100 years; check the unit".to_string();
     Err(Refusal::OutOfBounds { what, got: shown(got), allowed })
+}
+
+/// A limit on how many of something there may be, as every store can keep it. Nobody has more.
+pub fn countable(limit: u64) -> u64 {
+    limit.min(i64::MAX.unsigned_abs())
 }
 
 /// Refuses a key that is empty, too long or cannot be printed.

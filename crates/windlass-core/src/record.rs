@@ -212,6 +212,8 @@ pub struct Report {
     pub progress: Option<Progress>,
     /// Lines for the job's log.
     pub lines: Vec<LogLine>,
+    /// Lines before those that were dropped already, because a log keeps only the last.
+    pub lines_dropped: u32,
     /// Steps it has finished. They are never cut: what is beyond a bound is refused.
     pub steps: Vec<Step>,
 }
@@ -222,6 +224,14 @@ impl Report {
         self.progress.is_none() && self.lines.is_empty() && self.steps.is_empty()
     }
 
+    /// Drops and counts the lines that a log would not keep.
+    pub fn keep_last_lines(&mut self) {
+        let surplus = self.lines.len().saturating_sub(limits::LOG_LINES_KEPT);
+        self.lines.drain(..surplus);
+        let surplus = u32::try_from(surplus).unwrap_or(u32::MAX);
+        self.lines_dropped = self.lines_dropped.saturating_add(surplus);
+    }
+
     /// The report, cut to what a record keeps: the last lines, and no text that is too long.
     #[must_use]
     pub fn bounded(mut self) -> Self {
@@ -230,8 +240,7 @@ impl Report {
             progress.percent = progress.percent.min(100);
             fit(&mut progress.note);
         }
-        let surplus = self.lines.len().saturating_sub(limits::LOG_LINES_KEPT);
-        self.lines.drain(..surplus);
+        self.keep_last_lines();
         self.lines.iter_mut().for_each(|line| fit(&mut line.text));
         self
     }
@@ -546,10 +555,11 @@ impl JobRecord {
         if let Some(progress) = &report.progress {
             self.progress = Some(progress.clone());
         }
+        self.log_dropped = self.log_dropped.saturating_add(report.lines_dropped);
         for line in &report.lines {
             if self.log.len() == limits::LOG_LINES_KEPT {
                 self.log.pop_front();
-                self.log_dropped += 1;
+                self.log_dropped = self.log_dropped.saturating_add(1);
             }
             self.log.push_back(line.clone());
         }

@@ -44,7 +44,7 @@ const MUST_COME_UP: &[&str] = &[
     "LaneEmpty", "LaneFull", "ObjectCreated", "ObjectRemoved", "ObjectChanged", "UnknownObject",
     "loop.told", "loop.failed", "loop.recovered", "alarm moved", "alarm replaced",
     "AlreadyAccepted", "Deduplicated", "IdReused", "IdTwiceInBatch", "UnknownDependency",
-    "DependencyFailed", "DependencyCycle", "UnknownJob", "WrongState", "KeyTaken", "LeaseLost",
+    "DependencyFailed", "DependencyCycle", "UnknownJob", "WrongState", "StillNeeded", "KeyTaken", "LeaseLost",
     "OutOfBounds", "AttemptsExhausted", "Permanent", "DurationExhausted", "Crashed",
     "Requested", "Handler", "Expired", "Cleared", "DependencyCancelled", "Replaced",
     "Retention", "DeadLettersFull", "LeaseExpired", "Restart", "Manual",

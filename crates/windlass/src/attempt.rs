@@ -18,7 +18,6 @@ use tokio::task::AbortHandle;
 use tracing::Instrument;
 use windlass_core::job::{Bytes, CancelReason, JobId, Lane, LeaseToken, NewJob, Priority, Timeout};
 use windlass_core::ledger::Settlement;
-use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::Address;
 use windlass_core::outcome::{ErrorText, Outcome, Progress as Standing, Verdict, decide};
@@ -139,7 +138,8 @@ impl Said {
     fn put_before(&mut self, earlier: Report) {
         let since = std::mem::replace(&mut self.waiting, earlier);
         self.waiting.lines.extend(since.lines);
-        keep_last(&mut self.waiting.lines);
+        self.waiting.lines_dropped = self.waiting.lines_dropped.saturating_add(since.lines_dropped);
+        self.waiting.keep_last_lines();
         self.waiting.progress = since.progress.or(self.waiting.progress.take());
     }
 }
@@ -293,7 +293,7 @@ impl Attempt {
         let line = LogLine { at, attempt: self.number(), text: text.into() };
         self.report(|report| {
             report.lines.push(line);
-            keep_last(&mut report.lines);
+            report.keep_last_lines();
         });
     }
 
@@ -365,12 +365,6 @@ impl Attempt {
         let decode = |source| Error::Decode { job, source };
         output.map(|bytes| serde_json::from_slice(&bytes).map_err(decode)).transpose()
     }
-}
-
-/// The last lines a job's log keeps.
-fn keep_last(lines: &mut Vec<LogLine>) {
-    let surplus = lines.len().saturating_sub(limits::LOG_LINES_KEPT);
-    lines.drain(..surplus);
 }
 
 impl fmt::Debug for Attempt {

@@ -11,6 +11,7 @@ use windlass_core::explain::Explanation;
 use windlass_core::filter::{Filter, Order};
 use windlass_core::job::{Bytes, JobId, NewJob, Start, State, StateName};
 use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Counts, Enqueued, QueueChange};
+use windlass_core::limits;
 use windlass_core::name::{InvalidName, Name};
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
@@ -525,10 +526,15 @@ impl Query {
     }
 
     /// One page, the last accepted first, unless [`oldest_first`](Self::oldest_first) is asked
-    /// for. `after` is the cursor of the page before. A page may be
-    /// short, even empty, and still name where to go on.
+    /// for. `after` is the cursor of the page before. A page may be short, even empty, and still
+    /// name where to go on. At most 1,000 jobs fit on it; none is refused.
     pub async fn page(self, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         let (engine, filter) = self.filter()?;
+        if limit == 0 {
+            let allowed = format!("a page has 1 to {} jobs", limits::PAGE_JOBS);
+            let got = limit.to_string();
+            return Err(Refusal::OutOfBounds { what: "page size", got, allowed }.into());
+        }
         Ok(engine.store().list(&filter, after, limit).await?)
     }
 

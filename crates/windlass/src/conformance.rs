@@ -7,6 +7,7 @@ mod cells;
 mod claiming;
 mod controlling;
 mod enqueueing;
+mod extremes;
 mod laning;
 mod records;
 mod settling;
@@ -90,6 +91,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(laning::cases());
     all.extend(turning::cases());
     all.extend(records::cases());
+    all.extend(extremes::cases());
     all
 }
 

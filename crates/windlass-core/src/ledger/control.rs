@@ -130,7 +130,8 @@ impl Command for ReplayEdited {
     }
 }
 
-/// Delete these finished jobs. Each is answered on its own.
+/// Delete these finished jobs. Each is answered on its own; a completed one on which an open job
+/// depends is kept, because that job may read its output.
 #[derive(Clone, Debug)]
 pub struct Remove {
     /// The jobs.
@@ -146,6 +147,10 @@ impl Command for Remove {
             let state = ledger.entry(slot).phase.name();
             if !state.is_terminal() {
                 return Err(Refusal::WrongState { job, state, operation: "remove" });
+            }
+            let needed = ledger.edges_from(job).next().filter(|_| state == StateName::Completed);
+            if let Some((by, _)) = needed {
+                return Err(Refusal::StillNeeded { job, by });
             }
             ledger.remove(slot, RemoveReason::Requested, effects);
             ledger.keep_bounded(effects);
@@ -277,7 +282,7 @@ impl QueueChange {
                 What::QueueResumed
             }
             QueueChange::MaxDepth(limit) => {
-                settings.max_depth = limit;
+                settings.max_depth = limit.map(limits::countable);
                 What::QueueConfigured
             }
             QueueChange::Ageing(step) => {
@@ -288,6 +293,7 @@ impl QueueChange {
                         allowed: "it must be at least 1 ms".to_string(),
                     });
                 }
+                limits::no_longer_than("ageing step", step.unwrap_or_default())?;
                 settings.ageing = step;
                 What::QueueConfigured
             }
@@ -314,7 +320,7 @@ impl QueueChange {
                 What::QueueConfigured
             }
             QueueChange::LaneDepth(limit) => {
-                settings.lane_depth = limit;
+                settings.lane_depth = limit.map(limits::countable);
                 What::QueueConfigured
             }
             QueueChange::OnDead(kind) => {

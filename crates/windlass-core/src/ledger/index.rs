@@ -276,7 +276,7 @@ impl Ledger {
         self.next_sequence = self.next_sequence.max(accepted.sequence + 1);
         if let Some(Lane::Turn(turn)) = job.lane {
             let queue = &mut self.queues[queue as usize];
-            queue.next_turn = queue.next_turn.max(turn + 1);
+            queue.next_turn = queue.next_turn.max(turn.saturating_add(1));
         }
         self.link_all(slot, &accepted.met);
         self.count(line, job.priority, None, Some(accepted.condition.state.name()));

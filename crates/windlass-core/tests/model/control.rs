@@ -189,6 +189,11 @@ impl Naive {
         if !state.is_terminal() {
             return Err(Refusal::WrongState { job: id, state, operation: "remove" });
         }
+        let depends = |job: &&Job| job.is_open() && job.links.iter().any(|link| link.on == id);
+        let by = self.jobs.values().find(depends).filter(|_| state == StateName::Completed);
+        if let Some(by) = by {
+            return Err(Refusal::StillNeeded { job: id, by: by.id() });
+        }
         self.remove_one(id);
         self.trim_due = true;
         self.trim();

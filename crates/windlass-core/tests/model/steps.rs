@@ -282,7 +282,7 @@ impl Said {
             result: vec![7; bytes].into(),
         });
         let lines = vec![line; usize::from(self.lines)];
-        Report { progress, lines, steps: step.into_iter().collect() }
+        Report { progress, lines, steps: step.into_iter().collect(), lines_dropped: 0 }
     }
 }
 

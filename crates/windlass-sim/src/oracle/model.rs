@@ -511,6 +511,10 @@ impl Model {
         let startable = matches!(told.stand, Stand::Ready | Stand::Scheduled { .. });
         ensure!(startable, "it was started and is {}", told.stand.name());
         ensure!(at >= told.due, "it was started at {at} and due at {}", told.due);
+        let expiry = told.job.expires_after.map(|after| told.created_at + after);
+        let first = (told.attempts, told.generation) == (0, 0);
+        let expired = first && expiry.is_some_and(|expiry| expiry <= at);
+        ensure!(!expired, "it was started at {at} and had expired");
         let (counted, kind) = (told.attempts + 1, told.job.kind.clone());
         ensure!(attempt == counted, "start {attempt} is start {counted}");
         let rules = self.rules.kind(&kind);

@@ -316,6 +316,13 @@ impl Oracle {
             Refusal::WrongState { job, state, .. } => {
                 !alone || stand(job).is_none_or(|stand| stand.may_be(*state))
             }
+            Refusal::StillNeeded { job, by } => {
+                !alone
+                    || model.jobs.get(by).is_some_and(|told| {
+                        !told.stand.is_terminal()
+                            && told.job.depends_on.iter().any(|on| on.on == *job)
+                    })
+            }
             // A dependency may turn into one on the job itself, by a key that both have.
             Refusal::DependencyCycle { .. } => !alone,
             Refusal::KeyTaken { holder, .. } => {

@@ -716,12 +716,12 @@ fn write_change(change: &QueueChange) -> (&'static str, Value) {
     match change {
         QueueChange::Pause => ("pause", Value::Null),
         QueueChange::Resume => ("resume", Value::Null),
-        QueueChange::MaxDepth(limit) => ("max_depth", json!(limit)),
+        QueueChange::MaxDepth(limit) => ("max_depth", json!(limit.map(limits::countable))),
         QueueChange::Ageing(step) => ("ageing", json!(step.map(wire::micros))),
         QueueChange::Lanes(lanes) => ("lanes", json!(lanes.map(std::num::NonZeroU32::get))),
         QueueChange::PauseLane(lane) => ("pause_lane", json!(lane)),
         QueueChange::ResumeLane(lane) => ("resume_lane", json!(lane)),
-        QueueChange::LaneDepth(limit) => ("lane_depth", json!(limit)),
+        QueueChange::LaneDepth(limit) => ("lane_depth", json!(limit.map(limits::countable))),
         QueueChange::OnDead(kind) => ("on_dead", json!(kind.as_ref().map(Name::as_str))),
         QueueChange::OnEmpty(kind) => ("on_empty", json!(kind.as_ref().map(Name::as_str))),
     }
@@ -1236,7 +1236,7 @@ impl Store for PostgresStore {
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
         let limit = limit.clamp(1, limits::PAGE_JOBS);
         let Some(said) = self.filter(filter).await? else { return Ok(Page::default()) };
-        let before = after.map_or(i64::MAX, |Cursor(sequence)| sequence.cast_signed());
+        let before = after.map_or(i64::MAX, |Cursor(sequence)| signed(sequence));
         let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
         let scan = i64::try_from(limits::PAGE_SCAN).unwrap_or(i64::MAX);
         let (start, beyond, way, last) = match filter.order {
@@ -1313,7 +1313,7 @@ impl Store for PostgresStore {
     }
 
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
-        let number = after.cast_signed();
+        let number = signed(after);
         let rows = i32::try_from(limit).unwrap_or(i32::MAX);
         let parameters: [Parameter<'_>; 2] = [(&number, Type::INT8), (&rows, Type::INT4)];
         let sql = "select * from windlass.events($1, $2)";
@@ -1369,6 +1369,11 @@ impl Store for PostgresStore {
         let _ = tokio::time::timeout(A_WORD, leaving).await;
         self.pool.close();
     }
+}
+
+/// A number as PostgreSQL has it, which ends at half of what ours can be.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// The name of this machine, as far as it is known.

@@ -584,12 +584,19 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
             option(why.as_ref(), to, error);
         }
         Some(Note::Reported(report)) => {
-            let has_steps = !report.steps.is_empty();
-            to.push(if has_steps { REPORTED_STEPS } else { 4 });
+            let (cut, has_steps) = (report.lines_dropped > 0, !report.steps.is_empty());
+            to.push(match (cut, has_steps) {
+                (true, _) => REPORTED_CUT,
+                (false, true) => REPORTED_STEPS,
+                (false, false) => 4,
+            });
             option(report.progress.as_ref(), to, progress);
             lines(report.lines.iter(), to);
-            if has_steps {
+            if cut || has_steps {
                 steps(&report.steps, to);
+            }
+            if cut {
+                varint(report.lines_dropped.into(), to);
             }
         }
         Some(Note::Failed(why)) => {
@@ -609,6 +616,9 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
 
 /// A note that is a report with finished steps.
 const REPORTED_STEPS: u8 = 16;
+
+/// A note that is a report of which lines were dropped before it was made.
+const REPORTED_CUT: u8 = 17;
 
 fn steps(steps: &[Step], to: &mut Vec<u8>) {
     varint(steps.len() as u64, to);
@@ -937,12 +947,19 @@ impl<'a> Reader<'a> {
             4 => Note::Reported(Report {
                 progress: self.option(Reader::progress)?,
                 lines: self.lines()?,
-                steps: Vec::new(),
+                ..Report::default()
             }),
             REPORTED_STEPS => Note::Reported(Report {
                 progress: self.option(Reader::progress)?,
                 lines: self.lines()?,
                 steps: self.steps()?,
+                lines_dropped: 0,
+            }),
+            REPORTED_CUT => Note::Reported(Report {
+                progress: self.option(Reader::progress)?,
+                lines: self.lines()?,
+                steps: self.steps()?,
+                lines_dropped: self.short()?,
             }),
             5 => Note::Failed(self.error()?),
             6 => Note::Replayed { met: self.ids()? },
@@ -1160,9 +1177,20 @@ mod tests {
             Some(Note::Reported(Report {
                 progress: progress.clone(),
                 lines: vec![line.clone()],
-                steps: Vec::new(),
+                ..Report::default()
             })),
-            Some(Note::Reported(Report { progress, lines: vec![line], steps: finished() })),
+            Some(Note::Reported(Report {
+                progress: progress.clone(),
+                lines: vec![line.clone()],
+                steps: finished(),
+                lines_dropped: 0,
+            })),
+            Some(Note::Reported(Report {
+                progress,
+                lines: vec![line],
+                steps: Vec::new(),
+                lines_dropped: 50,
+            })),
             Some(Note::Failed(ErrorText::new("gone"))),
             Some(Note::Replayed { met: vec![id(1), id(2)] }),
             Some(Note::Met { on: id(3) }),

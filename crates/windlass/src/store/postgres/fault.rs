@@ -202,6 +202,7 @@ pub(super) fn refusal(detail: &Value, job: Option<JobId>) -> Option<Refusal> {
             state: state()?,
             operation: known(detail["operation"].as_str()?, OPERATIONS)?,
         },
+        "still_needed" => Refusal::StillNeeded { job: own()?, by: id("by")? },
         "key_taken" => Refusal::KeyTaken { job: own()?, holder: id("holder")? },
         "lease_lost" => Refusal::LeaseLost { job: own()? },
         "object_changed" => Refusal::ObjectChanged {

@@ -129,9 +129,7 @@ impl<'a> Terms<'a> {
             max_attempts: each().map(|kind| i64::from(kind.most_runs(None))).collect(),
             concurrency: each().map(|kind| kind.concurrency.map(count)).collect(),
             rate_jobs: each().map(|kind| kind.rate.map(|rate| count(rate.jobs))).collect(),
-            rate_periods: each()
-                .map(|kind| kind.rate.map(|rate| wire::micros(rate.period)))
-                .collect(),
+            rate_periods: each().map(|kind| kind.rate.map(|rate| rate.period_micros())).collect(),
             rate_bursts: each().map(|kind| kind.rate.map(|rate| count(rate.burst))).collect(),
             limit: i32::try_from(claim.limit).unwrap_or(i32::MAX),
             half: part.half,

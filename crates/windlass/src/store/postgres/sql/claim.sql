@@ -4,7 +4,8 @@
 create function windlass._admit(_full_at bigint, _jobs int, _period bigint, _burst int, _most int, _now bigint,
     out admitted int, out full_at bigint, out wait bigint) language plpgsql immutable as $$
 declare
-  _spacing bigint := greatest(_period / greatest(_jobs, 1), 1);
+  -- Rounded up: a spacing that is a little too short adds up to more starts than were allowed.
+  _spacing bigint := greatest(_period / greatest(_jobs, 1) + (_period % greatest(_jobs, 1) > 0)::int, 1);
   _tolerance numeric := _spacing::numeric * (greatest(_burst, 1) - 1);
 begin
   admitted := 0;
@@ -14,7 +15,7 @@ begin
       wait := least(full_at - _tolerance - _now, 9223372036854775807)::bigint;
       exit;
     end if;
-    full_at := greatest(full_at, _now) + _spacing;
+    full_at := least(greatest(full_at, _now)::numeric + _spacing, 9223372036854775807)::bigint;
     admitted := admitted + 1;
   end loop;
 end $$;
@@ -24,7 +25,7 @@ end $$;
 create function windlass._standing(_ageing bigint, _rank bigint, _at bigint, _now bigint) returns float8
 language sql immutable as $$
   select case when _ageing is null then -_rank::float8 * 1000000
-    else (_at - _rank)::float8 / _ageing * 1000000 + trunc((_now - _at)::float8 * 1000000 / _ageing) end
+    else (_at::float8 - _rank::float8) / _ageing * 1000000 + trunc((_now - _at)::float8 * 1000000 / _ageing) end
 $$;
 
 -- Hands out jobs in rows, and tells how things stand in a last one. What is as usual is null: no priority,
@@ -95,6 +96,7 @@ declare
   _taken int := 0;
   _capped int[] := '{}';
   _rate_wait bigint;
+  _at_once bigint;
   _admitted record;
 begin
   update windlass.worker w set seen_at = _now where w.id = _worker and w.seen_at < _now - 5000000;
@@ -176,6 +178,9 @@ begin
       exit when _heads is not null or _half is null;
       _half := null;
     end loop;
+    -- Read when the jobs have been seen: a lease that began before those ended that made room for it
+    -- would overlap with them in the store's own time.
+    _since := greatest(_now, windlass.now_us());
     -- Fresh jobs that start in the order of their numbers, all on the same terms, are leased by one row.
     if _speaks then
       if _many then
@@ -201,10 +206,14 @@ begin
       _all := true;
       _fresh := true;
     else
-      -- The others are held by their places, which are the jobs' locks.
-      select array_agg(h.seq), array_agg(h.place), array_agg(h.of), bool_and(h.fresh) into _seqs, _places, _ofs, _fresh from (
+      -- The others are held by their places, which are the jobs' locks. One that has expired is left to the next
+      -- sweep: there are more than one takes. A fresh one cannot expire.
+      select array_agg(h.seq) filter (where not h.expired), array_agg(h.place) filter (where not h.expired),
+          array_agg(h.of) filter (where not h.expired), bool_and(h.fresh) filter (where not h.expired),
+          case when bool_or(h.expired) then 0 end into _seqs, _places, _ofs, _fresh, _at_once from (
         select p.seq, p.ctid as place, array_position(_lines, p.line) as of,
-            not p.begun and p.attempts = 0 and p.recoveries = 0 and p.steps = 0 and p.plain as fresh
+            not p.begun and p.attempts = 0 and p.recoveries = 0 and p.steps = 0 and p.plain as fresh,
+            coalesce(p.expires_at <= _since, false) and p.attempts = 0 and p.generation = 0 as expired
           from windlass.place p where p.seq = any (_heads) and p.state = 2 order by p.seq for update skip locked) h;
       _all := cardinality(_seqs) = cardinality(_heads);
       -- In which order they start, where it is not that of their numbers.
@@ -219,9 +228,6 @@ begin
     _taken := coalesce(cardinality(_seqs), 0);
   end if;
   if _taken > 0 then
-    -- Read when the jobs have been seen: a lease that began before those ended that made room for it
-    -- would overlap with them in the store's own time.
-    _since := greatest(_now, windlass.now_us());
     _base := nextval('windlass.token') * 16384;
     select r.firsts, r.lows, r.highs into _firsts, _lows, _highs from windlass._runs(_seqs) r;
     if _speaks then
@@ -383,6 +389,6 @@ begin
         order by r.rank, r.at, r.seq limit 100) heads) c
       where not _terms[t.of] = any (_capped)),
     coalesce(_since, _now),
-    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait),
+    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait, _at_once),
     _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details;
 end $$;

@@ -227,6 +227,7 @@ declare
   _p windlass.place;
   _at bigint := windlass._start_time(_start_kind, _start_us, _now);
   _detail text;
+  _by uuid;
   _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}', '{0,1,2,3,4,5,6}'])[_what + 1]::int[];
 begin
   if _filter is not null then _ids := windlass._select(_filter, _now); end if;
@@ -248,6 +249,14 @@ begin
       return query select _id, null::int, jsonb_build_object('refusal', 'wrong_state', 'job', _id, 'state', _p.state,
         'operation', (array['cancel', 'reschedule', 'replay', 'remove'])[_what + 1]), null::text[];
       continue;
+    end if;
+    -- An open job may read the output of one it depends on.
+    if _what = 3 and _p.state = 4 then
+      select j.id into _by from windlass.edge e join windlass.job j on j.seq = e.seq where e.on_id = _id order by j.id limit 1;
+      if found then
+        return query select _id, null::int, jsonb_build_object('refusal', 'still_needed', 'job', _id, 'by', _by), null::text[];
+        continue;
+      end if;
     end if;
     begin
       if _what = 0 then
@@ -312,7 +321,7 @@ declare
   _q windlass.queue;
   _old windlass.queue;
   _topic text := 'queue.configured';
-  _lane int;
+  _lane bigint;
 begin
   select * into _q from windlass.queue where name = _queue for update;
   if not found then
@@ -331,13 +340,13 @@ begin
     when 'ageing' then _q.ageing := (_value #>> '{}')::bigint;
     when 'lanes' then _q.lanes := (_value #>> '{}')::int;
     when 'pause_lane' then
-      _lane := (_value #>> '{}')::int;
+      _lane := (_value #>> '{}')::bigint;
       if _lane >= coalesce(_q.lanes, 0) then
         perform windlass._refuse('no such lane', jsonb_build_object('refusal', 'out_of_bounds', 'what', 'lane',
           'got', _lane::text, 'allowed', format('the queue has %s lanes, numbered from 0', coalesce(_q.lanes, 0))));
       end if;
-      select array_agg(distinct l order by l) into _q.paused_lanes from unnest(_q.paused_lanes || _lane) l;
-    when 'resume_lane' then _q.paused_lanes := array_remove(_q.paused_lanes, (_value #>> '{}')::int);
+      select array_agg(distinct l order by l) into _q.paused_lanes from unnest(_q.paused_lanes || _lane::int) l;
+    when 'resume_lane' then _q.paused_lanes := array_remove(_q.paused_lanes, least((_value #>> '{}')::bigint, 2147483647)::int);
     when 'lane_depth' then _q.lane_depth := (_value #>> '{}')::bigint;
     when 'on_dead' then _q.on_dead := _value #>> '{}';
     when 'on_empty' then _q.on_empty := _value #>> '{}';

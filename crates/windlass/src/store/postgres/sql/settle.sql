@@ -44,8 +44,8 @@ begin
     update windlass.diary d set
       progress = coalesce(_report->'progress', d.progress),
       progress_token = case when _report ? 'progress' then _p.token else d.progress_token end,
-      log_dropped = d.log_dropped
-        + greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_lines) - 100, 0),
+      log_dropped = least(d.log_dropped + coalesce((_report->>'lines_dropped')::bigint, 0)
+        + greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_lines) - 100, 0), 2147483647),
       log = (select jsonb_agg(l order by n) from (
         select l, n from jsonb_array_elements(coalesce(d.log, '[]') || _lines) with ordinality as e(l, n)
           order by n desc limit 100) last)
