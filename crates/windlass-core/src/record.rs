@@ -374,7 +374,8 @@ pub struct AttemptRecord {
 pub struct JobRecord {
     /// What its producer said.
     pub job: Arc<NewJob>,
-    /// Its place in the order of acceptance.
+    /// Its place in the order of acceptance. In a database it is taken before the commit: of two
+    /// calls that overlap, the one with the smaller number may be accepted later.
     pub sequence: u64,
     /// Where it stands.
     pub condition: Condition,

@@ -141,16 +141,20 @@ impl Postgres {
         self.directory.path().join("clock")
     }
 
-    /// What makes the server read its clock through the library, and that from the file.
-    fn environment(&self) -> Vec<(&'static str, PathBuf)> {
-        let Some(library) = &self.fake_clock else { return Vec::new() };
-        vec![
-            ("LD_PRELOAD", library.clone()),
-            ("FAKETIME_TIMESTAMP_FILE", self.clock_file()),
-            ("FAKETIME_NO_CACHE", "1".into()),
-            ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
-            ("FAKETIME_DISABLE_SHM", "1".into()),
-        ]
+    /// The program and what comes before its arguments. It alone is to read its clock through the
+    /// library: whoever changes to the server's user first would leave it locks it cannot open.
+    fn program(&self) -> (PathBuf, Vec<String>) {
+        let program = self.programs.join("postgres");
+        let Some(library) = &self.fake_clock else { return (program, Vec::new()) };
+        let before = vec![
+            format!("LD_PRELOAD={}", library.display()),
+            format!("FAKETIME_TIMESTAMP_FILE={}", self.clock_file().display()),
+            "FAKETIME_NO_CACHE=1".to_string(),
+            "FAKETIME_DONT_FAKE_MONOTONIC=1".to_string(),
+            "FAKETIME_DISABLE_SHM=1".to_string(),
+            program.display().to_string(),
+        ];
+        (PathBuf::from("/usr/bin/env"), before)
     }
 
     /// Where the server is, as its superuser, in the database `postgres`.
@@ -239,11 +243,10 @@ impl Postgres {
         let state = data.join("postmaster.pid");
         // A leftover of a kill would be taken for the new server's word that it is ready.
         let _ = fs::remove_file(&state);
-        let arguments = ["-D", data.to_str().expect("the path is text")];
-        let (program, log) = (self.programs.join("postgres"), self.directory.path().join("log"));
-        let environment = self.environment();
-        let mut process =
-            Process::start(&program, &arguments, self.user(), &environment, AT_ONCE, &log);
+        let ((program, before), log) = (self.program(), self.directory.path().join("log"));
+        let mut arguments: Vec<&str> = before.iter().map(String::as_str).collect();
+        arguments.extend(["-D", data.to_str().expect("the path is text")]);
+        let mut process = Process::start(&program, &arguments, self.user(), AT_ONCE, &log);
         process.wait_until(|| is_ready(&state));
         self.process = Some(process);
     }

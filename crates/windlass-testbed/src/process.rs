@@ -28,12 +28,10 @@ impl Process {
         program: &Path,
         arguments: &[&str],
         user: Option<&User>,
-        environment: &[(&str, PathBuf)],
         last_signal: &str,
         log: &Path,
     ) -> Self {
         let mut command = as_user(program, user, Some(last_signal));
-        command.envs(environment.iter().map(|(name, value)| (name, value)));
         let out = File::options().create(true).append(true).open(log).expect("the log opens");
         let err = out.try_clone().expect("a file can be shared");
         command.args(arguments).stdin(Stdio::null()).stdout(out).stderr(err);

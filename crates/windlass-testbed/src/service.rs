@@ -35,7 +35,7 @@ impl Service {
         let (port, log) = (self.port, self.directory.path().join("log"));
         let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
         let user = self.user.as_ref();
-        let mut process = Process::start(&self.program, &arguments, user, &[], "KILL", &log);
+        let mut process = Process::start(&self.program, &arguments, user, "KILL", &log);
         process.wait_until(|| TcpStream::connect(("127.0.0.1", port)).is_ok());
         self.process = Some(process);
     }

@@ -210,7 +210,8 @@ impl Attempt {
         &self.inner().handed.lease.worker
     }
 
-    /// The job's place in the order of acceptance.
+    /// The job's place in the order of acceptance; on PostgreSQL, of two calls that overlapped the
+    /// one with the smaller number may have been accepted later.
     pub fn sequence(&self) -> u64 {
         self.inner().handed.sequence
     }

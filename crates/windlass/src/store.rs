@@ -71,7 +71,9 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Accepts a batch of jobs.
     ///
     /// *Order.* Jobs get increasing sequence numbers in the order of the batch, which breaks ties
-    /// between jobs of one priority and due time; one answer per item, in that order.
+    /// between jobs of one priority and due time; one answer per item, in that order. A call that
+    /// begins after another has returned gets greater numbers. Of two that overlap, a store with
+    /// several writers (PostgreSQL) may commit the one with the greater numbers first.
     /// *Atomic.* All or none, with every check: reused ids, unique keys, dependencies (which may
     /// point within the batch), cycles, depth limits. Two callers cannot both pass a limit.
     /// *After a crash.* Once it has returned, every job is durable. If it never returned, all or
@@ -308,7 +310,8 @@ pub struct HandedJob {
     pub attempt: u32,
     /// How often it was recovered from a lost worker.
     pub recoveries: u32,
-    /// Its place in the order of acceptance.
+    /// Its place in the order of acceptance. On PostgreSQL it is taken before the commit: of two
+    /// calls that overlap, the one with the smaller number may be accepted later.
     pub sequence: u64,
     /// When it was accepted.
     pub created_at: Timestamp,

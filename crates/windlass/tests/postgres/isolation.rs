@@ -80,6 +80,8 @@ async fn a_producers_own_snapshot_does_not_pass_a_limit_of_depth() {
     let Some(ground) = Ground::new() else { return };
     let engine = open(&ground.text_address()).await;
     engine.queue("default").expect("a name").max_depth(Some(1)).await.expect("it is set");
+    let known = engine.enqueue(work(0)).await.expect("there is room");
+    known.cancel().await.expect("its queue and kind are known");
     for level in HIGHER {
         let mut client = ground.client().await;
         let transaction = begin!(client, level);
