@@ -3,6 +3,7 @@
 //! Write a [`Harness`] that makes empty stores and moves their clock, call [`run`], and print what
 //! it returns. A store that passes can stand in for any other. [`wakes`] is the suite for wakes.
 
+mod batching;
 mod cells;
 mod claiming;
 mod controlling;
@@ -92,6 +93,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(turning::cases());
     all.extend(records::cases());
     all.extend(extremes::cases());
+    all.extend(batching::cases());
     all
 }
 

@@ -374,7 +374,8 @@ impl<'a> Three<'a> {
             let mut owned = Vec::new();
             for object in objects.iter_mut().flat_map(|page| &mut page.objects) {
                 let (address, meta) = (&object.record.address, &mut object.record.meta);
-                let bound = records.iter().filter(|job| job.job.object.as_ref() == Some(address));
+                let bound = records.iter().flatten();
+                let bound = bound.filter(|job| job.job.object.as_ref() == Some(address));
                 let own = bound.filter(|job| meta.owns(job.sequence)).map(JobRecord::id);
                 owned.push((address.clone(), own.collect::<Vec<_>>()));
                 meta.incarnation = 0;

@@ -64,7 +64,6 @@ use self::event::{Lines, Told};
 use self::fault::Verdict;
 use self::handed::{Claims, HandedOut, Terms};
 use self::sweep::{Broom, Floor};
-use self::tls::Tls;
 use self::wire::{Placed, Read, Sparse};
 use super::{
     Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, ObjectFilter, ObjectPage, Page,
@@ -88,7 +87,7 @@ type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 /// Keeps jobs in a PostgreSQL database, which many processes may share.
 pub struct PostgresStore {
     pool: Pool,
-    tls: Tls,
+    address: Arc<PostgresAddress>,
     schema: Schema,
     limits: Limits,
     wake: Arc<dyn Wake>,
@@ -130,7 +129,7 @@ impl PostgresStore {
         prepare(address).await?;
         let store = Self {
             pool: connect::pool(address)?,
-            tls: address.tls.clone(),
+            address: Arc::new(address.clone()),
             schema: address.schema.clone(),
             limits,
             wake,
@@ -179,7 +178,7 @@ impl PostgresStore {
         let sql = self.schema.in_sql(sql);
         for attempt in 1..=TRIES {
             let client = self.pool.get().await.map_err(fault::no_connection)?;
-            let under_way = UnderWay::new(client, &self.tls);
+            let under_way = UnderWay::new(client, &self.address);
             let asked = async {
                 let client = under_way.client();
                 match self.names_isolation.load(Ordering::Relaxed) {

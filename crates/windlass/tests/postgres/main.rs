@@ -13,6 +13,7 @@ mod conformance;
 mod cuts;
 mod failover;
 mod foreign;
+mod growth;
 mod halves;
 mod inside;
 mod isolation;

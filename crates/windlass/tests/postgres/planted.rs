@@ -19,6 +19,7 @@ use windlass::store::postgres::{PostgresAddress, PostgresStore, Schema, migratio
 use windlass::wake::LocalWake;
 
 use crate::common::{Ground, clock_sql};
+use crate::inside::is_refused_with_a_lost_lease;
 
 /// A mistake somebody could make.
 struct Bug {
@@ -554,6 +555,153 @@ const BUGS: &[Bug] = &[
         )],
         caught_by: &["a queue tells that it is empty whenever its last job has ended"],
     },
+    Bug {
+        what: "of many completions in one call only a hundred release their dependents",
+        edits: &[(
+            "where e.on_id = j.id and not e.met) order by s.n);",
+            "where e.on_id = j.id and not e.met) order by s.n limit 100);",
+        )],
+        caught_by: &["many completions in one call release all their dependents"],
+    },
+    Bug {
+        what: "history leaves although it holds a key",
+        edits: &[(
+            "\n          or exists (select from windlass.key k where k.seq = s and k.until > _now) as held",
+            " as held",
+        )],
+        caught_by: &["a key outlives history for its window and no longer"],
+    },
+    Bug {
+        what: "the key of a job that has left is held for ever",
+        edits: &[(
+            "delete from windlass.key k using unnest(_lows, _highs) as r(low, high) where k.seq \
+             between r.low and r.high;",
+            "select count(*) into _most from jobs;",
+        )],
+        caught_by: &["a key outlives history for its window and no longer"],
+    },
+    Bug {
+        what: "an item of a batch is not compared with the one that stands for it",
+        edits: &[(
+            "case when k.seq = i.first then i.first_payload else j.payload end then 2",
+            "j.payload then 2",
+        )],
+        caught_by: &["of a batch with one key the first stands for all"],
+    },
+    Bug {
+        what: "an item waits for one that another stands for",
+        edits: &[("if _aliases = '{}' and _said = card", "if _said = card")],
+        caught_by: &["of a batch with one key the first stands for all"],
+    },
+    Bug {
+        what: "nobody looks for circles",
+        edits: &[("having bool_or(d.m > d.n);", "having false;")],
+        caught_by: &["a circle is found however it closes"],
+    },
+    Bug {
+        what: "jobs that are spread in one batch take one turn together",
+        edits: &[("'partition', i.first + i.turn - 1)", "'partition', i.first)")],
+        caught_by: &["spread jobs of one batch take their turns"],
+    },
+    Bug {
+        what: "the turns of a batch are taken again",
+        edits: &[(
+            "set next_turn = q.next_turn + _queue.n where",
+            "set next_turn = q.next_turn + 1 where",
+        )],
+        caught_by: &["spread jobs of one batch take their turns"],
+    },
+    Bug {
+        what: "who has begun and waits for a time is not ahead",
+        edits: &[("::bigint, 0) + h.begun) as of", "::bigint, 0)) as of")],
+        caught_by: &["a place in a lane counts what is ahead"],
+    },
+    Bug {
+        what: "places in a lane are counted from its end",
+        edits: &[(
+            "partition by f.queue, f.lane order by b.rank desc, b.at desc, b.seq desc",
+            "partition by f.queue, f.lane order by b.rank, b.at, b.seq",
+        )],
+        caught_by: &["a place in a lane counts what is ahead"],
+    },
+    Bug {
+        what: "who follows names the first that failed and not whom it followed",
+        edits: &[(
+            "select array_agg(case when f.on_id = _root\n",
+            "select array_agg(case when true\n",
+        )],
+        caught_by: &["who follows says whom it followed"],
+    },
+    Bug {
+        what: "dependents go on in the order of their ids",
+        edits: &[(
+            "array_agg(e.one order by e.id desc), array_agg(e.other order by e.id desc),\n      \
+             array_agg(e.follows order by e.id desc)",
+            "array_agg(e.one order by e.id), array_agg(e.other order by e.id),\n      \
+             array_agg(e.follows order by e.id)",
+        )],
+        caught_by: &["who follows says whom it followed"],
+    },
+    Bug {
+        what: "who follows is a dead letter beyond the bound",
+        edits: &[(
+            "union all select 0, 6, queue, null, null, null from ended where _state = 5 group by \
+             queue",
+            "",
+        )],
+        caught_by: &["who follows counts as a dead letter"],
+    },
+    Bug {
+        what: "who follows keeps its key",
+        edits: &[(
+            "where j.seq = s and j.spec->'unique'->>'scope' = 'open' offset 0",
+            "where false",
+        )],
+        caught_by: &["who follows gives its key back"],
+    },
+    Bug {
+        what: "who follows is not seen to leave its lane",
+        edits: &[(
+            "where lane_queue is not null group by lane_queue, lane\n        union all select 0, 3,",
+            "where false group by lane_queue, lane\n        union all select 0, 3,",
+        )],
+        caught_by: &["who follows leaves its lane"],
+    },
+    Bug {
+        what: "nobody is added for who follows into death",
+        edits: &[("from ended where _state = 5 and on_dead is not null", "from ended where false")],
+        caught_by: &["a job is added when one dies however it dies"],
+    },
+    Bug {
+        what: "a job that has begun does not hold its key back",
+        edits: &[(
+            "insert into windlass.held (queue, lane, partition, seq) values (_p.lane_queue, \
+             _p.lane, _p.partition, _p.seq);",
+            "null;",
+        )],
+        caught_by: &["a job to be tried again holds its key and no other"],
+    },
+    Bug {
+        what: "a job that goes on holds its key back for ever",
+        edits: &[("where p.ctid = any (_places) and p.begun));", "where false));")],
+        caught_by: &["the lane of a job that goes on is free after it"],
+    },
+    Bug {
+        what: "lanes forget what runs when they change",
+        edits: &[(
+            "where p.lane_queue = _queue and p.state = 3 group by",
+            "where p.lane_queue = _queue and false group by",
+        )],
+        caught_by: &["one runs in a lane after lanes were joined"],
+    },
+    Bug {
+        what: "a released job is not told",
+        edits: &[(
+            "select 1 as kind, 'job.unblocked' as topic",
+            "select 1 as kind, 'job.blocked' as topic",
+        )],
+        caught_by: &["a job waits for its dependencies and is released once"],
+    },
 ];
 
 /// How many schemas are at work at once, each in a database and on a clock of its own.
@@ -683,4 +831,19 @@ async fn every_bug_that_is_planted_in_the_sql_is_caught_by_the_suite() {
     }
     let problems: Vec<String> = judges.join_all().await.into_iter().flatten().collect();
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// The suite knows nothing of transactions of others: this one has a check of its own.
+#[tokio::test(flavor = "current_thread")]
+async fn a_completion_in_a_transaction_that_looks_at_no_token_is_caught() {
+    let bug = Bug {
+        what: "a completion in a transaction is taken from whoever sends it",
+        edits: &[("or _p.token <> (_end->>'token')::bigint then", "then")],
+        caught_by: &[],
+    };
+    let Some(plot) = Plot::new().await else { return };
+    let address: PostgresAddress = plot.ground.text_address().parse().expect("it is well formed");
+    let script = plant(&bug, &address.schema).expect("it can be planted");
+    plot.sql(&format!("{script}{}", clock_sql(&address.schema)), bug.what).await;
+    assert!(!is_refused_with_a_lost_lease(&plot.ground, &address).await);
 }

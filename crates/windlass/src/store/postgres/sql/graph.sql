@@ -98,6 +98,7 @@ begin
             where e.on_id = s.id and not e.met and e.on_failure <> 2 offset 0) e
           cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) d
         where f.seqs[width_bucket(e.seq, f.seqs)] = e.seq) e;
+  if _ones is null then return; end if;
   _first := array_fill(0, array[cardinality(_reached)]);
   _next := array_fill(0, array[cardinality(_ones)]);
   for _e in 1..cardinality(_ones) loop

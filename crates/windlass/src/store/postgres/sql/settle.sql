@@ -259,10 +259,10 @@ begin
   if exists (select from windlass.edge)
     and exists (select from windlass.edge e where e.on_id = any (_jobs) and not e.met)
   then
-    perform from windlass.place p where p.seq in (
+    perform from windlass.place p where p.seq = any (array(
         select unnest(_seqs)
         union all select windlass._members(_lows, _highs)
-        union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met)
+        union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met))
       order by p.seq for update;
   end if;
   -- Jobs that are done and with which nothing else ends: all at once, run by run. A job is as its place says, or
