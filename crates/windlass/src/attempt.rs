@@ -185,6 +185,13 @@ impl Attempt {
         self.inner().handed.recoveries
     }
 
+    /// How often the job was replayed: not 0 means that it was given up before, and that an
+    /// earlier attempt may have done part of the work. Numbers of attempts count from the last
+    /// replay.
+    pub fn generation(&self) -> u32 {
+        self.inner().handed.generation
+    }
+
     /// The job's priority.
     pub fn priority(&self) -> Priority {
         self.inner().handed.job.priority

@@ -45,6 +45,7 @@ pub use task::{
 };
 pub use throttle::{Offered, Throttle, ThrottleClient, ThrottleStatus, Throttled};
 use windlass_core::job::Start;
+use windlass_core::limits;
 use windlass_core::object::{Address, ObjectMeta, ObjectStatus, Purge};
 use windlass_core::time::Timestamp;
 pub use worker_pool::{
@@ -63,6 +64,11 @@ use crate::options::Options;
 pub trait Primitive: Send + Sync + Sized + 'static {
     /// The first part of its objects' addresses and of its topics, such as `debounce`.
     const KIND: &'static str;
+
+    /// Whether the end of a run makes a turn although its object was purged since: of the object
+    /// that has its address now, or of a new one. For primitives whose objects are forgotten while
+    /// there is nothing to remember; false means that such an end changes and tells nothing.
+    const OUTLIVES_OBJECT: bool = false;
 
     /// What an object remembers. Stored as JSON with every turn, at most 1 MiB; what can no longer
     /// be read parks the object, with the reason, and is not deleted.
@@ -280,9 +286,16 @@ impl<P: Primitive> Turn<P> {
         self.asked.jobs.push(job);
     }
 
-    /// Tells something under the topic `{kind}.{what}`.
+    /// Tells something under the topic `{kind}.{what}`, with a detail that is written as JSON. A
+    /// detail that cannot be written, or is longer than an event holds (10,000 bytes), is replaced
+    /// by an object that says so: `{"omitted": "…"}`.
     pub fn tell(&mut self, what: &str, detail: impl Serialize) {
-        let detail = serde_json::to_string(&detail).unwrap_or_else(|error| format!("\"{error}\""));
+        let omitted = |why: String| serde_json::json!({ "omitted": why }).to_string();
+        let detail = match serde_json::to_string(&detail) {
+            Ok(detail) if detail.len() <= limits::ERROR_BYTES => detail,
+            Ok(detail) => omitted(format!("{} bytes are too many", detail.len())),
+            Err(error) => omitted(error.to_string()),
+        };
         self.asked.news.push((what.to_string(), detail));
     }
 

@@ -310,6 +310,8 @@ pub struct HandedJob {
     pub attempt: u32,
     /// How often it was recovered from a lost worker.
     pub recoveries: u32,
+    /// How often it was replayed.
+    pub generation: u32,
     /// Its place in the order of acceptance. On PostgreSQL it is taken before the commit: of two
     /// calls that overlap, the one with the smaller number may be accepted later.
     pub sequence: u64,

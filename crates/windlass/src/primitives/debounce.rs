@@ -230,10 +230,12 @@ pub struct Flush<A> {
 }
 
 impl<A> Flush<A> {
-    /// Whether an earlier attempt of this batch may have done part of the work. One whose start was
-    /// lost in a crash is not known of: what must not happen twice needs [`Attempt::id`] as a key.
+    /// Whether an earlier attempt of this batch may have done part of the work: it has failed, was
+    /// lost with its worker, or was given up and replayed. One whose start was lost in a crash is
+    /// not known of: what must not happen twice needs [`Attempt::id`] as a key.
     pub fn is_retry(&self) -> bool {
-        self.attempt.is_retry() || self.attempt.recoveries() > 0
+        let Self { attempt, .. } = self;
+        attempt.is_retry() || attempt.recoveries() > 0 || attempt.generation() > 0
     }
 
     /// The engine, to enqueue more work with.
@@ -311,6 +313,8 @@ where
     A: Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     const KIND: &'static str = "debounce";
+    /// A key is forgotten when it is idle; a batch of it that is replayed is told all the same.
+    const OUTLIVES_OBJECT: bool = true;
     type State = Gathering<A>;
     type Command = DebounceCommand<E>;
     type Reply = Added;
@@ -524,7 +528,9 @@ pub(super) fn rest<P: Primitive>(turn: &mut Turn<P>, ids_until_us: i64, ending: 
         return;
     }
     let ids_until = Timestamp::from_micros(ids_until_us);
-    if ids_until > turn.now() {
+    if ids_until > turn.now() || turn.object().is_none() {
+        // An object that is made by this turn may have jobs it does not know of: replayed ones. A
+        // purge that is put off waits for them, one that is not would call them off.
         turn.purge_after(ids_until.since(turn.now()));
     } else {
         turn.purge();

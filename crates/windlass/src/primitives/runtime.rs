@@ -22,8 +22,11 @@ use crate::error::Error;
 use crate::failure::Failure;
 use crate::handler::{KindOptions, Registered, Returned};
 
-/// Bytes of a state that are told when a run fails.
+/// Bytes of a state that are told when a run fails; with the error they fit into an event.
 const STATE_TOLD: usize = 4_000;
+
+/// Characters of an error that are told with it: as JSON, none takes more than six bytes.
+const ERROR_TOLD: usize = 800;
 
 /// What a run of the user's code is given besides its input.
 pub struct RunContext<P: Primitive> {
@@ -159,15 +162,20 @@ impl<P: Primitive> Conclude for Concluder<P> {
         ending: Ending<'a>,
     ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>> {
         Box::pin(async move {
-            let Some(view) = look(attempt).await? else { return Ok(None) };
-            if !self.has_turn(attempt, &view, ending.verdict) {
+            let Some(address) = attempt.object() else { return Ok(None) };
+            let view = match look(attempt).await? {
+                None if P::OUTLIVES_OBJECT => attempt.engine().store().object(address).await?,
+                None => return Ok(None),
+                view => view,
+            };
+            if !self.has_turn(attempt, view.as_ref(), ending.verdict) {
                 return Ok(None);
             }
-            let (address, version) = (view.record.address.clone(), view.record.meta.version);
-            let before = view.record.state.clone();
-            let mut draft = match Draft::<P>::new(&address, Some(view), attempt.engine()) {
+            let version = view.as_ref().map_or(0, |view| view.record.meta.version);
+            let before = view.as_ref().map(|view| view.record.state.clone()).unwrap_or_default();
+            let mut draft = match Draft::<P>::new(address, view, attempt.engine()) {
                 Ok(draft) => draft,
-                Err(error) => return Ok(Some(parked(address, version, &error))),
+                Err(error) => return Ok(Some(parked(address.clone(), version, &error))),
             };
             let ran = match self.role {
                 Role::Run => self.conclude_run(attempt, &ending, &before, &mut draft)?,
@@ -187,19 +195,21 @@ struct Failed<'a> {
     job: String,
     attempt: u32,
     error: &'a str,
-    /// The state before the run, which it has not changed.
-    state: &'a str,
+    /// The state before the run, which it has not changed; `null` if it is too large to be told.
+    state: Option<serde_json::Value>,
     again: bool,
 }
 
 impl<P: Primitive> Concluder<P> {
     /// Whether the object has anything to do with this end.
-    fn has_turn(&self, attempt: &Attempt, view: &ObjectView, verdict: Verdict) -> bool {
+    fn has_turn(&self, attempt: &Attempt, view: Option<&ObjectView>, verdict: Verdict) -> bool {
         match (self.role, verdict) {
             (_, Verdict::Snooze(_) | Verdict::Release) => false,
             (Role::Run, _) => true,
             // Not if another alarm has taken its place, or it was called off on its way.
-            (Role::Alarm, Verdict::Complete) => view.record.meta.alarm == Some(attempt.id()),
+            (Role::Alarm, Verdict::Complete) => {
+                view.is_some_and(|view| view.record.meta.alarm == Some(attempt.id()))
+            }
             (Role::Alarm, Verdict::Retry(_) | Verdict::Bury(_) | Verdict::Cancel(_)) => false,
         }
     }
@@ -228,10 +238,11 @@ impl<P: Primitive> Concluder<P> {
             Verdict::Retry(_) | Verdict::Snooze(_) | Verdict::Release => (None, None),
         };
         if let Verdict::Retry(_) | Verdict::Bury(_) = ending.verdict {
-            let state = String::from_utf8_lossy(&before[..before.len().min(STATE_TOLD)]);
             let again = matches!(ending.verdict, Verdict::Retry(_));
             let job = attempt.id().to_string();
-            let failed = Failed { job, attempt: attempt.number(), error, state: &state, again };
+            let error: String = error.chars().take(ERROR_TOLD).collect();
+            let state = told_state(before);
+            let failed = Failed { job, attempt: attempt.number(), error: &error, state, again };
             draft.turn.tell("failed", failed);
         }
         // It was read before it ran.
@@ -243,6 +254,13 @@ impl<P: Primitive> Concluder<P> {
         }
         Ok(ran)
     }
+}
+
+/// A stored state as an event tells it: as JSON, without the ids of events that are kept with it.
+fn told_state(stored: &Bytes) -> Option<serde_json::Value> {
+    let mut stored: serde_json::Value = serde_json::from_slice(stored).ok()?;
+    let state = stored.get_mut("state").map(serde_json::Value::take)?;
+    (state.to_string().len() <= STATE_TOLD).then_some(state)
 }
 
 /// The turn of an object whose state can no longer be read: it is left alone, with the reason.

@@ -214,9 +214,11 @@ impl<S> TaskContext<S> {
         &self.attempt
     }
 
-    /// Whether the event has run before, in this process or in one that was lost.
+    /// Whether the event has run before: in this process, in one that was lost, or before it was
+    /// given up and replayed.
     pub fn is_retry(&self) -> bool {
-        self.attempt.is_retry() || self.attempt.recoveries() > 0
+        let Self { attempt, .. } = self;
+        attempt.is_retry() || attempt.recoveries() > 0 || attempt.generation() > 0
     }
 
     /// The engine.

@@ -205,6 +205,7 @@ impl Book {
                 lease: claimed.lease,
                 attempt: claimed.attempt,
                 recoveries: claimed.recoveries,
+                generation: claimed.generation,
                 sequence: claimed.sequence,
                 steps: record.steps.clone(),
             })

@@ -280,12 +280,82 @@ async fn a_failing_flush_is_tried_again_with_its_batch_and_then_a_dead_letter() 
     assert!(batch.starts_with("{\"kept\":[1],\"count\":1,"), "{batch}");
     rig.engine.replay(dead.job.id).await.expect("replayed");
     settle_down().await;
-    assert_eq!(notes.all()[3..], ["[1] retry: false"], "a replay is a new beginning");
+    assert_eq!(notes.all()[3..], ["[1] retry: true"], "the batch has run before");
     let record = rig.engine.find(dead.job.id).await.expect("answered").expect("it is there");
     assert_eq!(record.state(), StateName::Completed);
     client.add("home", 3).await.expect("taken");
     pass(MINUTE).await;
     assert_eq!(notes.all()[4..], ["[3] retry: false"], "the key goes on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn replayed_batches_of_a_forgotten_key_are_told_and_run_to_their_end() {
+    let notes = Notes::default();
+    let failing = {
+        let notes = notes.clone();
+        move |flush: Flush<u32>| {
+            notes.add(format!("{} retry: {}", flush.kept, flush.is_retry()));
+            let is_down = notes.all().len() <= 3;
+            async move { if is_down { Err("the index is down") } else { Ok(()) } }
+        }
+    };
+    let once = |options: KindOptions| options.retry(Retry::default().up_to(1));
+    let pages = Debounce::new("pages", MINUTE, failing).options(once);
+    let rig = rig().await;
+    let _worker = rig.engine.worker().primitive(pages.clone()).start().await.expect("it starts");
+    let client = rig.engine.debounce(&pages);
+    for page in [1, 2] {
+        client.add("home", page).await.expect("taken");
+        pass(MINUTE).await;
+    }
+    let phase = async || client.status("home").await.expect("answered").phase;
+    assert_eq!(phase().await, DebouncePhase::NotFound);
+    let mut all = rig.engine.subscribe(Topics::all().topic("debounce.*"));
+    let replayed = rig.engine.dead_letters().replay().await.expect("answered");
+    assert_eq!(replayed.len(), 2);
+    settle_down().await;
+    let said = told(&mut all).await;
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[0].starts_with("debounce.failed {"), "{said:?}");
+    assert_eq!(said[1], r#"debounce.flushed {"count":1,"reason":"timeout"}"#);
+    assert_eq!(notes.all()[2..], ["1 retry: true", "2 retry: true"]);
+    // With events of a new window, the key is not forgotten by the end of an old batch.
+    client.add("home", 3).await.expect("taken");
+    rig.engine.dead_letters().replay().await.expect("answered");
+    settle_down().await;
+    assert_eq!(told(&mut all).await.len(), 2, "started, and flushed");
+    assert_eq!(phase().await, DebouncePhase::Waiting);
+    pass(MINUTE).await;
+    assert_eq!(notes.all()[4..], ["1 retry: true", "3 retry: false"]);
+    pass(HOUR).await;
+    assert_eq!(phase().await, DebouncePhase::NotFound);
+    assert_eq!(rig.engine.counts().await.expect("answered").in_state(StateName::Cancelled), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_event_of_a_failed_run_is_json_all_through_however_large_state_and_error_are() {
+    let failing = |_: Flush<String>| async { Err::<(), _>("\u{1}\"".repeat(10_000)) };
+    let pages = Debounce::new("pages", MINUTE, failing)
+        .max_events(9)
+        .options(|options| options.retry(Retry::default().up_to(1)));
+    let lab = Lab::new(|worker| worker.primitive(pages.clone())).await;
+    let client = lab.engine().debounce(&pages);
+    for (key, bytes) in [("small", 100), ("large", 30_000)] {
+        let mut failed = lab.engine().subscribe(Topics::all().topic("debounce.failed"));
+        client.add_once(key, "event-1", "\"".repeat(bytes)).await.expect("taken");
+        client.flush(key).await.expect("flushed");
+        client.add(key, "\"".repeat(bytes)).await.expect("taken");
+        lab.run_until_idle().await;
+        let said = told(&mut failed).await;
+        let detail = said[0].strip_prefix("debounce.failed ").expect("its topic");
+        let detail: serde_json::Value = serde_json::from_str(detail).expect("JSON");
+        let kept = detail["state"]["kept"].as_str().map(str::len);
+        assert_eq!(kept, (bytes < 1_000).then_some(bytes), "{detail}");
+        assert_eq!((&detail["attempt"], &detail["again"]), (&1.into(), &false.into()));
+        assert!(detail["error"].as_str().expect("a text").starts_with("\u{1}\""), "{detail}");
+        assert!(!detail.to_string().contains("seen"), "{detail}");
+        client.clear(key).await.expect("cleared");
+    }
 }
 
 // T45, T41, A31 idempotency, and the purge.

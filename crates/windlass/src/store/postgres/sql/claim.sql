@@ -40,7 +40,7 @@ create function windlass.claim(_worker text, _queues text[], _kinds text[], _lea
 returns table (id uuid, seq bigint, line int, payload bytea, spec jsonb, priority int, start_kind smallint,
     start_us bigint, created_at bigint, token bigint, attempt int, recoveries int, first_started bigint,
     step_names text[], step_results bytea[], involved boolean, ready bigint, since bigint, wake_in bigint,
-    ids uuid[], seqs bigint[], payloads bytea, sizes int[], created bigint[], lines int[], details jsonb[])
+    ids uuid[], seqs bigint[], payloads bytea, sizes int[], created bigint[], lines int[], details jsonb[], generation int)
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
@@ -83,6 +83,7 @@ declare
   _fresh boolean;
   _attempts int[];
   _recoveries int[];
+  _generations int[];
   _first_starts bigint[];
   _steps smallint[];
   _plains boolean[];
@@ -212,7 +213,8 @@ begin
           array_agg(h.of) filter (where not h.expired), bool_and(h.fresh) filter (where not h.expired),
           case when bool_or(h.expired) then 0 end into _seqs, _places, _ofs, _fresh, _at_once from (
         select p.seq, p.ctid as place, array_position(_lines, p.line) as of,
-            not p.begun and p.attempts = 0 and p.recoveries = 0 and p.steps = 0 and p.plain as fresh,
+            not p.begun and p.attempts = 0 and p.recoveries = 0 and p.generation = 0 and p.steps = 0 and
+              p.plain as fresh,
             coalesce(p.expires_at <= _since, false) and p.attempts = 0 and p.generation = 0 as expired
           from windlass.place p where p.seq = any (_heads) and p.state = 2 order by p.seq for update skip locked) h;
       _all := cardinality(_seqs) = cardinality(_heads);
@@ -279,8 +281,9 @@ begin
     -- Most have no past.
     if not _fresh then
       select array_agg(h.attempts + 1), array_agg(h.recoveries), array_agg(h.first_started), array_agg(h.steps),
-          array_agg(h.plain) into _attempts, _recoveries, _first_starts, _steps, _plains from (
-        select p.attempts, p.recoveries, p.first_started, p.steps, p.plain from windlass.place p
+          array_agg(h.plain), array_agg(h.generation)
+          into _attempts, _recoveries, _first_starts, _steps, _plains, _generations from (
+        select p.attempts, p.recoveries, p.generation, p.first_started, p.steps, p.plain from windlass.place p
           where p.ctid = any (_places) order by p.seq) h;
     end if;
     if not _speaks then
@@ -345,7 +348,7 @@ begin
           case when _steps[k] > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = b.seq) end,
           case when _steps[k] > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = b.seq) end,
           case when not _plains[k] then true end, null::bigint, null::bigint, null::bigint, null::uuid[], null::bigint[],
-          null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[]
+          null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[], nullif(_generations[k], 0)
         from begun b;
     end if;
   end if;
@@ -390,5 +393,5 @@ begin
       where not _terms[t.of] = any (_capped)),
     coalesce(_since, _now),
     least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait, _at_once),
-    _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details;
+    _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details, null::int;
 end $$;
