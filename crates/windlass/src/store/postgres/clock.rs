@@ -46,7 +46,10 @@ impl Drop for ClockWatch {
 }
 
 /// On a connection of its own, so that a pool that is busy does not make time stand.
-async fn watch(address: PostgresAddress) {
+async fn watch(mut address: PostgresAddress) {
+    let name = address.config.get_application_name().unwrap_or("windlass");
+    let name = format!("{name} clock");
+    address.config.application_name(name);
     let mut last = None;
     loop {
         if let Ok(client) = connect::connect(&address).await {
