@@ -8,9 +8,10 @@ use crate::common::{Ground, open, until};
 /// is still held.
 pub(crate) async fn stops_when_it_is_given_up(server: &Postgres, database: &str, address: &str) {
     let engine = open(address).await;
-    let (holder, connection) = tokio_postgres::connect(&server.url_for(database), tokio_postgres::NoTls)
-        .await
-        .expect("it connects");
+    let (holder, connection) =
+        tokio_postgres::connect(&server.url_for(database), tokio_postgres::NoTls)
+            .await
+            .expect("it connects");
     tokio::spawn(connection);
     let lock = "begin; lock table given_up.place in access exclusive mode";
     holder.batch_execute(lock).await.expect("nobody else has it");

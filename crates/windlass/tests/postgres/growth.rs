@@ -27,10 +27,12 @@ struct Meter {
 impl Meter {
     async fn new(ground: &Ground) -> Self {
         let url = ground.server.url_for(&ground.database);
-        let (client, mut connection) = tokio_postgres::connect(&url, NoTls).await.expect("connects");
+        let (client, mut connection) =
+            tokio_postgres::connect(&url, NoTls).await.expect("connects");
         let (tell, plans) = unbounded_channel();
         tokio::spawn(async move {
-            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await
+            {
                 if let AsyncMessage::Notice(notice) = message {
                     let _ = tell.send(notice.message().to_string());
                 }
@@ -194,11 +196,8 @@ const BURY: i16 = 4;
 const CANCEL: i16 = 5;
 
 fn with_keys(jobs: usize) -> Vec<NewJob> {
-    let key = |number: u64| Unique {
-        key: number.to_string(),
-        scope: UniqueScope::Open,
-        window: None,
-    };
+    let key =
+        |number: u64| Unique { key: number.to_string(), scope: UniqueScope::Open, window: None };
     (0..jobs as u64).map(|number| NewJob { unique: Some(key(number)), ..raw(number) }).collect()
 }
 
@@ -232,8 +231,18 @@ async fn an_end_costs_as_much_as_follows_from_it() {
     let endings = [
         Ending { what: "a row dies", jobs: |n| family(n, true), all: false, verdict: BURY },
         Ending { what: "a fan dies", jobs: |n| family(n, false), all: false, verdict: BURY },
-        Ending { what: "a row is cancelled", jobs: |n| family(n, true), all: false, verdict: CANCEL },
-        Ending { what: "a fan is released", jobs: |n| family(n, false), all: false, verdict: COMPLETE },
+        Ending {
+            what: "a row is cancelled",
+            jobs: |n| family(n, true),
+            all: false,
+            verdict: CANCEL,
+        },
+        Ending {
+            what: "a fan is released",
+            jobs: |n| family(n, false),
+            all: false,
+            verdict: COMPLETE,
+        },
         Ending { what: "many release one", jobs: before_one, all: true, verdict: COMPLETE },
         Ending { what: "jobs with keys end", jobs: with_keys, all: true, verdict: COMPLETE },
         Ending { what: "jobs of lanes end", jobs: in_lanes, all: true, verdict: COMPLETE },

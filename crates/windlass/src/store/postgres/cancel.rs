@@ -74,9 +74,8 @@ async fn cancel(token: &CancelToken, address: &PostgresAddress) -> Result<(), Bo
                 if let Some(tls) = &address.tls.0 {
                     use tokio_postgres::tls::MakeTlsConnect;
                     let mut tls = tls.clone();
-                    let tls = MakeTlsConnect::<Unhurried<TcpStream>>::make_tls_connect(
-                        &mut tls, name,
-                    )?;
+                    let tls =
+                        MakeTlsConnect::<Unhurried<TcpStream>>::make_tls_connect(&mut tls, name)?;
                     token.cancel_query_raw(stream, tls).await?;
                     continue;
                 }
