@@ -8,7 +8,7 @@ use windlass_core::job::{
     DeadReason, Dependency, Lane, NewJob, OnFailure, Priority, Start, StateName, Unique,
     UniqueScope,
 };
-use windlass_core::ledger::{Acceptance, QueueChange, Settlement};
+use windlass_core::ledger::{Acceptance, Claim, KindClaim, QueueChange, Settlement};
 use windlass_core::limits::Limits;
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::refusal::Refusal;
@@ -26,6 +26,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_place_in_a_lane_counts_what_is_ahead,
         who_follows_says_whom_it_followed,
         who_follows_counts_as_a_dead_letter,
+        whoever_follows_into_death_is_told_to_whom_it_concerns,
         who_follows_gives_its_key_back,
         who_follows_leaves_its_lane,
         the_lane_of_a_job_that_goes_on_is_free_after_it,
@@ -206,14 +207,30 @@ async fn who_follows_says_whom_it_followed(bench: Bench) {
 
 async fn who_follows_counts_as_a_dead_letter(bench: Bench) {
     let bench = bench.with_limits(Limits { dead_letters: 3, ..Limits::default() }).await;
-    bench.accept([job(1)].into_iter().chain((2..=9).map(|number| after(number, 1)))).await;
+    // Of a queue in which nobody else died.
+    let first = NewJob { queue: name("another"), ..job(1) };
+    bench.accept([first].into_iter().chain((2..=9).map(|number| after(number, 1)))).await;
     die(&bench, "boom").await;
     let counts = bench.store.count().await.expect("it is answered");
-    assert_eq!(counts.in_state(StateName::Dead), 3);
-    assert_eq!((counts.totals().dead, counts.queues[0].dead_letters_dropped), (9, 6));
+    assert_eq!(counts.in_state(StateName::Dead), 1 + 3);
+    let dropped = counts.queues.iter().map(|queue| queue.dead_letters_dropped).sum::<u64>();
+    assert_eq!((counts.totals().dead, dropped), (9, 5));
     for number in 7..=9 {
         assert_eq!(bench.state_name(id(number)).await, StateName::Dead, "the oldest go first");
     }
+}
+
+async fn whoever_follows_into_death_is_told_to_whom_it_concerns(bench: Bench) {
+    let change = QueueChange::OnDead(Some(name("alert")));
+    bench.store.configure(name("default"), change).await.expect("it is configured");
+    bench.accept([job(1), after(2, 1), after(3, 2)]).await;
+    die(&bench, "boom").await;
+    let kinds = vec![KindClaim::new(name("alert"))];
+    let alerts = Claim { worker: "w".into(), queues: None, kinds, limit: 9 };
+    let alerts = bench.store.claim(alerts).await.expect("it is answered").jobs;
+    let mut parents: Vec<_> = alerts.iter().map(|alert| alert.job.parent).collect();
+    parents.sort_unstable();
+    assert_eq!(parents, [1, 2, 3].map(|number| Some(id(number))));
 }
 
 async fn who_follows_gives_its_key_back(bench: Bench) {

@@ -2,7 +2,8 @@
 //!
 //! A suite that cannot see a bug it was written for is no proof. The script that makes a schema is
 //! text, so a bug is another text in its place and costs a schema, not a build. Each is planted,
-//! and the cases named beside it must fail; without it they must pass.
+//! and the cases named beside it must fail; without it they must pass. `WINDLASS_PLANTED` picks
+//! those bugs whose sentence has it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -670,7 +671,7 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "nobody is added for who follows into death",
         edits: &[("from ended where _state = 5 and on_dead is not null", "from ended where false")],
-        caught_by: &["a job is added when one dies however it dies"],
+        caught_by: &["whoever follows into death is told to whom it concerns"],
     },
     Bug {
         what: "a job that has begun does not hold its key back",
@@ -697,8 +698,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a released job is not told",
         edits: &[(
-            "select 1 as kind, 'job.unblocked' as topic",
-            "select 1 as kind, 'job.blocked' as topic",
+            "from told where state > 0\n        union all\n        select 2, 'job.scheduled'",
+            "from told where false\n        union all\n        select 2, 'job.scheduled'",
         )],
         caught_by: &["a job waits for its dependencies and is released once"],
     },
@@ -796,7 +797,9 @@ type Trial = (Option<&'static Bug>, &'static str);
 
 /// Every bug with every case that must see it, and every such case without a bug.
 fn trials() -> Vec<Trial> {
-    let planted = BUGS.iter().flat_map(|bug| bug.caught_by.iter().map(move |case| (bug, *case)));
+    let only = std::env::var("WINDLASS_PLANTED").unwrap_or_default();
+    let bugs = BUGS.iter().filter(|bug| bug.what.contains(&only));
+    let planted = bugs.flat_map(|bug| bug.caught_by.iter().map(move |case| (bug, *case)));
     let control: BTreeSet<&str> = planted.clone().map(|(_, case)| case).collect();
     let control = control.into_iter().map(|case| (None, case));
     planted.map(|(bug, case)| (Some(bug), case)).chain(control).collect()
