@@ -1,4 +1,4 @@
-//! A relaxed store syncs by itself, whether anybody asks anything of it or not.
+//! What the writer thread of a store owes to those who do not ask: a sync, a ring.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use windlass::clock::SystemClock;
 use windlass::core::job::NewJob;
 use windlass::store::file::{BookOptions, Disk, DiskFile, FileOptions, RealDisk};
 use windlass::store::{Durability, FileStore, Store};
-use windlass::wake::LocalWake;
+use windlass::wake::{Interest, LocalWake, Wake};
 use windlass::{JobId, Name};
 
 use crate::common::Directory;
@@ -144,4 +144,18 @@ async fn a_relaxed_store_syncs_what_it_has_answered_when_it_is_closed() {
     let seen = answered_before_its_sync(&store, &syncs).await;
     store.close().await;
     assert!(syncs.get() > seen, "it was closed without a sync");
+}
+
+#[tokio::test]
+async fn whoever_listens_is_rung_when_the_writer_has_landed_a_commit() {
+    let directory = Directory::new();
+    let disk = Arc::new(RealDisk::open(&directory.path().join("store")).expect("nobody has it"));
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let options = FileOptions::default();
+    let store = FileStore::with_writer(disk, &options, clock, wake.clone()).expect("it opens");
+    let mut listener = wake.listen(Interest::Queues(None));
+    store.enqueue(vec![job(1)]).await.expect("it is accepted");
+    // The deadline is only for a test that would never end.
+    let rung = tokio::time::timeout(Duration::from_secs(60), listener.heard()).await;
+    assert!(rung.is_ok(), "nobody was rung");
 }
