@@ -23,7 +23,33 @@ use crate::time::Timestamp;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId([u8; 16]);
 
+/// The namespace of ids that are made from a text.
+const NAMED: uuid::Uuid = uuid::Uuid::from_u128(0x9e6f_5d1c_43a7_5b08_8a52_77d3_1c0e_64f9);
+
 impl JobId {
+    /// The id that this text stands for: the same text gives the same id, in every process and in
+    /// every version. A producer that has a name for what is to be done, such as `order-7/receipt`,
+    /// can so enqueue it as often as it likes, and gets one job for as long as that is kept.
+    ///
+    /// Ids are those of a whole store and not of a kind or a queue, so the text should say what
+    /// is done, and not only to whom: another job under the same id is refused
+    /// ([`Refusal::IdReused`]). Two texts that give the same id are not to be expected by chance
+    /// (122 bits of a hash); do not rely on it against someone who searches for them. To count
+    /// jobs once within a window of time, use a unique key instead.
+    ///
+    /// It is a UUID of version 5 in the namespace `9e6f5d1c-43a7-5b08-8a52-77d31c0e64f9`, which
+    /// every language can make: `uuid_generate_v5(…, 'order-7/receipt')` in PostgreSQL.
+    ///
+    /// ```
+    /// # use windlass_core::job::JobId;
+    /// let id = JobId::named("order-7/receipt");
+    /// assert_eq!(id.to_string(), "0eb45bec-dd46-5ba6-aa9c-fcdfc665c63a");
+    /// assert_ne!(id, JobId::named("order-7/refund"));
+    /// ```
+    pub fn named(text: &str) -> Self {
+        Self(uuid::Uuid::new_v5(&NAMED, text.as_bytes()).into_bytes())
+    }
+
     /// The id with these sixteen bytes.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)

@@ -97,6 +97,24 @@ impl Engine {
     }
 
     /// Everything known about a job; `None` if it was never accepted or is no longer kept.
+    ///
+    /// A [`JobRecord`] says what its producer said (`job`), where it stands
+    /// ([`JobRecord::state`], and with its counters `condition`), when it was accepted, last
+    /// changed and first started, what it returned and its last error, its last attempts, and
+    /// what its handler reported: progress, log lines, finished steps. Payload and output are the
+    /// bytes that were stored, JSON unless you chose otherwise.
+    ///
+    /// ```
+    /// # use windlass::{Engine, Error, JobId};
+    /// # async fn demo(engine: Engine, id: JobId) -> Result<(), Error> {
+    /// if let Some(record) = engine.find(id).await? {
+    ///     println!("{} since {}", record.state(), record.updated_at);
+    ///     for attempt in &record.attempts {
+    ///         println!("attempt {} by {}", attempt.number, attempt.worker);
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn find(&self, job: JobId) -> Result<Option<JobRecord>, Error> {
         Ok(self.store().find(&[job]).await?.pop().flatten())
     }
@@ -113,6 +131,23 @@ impl Engine {
 
     /// How many jobs there are per state, queue and kind, and what has happened so far. Kept with
     /// every change, never counted by scanning.
+    ///
+    /// [`Counts`] has a line for every queue and kind there are jobs of (`lines`), every queue with
+    /// its settings and lanes (`queues`), and the live workers (`workers`); its methods add up what
+    /// is asked for most.
+    ///
+    /// ```
+    /// # use windlass::{Engine, Error, StateName};
+    /// # async fn demo(engine: Engine) -> Result<(), Error> {
+    /// let counts = engine.counts().await?;
+    /// println!("{} wait, {} run", counts.in_state(StateName::Ready), counts.in_state(StateName::Running));
+    /// println!("{} of the queue `mail` are dead", counts.in_queue("mail", StateName::Dead));
+    /// println!("{} have completed so far", counts.totals().completed);
+    /// for (kind, waiting) in counts.unhandled() {
+    ///     println!("no worker handles `{kind}`: {waiting} wait");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn counts(&self) -> Result<Counts, Error> {
         Ok(self.store().count().await?)
     }

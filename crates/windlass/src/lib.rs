@@ -40,25 +40,30 @@ pub use events::{Heard, Subscription, Topics};
 pub use failure::{BoxError, Failure};
 pub use handler::{Handler, Job, KindOptions, Returned, State};
 pub use middleware::{Middleware, Next};
-pub use options::{DEFAULT_QUEUE, Options, new_id};
+pub use options::{DEFAULT_QUEUE, NewJobId, Options, new_id};
 pub use schedule::{Due, InvalidSchedule, MissedRuns, RUNS_AT_ONCE, Schedule};
 pub use store::file::{OpenError, Opened};
 pub use store::{Altered, Cursor, Deed, Durability, Page};
 pub use windlass_core as core;
 pub use windlass_core::event::{Event, EventResult, RecoveryReason, RemoveReason, Subject, What};
 pub use windlass_core::explain::{Explanation, Reason};
+pub use windlass_core::filter::Filter;
 pub use windlass_core::job::{
-    CancelReason, DeadReason, Dependency, JobId, OnFailure, Priority, Start, State as JobState,
-    StateName, Timeout, UniqueScope,
+    Bytes, CancelReason, Condition, DeadReason, Dependency, JobId, Lane, Lease, NewJob, OnFailure,
+    Priority, Start, State as JobState, StateName, Timeout, Unique, UniqueScope,
 };
 pub use windlass_core::ledger::{
-    Acceptance, CancelAnswer, Cleared, Counts, Enqueued, Recovery, RecoveryMode,
+    Acceptance, CancelAnswer, Cleared, Counts, Enqueued, LaneCount, LineCount, QueueCount,
+    Recovery, RecoveryMode, Totals, WorkerCard, WorkerView,
 };
-pub use windlass_core::limits::Limits;
+pub use windlass_core::limits::{self, Limits};
 pub use windlass_core::name::Name;
 pub use windlass_core::object::{Address as ObjectAddress, ObjectStatus, ObjectView};
+pub use windlass_core::outcome::ErrorText;
 pub use windlass_core::rate::Rate;
-pub use windlass_core::record::{JobRecord, LogLine, Progress, QueueSettings, Step};
+pub use windlass_core::record::{
+    AttemptEnd, AttemptRecord, JobRecord, LogLine, Progress, QueueSettings, Step,
+};
 pub use windlass_core::refusal::Refusal;
 pub use windlass_core::retry::{Backoff, Jitter, Retry};
 pub use windlass_core::time::Timestamp;
@@ -69,6 +74,8 @@ pub use worker::{StopReport, Worker, WorkerBuilder};
 mod pages {
     #[doc = include_str!("../../../docs/durability.md")]
     struct Durability;
+    #[doc = include_str!("../../../docs/jobs.md")]
+    struct Jobs;
     #[doc = include_str!("../../../docs/objects.md")]
     struct Objects;
     #[doc = include_str!("../../../docs/recovery.md")]

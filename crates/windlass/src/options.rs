@@ -235,6 +235,26 @@ pub fn new_id() -> JobId {
     JobId::from_bytes(uuid::Uuid::now_v7().into_bytes())
 }
 
+/// `JobId::new()`, an id that nobody else has and that sorts by time. It is a trait because the id
+/// itself belongs to the rules of the engine, which know neither the time nor chance.
+///
+/// ```
+/// use windlass::{JobId, NewJobId};
+///
+/// assert_ne!(JobId::new(), JobId::new());
+/// assert_eq!(JobId::named("order-7"), JobId::named("order-7"));
+/// ```
+pub trait NewJobId: Sized {
+    /// A fresh id that sorts by time, like [`new_id`].
+    fn new() -> Self;
+}
+
+impl NewJobId for JobId {
+    fn new() -> Self {
+        new_id()
+    }
+}
+
 fn check_trace(traceparent: String) -> Result<String, Error> {
     if crate::trace::is_traceparent(&traceparent) {
         return Ok(traceparent);

@@ -49,7 +49,7 @@ use windlass_core::limits;
 use windlass_core::object::{Address, ObjectMeta, ObjectStatus, Purge};
 use windlass_core::time::Timestamp;
 pub use worker_pool::{
-    Cancelled, DeadEvent, EmptyLane, LaneState, LaneStatus, Pool, PoolContext, PoolEvent,
+    Cancelled, DeadEvent, EmptyLane, EventId, LaneState, LaneStatus, Pool, PoolContext, PoolEvent,
     PoolStatus, Queued, WorkerPool,
 };
 

@@ -177,6 +177,11 @@ impl PoolContext {
         &self.attempt
     }
 
+    /// The key the event was given, whose order it keeps; `None` if it has none.
+    pub fn key(&self) -> Option<&str> {
+        key_of(self.attempt.lane())
+    }
+
     /// The event's place in the order of acceptance.
     pub fn sequence(&self) -> u64 {
         self.attempt.sequence()
@@ -223,6 +228,14 @@ fn lane_of(lane: Option<&Lane>, lanes: NonZeroU32) -> u32 {
     Lane::of(lane.and_then(Lane::partition).unwrap_or(0), lanes)
 }
 
+/// The key of an event, if it was given one.
+fn key_of(lane: Option<&Lane>) -> Option<&str> {
+    match lane {
+        Some(Lane::Key(key)) => Some(key),
+        Some(Lane::Spread | Lane::Turn(_)) | None => None,
+    }
+}
+
 /// An event that will not be tried again.
 #[derive(Clone, Debug)]
 pub struct DeadEvent<E> {
@@ -230,6 +243,8 @@ pub struct DeadEvent<E> {
     pub event: E,
     /// Its id, to replay it with.
     pub id: JobId,
+    /// The key it was given.
+    pub key: Option<String>,
     /// The last error.
     pub error: String,
     /// Its place in the order of acceptance.
@@ -324,6 +339,33 @@ impl<E> PoolEvent<E> {
 impl<E> From<E> for PoolEvent<E> {
     fn from(event: E) -> Self {
         Self::new(event)
+    }
+}
+
+/// Which event is meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventId {
+    /// The one whose job has this id, as [`Queued::id`] says.
+    Job(JobId),
+    /// The one that was given this id ([`PoolEvent::id`]).
+    Given(String),
+}
+
+impl From<JobId> for EventId {
+    fn from(id: JobId) -> Self {
+        EventId::Job(id)
+    }
+}
+
+impl From<&str> for EventId {
+    fn from(id: &str) -> Self {
+        EventId::Given(id.to_string())
+    }
+}
+
+impl From<String> for EventId {
+    fn from(id: String) -> Self {
+        EventId::Given(id)
     }
 }
 
@@ -478,8 +520,20 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         Ok(cancelled.count() as u64)
     }
 
-    /// Calls off one event.
-    pub async fn cancel(&self, id: JobId) -> Result<Cancelled, Error> {
+    /// Calls off one event: by the id it was given, or by that of its job.
+    ///
+    /// If an id was given to several events, which is possible when it is no longer remembered,
+    /// the one that has not ended is meant, or else the latest. Events that have ended are found
+    /// by their given id for as long as it is remembered. By a given id, the pool's events are
+    /// looked through; by that of the job, nothing is searched.
+    pub async fn cancel(&self, event: impl Into<EventId>) -> Result<Cancelled, Error> {
+        let id = match event.into() {
+            EventId::Job(id) => id,
+            EventId::Given(given) => match self.find(&given).await? {
+                Some(id) => id,
+                None => return Ok(Cancelled::NotFound),
+            },
+        };
         match self.engine.cancel(id).await {
             Ok(CancelAnswer::Cancelled) => Ok(Cancelled::Cancelled),
             Ok(CancelAnswer::Requested) => Ok(Cancelled::Requested),
@@ -524,6 +578,32 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
             got: lane.to_string(),
             allowed: "lanes are numbered from 0 to one less than there are",
         })
+    }
+
+    /// The event that was given this id.
+    async fn find(&self, given: &str) -> Result<Option<JobId>, Error> {
+        let open = [StateName::Running, StateName::Ready, StateName::Scheduled, StateName::Blocked];
+        let remembered = self.engine.clock().now().wall - self.definition.events.remember_ids;
+        let queues = vec![self.definition.queue()?];
+        let open = Filter { queues: queues.clone(), states: open.to_vec(), ..Filter::default() };
+        let recent = Filter { queues, created_from: Some(remembered), ..Filter::default() };
+        for filter in [open, recent] {
+            let mut after = None;
+            loop {
+                let page = self.engine.store().list(&filter, after, 1_000).await?;
+                let has_id = |record: &&JobRecord| {
+                    record.job.unique.as_ref().is_some_and(|unique| unique.key == given)
+                };
+                if let Some(found) = page.jobs.iter().find(has_id) {
+                    return Ok(Some(found.id()));
+                }
+                after = page.next;
+                if after.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(None)
     }
 
     async fn events_in(&self, states: &[StateName], lane: u32) -> Result<Vec<JobRecord>, Error> {
@@ -693,6 +773,7 @@ async fn dead_event<E: DeserializeOwned>(
     Ok(Some(DeadEvent {
         event: decode(&record.job.payload)?,
         id: job,
+        key: key_of(record.job.lane.as_ref()).map(str::to_string),
         error: record.error.as_ref().map_or_else(String::new, ToString::to_string),
         sequence: record.sequence,
         attempts: record.condition.attempts,

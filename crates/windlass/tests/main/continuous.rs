@@ -487,6 +487,91 @@ async fn stopping_and_terminating_reach_the_run_that_is_under_way() {
     assert_eq!(status(lab.engine(), &definition).await.run_count, 0);
 }
 
+/// How a run ends that was stopped while it was under way.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    Well,
+    Badly,
+    ForGood,
+    /// It does not listen, and is ended.
+    Never,
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loop_that_was_stopped_during_a_run_stays_stopped_however_the_run_ends() {
+    for ending in [Ending::Well, Ending::Badly, Ending::ForGood, Ending::Never] {
+        let notes = Notes::default();
+        let definition = {
+            let notes = notes.clone();
+            Continuous::new("counting", every(MINUTE), move |mut tick: Tick<u64>| {
+                notes.add(tick.run_count().to_string());
+                async move {
+                    tick.attempt().cancellation().cancelled().await;
+                    tick.state += 1;
+                    match ending {
+                        Ending::Well => Ok(tick),
+                        Ending::Badly => Err(Failure::retry("stopped")),
+                        Ending::ForGood => Err(Failure::permanent("stopped")),
+                        Ending::Never => pending().await,
+                    }
+                }
+            })
+            .options(|options| options.no_timeout())
+        };
+        let lab = lab(&definition).await;
+        let loops = lab.engine().continuous(&definition);
+        loops.start("a", 0).await.expect("started");
+        lab.advance(SECOND).await;
+        loops.stop("a", "enough").await.expect("stopped");
+        lab.advance(HOUR * 3).await;
+        assert_eq!(notes.all(), ["1"], "{ending:?}: it ran on");
+        let stopped = status(lab.engine(), &definition).await;
+        let told = (stopped.standing, stopped.next_run, stopped.reason.as_deref());
+        assert_eq!(told, (Standing::Stopped, None, Some("enough")), "{ending:?}");
+        let state = loops.state("a").await.expect("answered");
+        let counts = u64::from(matches!(ending, Ending::Well));
+        assert_eq!((state, stopped.run_count), (Some(counts), counts), "{ending:?}");
+        let open = lab.engine().counts().await.expect("answered");
+        let open = open.in_state(StateName::Scheduled) + open.in_state(StateName::Ready);
+        assert_eq!(open, 0, "{ending:?}: a run is left");
+
+        loops.start("a", 0).await.expect("started");
+        lab.advance(SECOND).await;
+        assert_eq!(notes.all()[1..], [(counts + 1).to_string()], "{ending:?}: it goes on");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_triggered_run_counts_once_and_the_next_missed_one_is_skipped_as_ever() {
+    let notes = Notes::default();
+    let definition = {
+        let notes = notes.clone();
+        Continuous::new("counting", every(HOUR), move |mut tick: Tick<u64>| {
+            notes.add(format!("{}: {}", tick.run_count(), when(&tick)));
+            tick.state += 1;
+            async move { Ok(tick) }
+        })
+        .missed_runs(MissedRuns::Skip)
+    };
+    let lab = lab(&definition).await;
+    let loops = lab.engine().continuous(&definition);
+    loops.start("a", 0).await.expect("started");
+    lab.advance(MINUTE).await;
+    assert_eq!(loops.trigger("a").await.expect("answered"), Triggered::Now);
+    lab.advance(MINUTE).await;
+    assert_eq!(notes.all(), ["1: 0", "2: 60"]);
+    assert_eq!(status(lab.engine(), &definition).await.run_count, 2);
+    lab.worker().expect("there is one").stop().await.expect("it stops");
+    lab.advance(HOUR * 2).await;
+    let worker = lab.engine().worker().primitive(definition.clone()).start().await;
+    let _worker = worker.expect("it starts");
+    lab.advance(MINUTE).await;
+    assert_eq!(notes.all().len(), 2, "what was missed is left out");
+    lab.advance(HOUR).await;
+    assert_eq!(notes.all()[2..], ["3: 10800"]);
+    assert_eq!(loops.state("a").await.expect("answered"), Some(3));
+}
+
 #[tokio::test(start_paused = true)]
 async fn objects_are_listed_by_key() {
     let definition = counting(&Notes::default());

@@ -5,15 +5,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use windlass::core::refusal::Refusal;
 use windlass::primitives::{
     Cancelled, DeadEvent, EmptyLane, LaneState, PoolContext, PoolEvent, Queued, WorkerPool,
 };
 use windlass::store::Store;
 use windlass::testing::{Setup, crash_everywhere};
-use windlass::{BoxError, Engine, Error, Failure, Priority, Retry};
+use windlass::{
+    BoxError, Engine, Error, Failure, Jitter, JobId, NewJobId, Priority, Refusal, Retry, StateName,
+    Timestamp,
+};
 
-use crate::common::{Rig, SECOND, pass, rig};
+use crate::common::{Directory, Rig, SECOND, pass, rig};
 
 /// What a handler is told to do.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -349,6 +351,123 @@ async fn an_event_is_cancelled_by_its_id_in_whatever_state_it_is() {
     assert!(matches!(ended, Cancelled::Ended(_)), "{ended:?}");
     let unknown = windlass::new_id();
     assert_eq!(client.cancel(unknown).await.expect("answered"), Cancelled::NotFound);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_is_cancelled_by_the_id_it_was_given() {
+    let (rig, seen, pool) = with_lanes(2).await;
+    let other = WorkerPool::new("others", 1, |_: Order, _| async { Ok::<_, Failure>(()) });
+    let client = rig.engine.pool(&pool);
+    // Its number is the key of what it notes: one that is aborted does not note its end.
+    let event = |number: u32, id: &str| {
+        let order = Order { takes_ms: 5_000, key: number.to_string(), ..order(number) };
+        PoolEvent::new(order).key("k").id(id)
+    };
+    rig.engine.pool(&other).enqueue(event(9, "waiting")).await.expect("accepted");
+    for (number, id) in [(1, "running"), (2, "waiting"), (3, "handled")] {
+        client.enqueue(event(number, id)).await.expect("accepted");
+    }
+    let _worker = start(&rig.engine, &pool).await;
+    pass(SECOND).await;
+    let cancel = async |id: &str| client.cancel(id).await.expect("answered");
+    assert_eq!(cancel("waiting").await, Cancelled::Cancelled);
+    assert_eq!(cancel("waiting").await, Cancelled::Ended(StateName::Cancelled));
+    assert_eq!(cancel("running").await, Cancelled::Requested);
+    assert_eq!(cancel("nobody").await, Cancelled::NotFound);
+    pass(SECOND * 30).await;
+    assert_eq!(seen.ends(), [3]);
+    assert_eq!(cancel("handled").await, Cancelled::Ended(StateName::Completed));
+    let waits = rig.engine.pool(&other).status().await.expect("counted").pending;
+    assert_eq!(waits, 1, "the event of that id in another pool was not called off");
+    assert_eq!(client.cancel(JobId::new()).await.expect("answered"), Cancelled::NotFound);
+
+    // The id is used again after it was forgotten: the event that has not ended is meant.
+    pass(Duration::from_secs(86_400)).await;
+    client.pause(None).await.expect("paused");
+    client.enqueue(event(4, "handled")).await.expect("accepted");
+    pass(Duration::from_secs(2 * 86_400)).await;
+    assert_eq!(cancel("handled").await, Cancelled::Cancelled, "however long it waits");
+}
+
+/// What a context says of a run: all of it but its times, and those.
+type Told = (String, Vec<Timestamp>);
+
+fn telling(told: &Arc<Mutex<Vec<Told>>>) -> WorkerPool<Order> {
+    let told = told.clone();
+    let retry = Retry::constant(SECOND * 7).jitter(Jitter::None).up_to(2);
+    WorkerPool::new("orders", 3, move |order: Order, context: PoolContext| {
+        let all = format!(
+            "{} {:?} #{} run {} retry {} lane {} {} {} {:?}",
+            order.number,
+            context.key(),
+            context.sequence(),
+            context.number(),
+            context.is_retry(),
+            context.lane(),
+            context.pool(),
+            context.lane_name(),
+            context.attempt().priority(),
+        );
+        let times = vec![context.enqueued_at(), context.started_at()];
+        told.lock().expect("whole").push((all, times));
+        let fails = context.number() <= order.fails;
+        async move { if fails { Err(Failure::retry("told to fail")) } else { Ok(()) } }
+    })
+    .options(move |options| options.retry(retry.clone()))
+}
+
+// W7, W30.
+#[tokio::test(start_paused = true)]
+async fn a_handler_is_told_everything_of_its_event_on_both_runs() {
+    let told = Arc::default();
+    let pool = telling(&told);
+    let rig = rig().await;
+    let event = PoolEvent::new(Order { fails: 1, ..order(5) });
+    let event = event.key("customer-7").priority(Priority::HIGH);
+    let queued = rig.engine.pool(&pool).enqueue(event).await.expect("accepted");
+    let record = rig.engine.find(queued.id).await.expect("answered").expect("it is kept");
+    let enqueued_at = record.created_at;
+    pass(SECOND * 3).await;
+    let _worker = rig.engine.worker().pool(&pool).start().await.expect("it starts");
+    pass(SECOND * 8).await;
+    let (sequence, lane) = (queued.sequence, queued.lane.expect("it waits"));
+    let says = |run: u32, retry: bool| {
+        format!(
+            "5 Some(\"customer-7\") #{sequence} run {run} retry {retry} lane {lane} orders \
+             pool:orders:{lane} {:?}",
+            Priority::HIGH
+        )
+    };
+    let began = enqueued_at + SECOND * 3;
+    let expected = [
+        (says(1, false), vec![enqueued_at, began]),
+        (says(2, true), vec![enqueued_at, began + SECOND * 7]),
+    ];
+    assert_eq!(*told.lock().expect("whole"), expected);
+    rig.engine.pool(&pool).enqueue(order(6)).await.expect("accepted");
+    pass(SECOND).await;
+    let last = told.lock().expect("whole").pop().expect("it ran").0;
+    assert!(last.starts_with("6 None "), "{last}");
+}
+
+#[tokio::test]
+async fn an_event_keeps_its_key_its_priority_and_its_time_over_a_restart() {
+    let (directory, told) = (Directory::new(), Arc::default());
+    let (address, pool) = (directory.path().display().to_string(), telling(&told));
+    let event = || PoolEvent::new(order(5)).key("customer-7").priority(Priority::HIGH).id("e");
+    let engine = Engine::open(&address).await.expect("opened");
+    let queued = engine.pool(&pool).enqueue(event()).await.expect("accepted");
+    let record = engine.find(queued.id).await.expect("answered").expect("it is kept");
+    engine.close().await;
+    drop(engine);
+    let engine = Engine::open(&address).await.expect("opened");
+    let _worker = engine.worker().pool(&pool).start().await.expect("it starts");
+    engine.pool(&pool).enqueue_and_wait(event()).await.expect("handled");
+    let told = told.lock().expect("whole").clone();
+    let [(all, times)] = &told[..] else { panic!("{told:?}") };
+    assert!(all.starts_with("5 Some(\"customer-7\") "), "{all}");
+    assert!(all.ends_with(&format!("{:?}", Priority::HIGH)), "{all}");
+    assert_eq!(times[0], record.created_at);
 }
 
 #[tokio::test(start_paused = true)]

@@ -167,7 +167,7 @@ async fn a_failing_event_holds_up_the_later_ones_until_it_is_given_up() {
     assert_eq!(String::from_utf8_lossy(&dead[0].job.payload), "{\"event\":\"Fail\"}");
     rig.engine.replay(dead[0].job.id).await.expect("replayed");
     settle_down().await;
-    assert_eq!(notes.all()[4..], ["ada Fail [1, 1000, 2] false"]);
+    assert_eq!(notes.all()[4..], ["ada Fail [1, 1000, 2] true"], "it has run before");
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,6 +211,68 @@ async fn an_alarm_that_fails_for_good_is_told_and_the_task_goes_on() {
     assert_eq!(client.state("ada").await.expect("answered"), Some(vec![1_000, 1]));
     let status = client.status("ada").await.expect("answered").expect("it is there");
     assert_eq!((status.status, status.alarm_at), (ObjectStatus::Active, None));
+}
+
+/// Fails whatever it is told, and looks after itself by an alarm.
+struct Stubborn(Notes);
+
+impl StateMachine for Stubborn {
+    type State = u32;
+    type Event = u32;
+
+    async fn on_event(&self, task: &mut TaskContext<u32>, event: u32) -> Result<(), Failure> {
+        task.cancel_alarm();
+        Err(Failure::permanent(format!("not {event}")))
+    }
+
+    async fn on_alarm(&self, task: &mut TaskContext<u32>) -> Result<(), Failure> {
+        self.0.add(format!("rings at {}", task.state));
+        Ok(())
+    }
+
+    fn on_idle(&self, task: &mut TaskTurn<'_, Self>) {
+        self.0.add(format!("idle at {}", task.state));
+        task.terminate();
+    }
+
+    fn on_error(&self, task: &mut TaskTurn<'_, Self>, failed: FailedRun<u32>) {
+        *task.state += failed.event.expect("no alarm fails");
+        task.schedule(MINUTE);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_hook_asks_for_after_a_failure_is_done_and_an_alarm_keeps_a_task_from_being_idle() {
+    let notes = Notes::default();
+    let stubborn = Task::new("stubborn", Stubborn(notes.clone()));
+    let rig = rig().await;
+    let worker = rig.engine.worker().primitive(stubborn.clone()).start().await;
+    let _worker = worker.expect("it starts");
+    let client = rig.engine.task(&stubborn);
+    client.send("ada", 1).await.expect("taken");
+    pass(SECOND * 30).await;
+    client.send("ada", 2).await.expect("taken");
+    pass(SECOND * 59).await;
+    assert_eq!(notes.all(), [""; 0], "the second failure has moved the alarm");
+    assert_eq!(client.state("ada").await.expect("answered"), Some(3));
+    pass(SECOND).await;
+    assert_eq!(notes.all(), ["rings at 3", "idle at 3"]);
+    assert_eq!(client.state("ada").await.expect("answered"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_is_not_idle_while_events_wait_behind_one_that_failed() {
+    let notes = Notes::default();
+    let pupil = task(&notes, false);
+    let rig = rig().await;
+    let client = rig.engine.task(&pupil);
+    for step in [Step::Fail, Step::Note(1), Step::Note(2)] {
+        client.send("ada", step).await.expect("taken");
+    }
+    let _worker = rig.engine.worker().primitive(pupil.clone()).start().await.expect("it starts");
+    pass(HOUR).await;
+    let expected = ["Some(Fail): as told (2)", "ada is idle [1000, 1, 2]"];
+    assert_eq!(told(&rig).await, expected);
 }
 
 #[tokio::test(start_paused = true)]
