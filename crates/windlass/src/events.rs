@@ -93,9 +93,8 @@ impl Topics {
 /// Whether there may be an event with a topic like this.
 fn may_match(pattern: &str) -> bool {
     let prefix = pattern.strip_suffix('*');
-    let known =
-        |topic: &&str| prefix.map_or(**topic == *pattern, |prefix| topic.starts_with(prefix));
-    if TOPICS.iter().any(|topic| known(&topic)) {
+    let known = |topic: &str| prefix.map_or(topic == pattern, |prefix| topic.starts_with(prefix));
+    if TOPICS.into_iter().any(known) {
         return true;
     }
     let Some((kind, what)) = pattern.split_once('.') else { return false };

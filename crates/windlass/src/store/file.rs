@@ -158,6 +158,12 @@ impl OpenError {
         Self::disk("make room for a segment", why)
     }
 
+    /// Whether a store of this very process has it.
+    pub(crate) fn is_in_use_here(&self) -> bool {
+        let us = format!("process {} ", std::process::id());
+        matches!(self, Self::InUse { holder, .. } if holder.starts_with(&us))
+    }
+
     fn damaged(file: &str, at: u64, why: &str) -> Self {
         Self::Damaged { file: file.to_string(), at, why: why.to_string() }
     }

@@ -160,7 +160,7 @@ fn nothing_is_made_in_a_directory_that_took_the_place_of_the_locked_one() {
     assert!(names(&path).is_empty());
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn an_engine_can_be_opened_again_as_soon_as_it_was_dropped() {
     let directory = Directory::new();
     let path = directory.path().join("store");

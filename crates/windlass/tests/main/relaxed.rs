@@ -128,7 +128,8 @@ fn open(directory: &Directory, every: Duration) -> (FileStore, Arc<Syncs>) {
     (store.expect("it opens"), syncs)
 }
 
-#[tokio::test]
+// A real thread syncs here, so time is real.
+#[tokio::test(flavor = "current_thread")]
 async fn a_relaxed_store_that_nobody_asks_anything_syncs_what_it_has_answered() {
     let directory = Directory::new();
     let (store, syncs) = open(&directory, Duration::from_millis(200));
@@ -137,7 +138,8 @@ async fn a_relaxed_store_that_nobody_asks_anything_syncs_what_it_has_answered() 
     assert!(synced.expect("it does not panic"), "what was answered was never synced");
 }
 
-#[tokio::test]
+// A real thread syncs here, so time is real.
+#[tokio::test(flavor = "current_thread")]
 async fn a_relaxed_store_syncs_what_it_has_answered_when_it_is_closed() {
     let directory = Directory::new();
     let (store, syncs) = open(&directory, Duration::from_secs(86_400));
@@ -146,7 +148,8 @@ async fn a_relaxed_store_syncs_what_it_has_answered_when_it_is_closed() {
     assert!(syncs.get() > seen, "it was closed without a sync");
 }
 
-#[tokio::test]
+// A real thread syncs here, so time is real.
+#[tokio::test(flavor = "current_thread")]
 async fn whoever_listens_is_rung_when_the_writer_has_landed_a_commit() {
     let directory = Directory::new();
     let disk = Arc::new(RealDisk::open(&directory.path().join("store")).expect("nobody has it"));

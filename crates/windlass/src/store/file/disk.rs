@@ -12,7 +12,6 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use super::OpenError;
 use super::layout::{FORMAT, SPARE, parse_name};
@@ -89,9 +88,6 @@ pub struct RealDisk {
 const LOCK: &str = "lock";
 /// The first line of the lock file of a directory that has held a store.
 const HELD_A_STORE: &str = "Windlass store\n";
-/// How long a store of this process that is being let go of is waited for, and in which steps.
-const LETTING_GO: Duration = Duration::from_secs(1);
-const LETTING_GO_STEP: Duration = Duration::from_millis(5);
 
 impl Drop for RealDisk {
     /// Gives the lock up by itself: a process that is being started at this moment still has the
@@ -128,22 +124,13 @@ impl RealDisk {
         let was_there = path.join(LOCK).symlink_metadata().is_ok();
         let mut options = OpenOptions::new();
         let lock = open_plain(&path.join(LOCK), options.create(true)).map_err(failed)?;
-        let mut waited = Duration::ZERO;
-        while !(try_lock(&directory).map_err(failed)? && try_lock(&lock).map_err(failed)?) {
-            // Not while another descriptor waits for the one and has the other.
-            directory.unlock().map_err(failed)?;
+        if !(try_lock(&directory).map_err(failed)? && try_lock(&lock).map_err(failed)?) {
             let said = read_lock(&lock);
             let mut holder = said.strip_prefix(HELD_A_STORE).unwrap_or(&said).trim().to_string();
             if holder.is_empty() {
                 holder = "another process".to_string();
             }
-            // An engine of this process that was dropped lets go of it when its tasks have ended.
-            let is_ours = holder.starts_with(&format!("process {} ", std::process::id()));
-            if !is_ours || waited >= LETTING_GO {
-                return Err(OpenError::InUse { path: path.display().to_string(), holder });
-            }
-            std::thread::sleep(LETTING_GO_STEP);
-            waited += LETTING_GO_STEP;
+            return Err(OpenError::InUse { path: path.display().to_string(), holder });
         }
         let names = names_in(path).map_err(failed)?;
         // The lock file is made before anything else: what is there without one has lost it.
