@@ -185,6 +185,20 @@ impl Attempt {
         self.inner().handed.recoveries
     }
 
+    /// How often the job was replayed: not 0 means that it was given up before, and that an
+    /// earlier attempt may have done part of the work. Numbers of attempts count from the last
+    /// replay.
+    pub fn generation(&self) -> u32 {
+        self.inner().handed.generation
+    }
+
+    /// What went wrong in the attempt before this one, since the job was last replayed: how its
+    /// handler failed, or that its worker was lost. `None` for a first attempt. An attempt that
+    /// was put off or given back is passed over.
+    pub fn last_error(&self) -> Option<&str> {
+        self.inner().handed.last_error.as_ref().map(ErrorText::as_str)
+    }
+
     /// The job's priority.
     pub fn priority(&self) -> Priority {
         self.inner().handed.job.priority

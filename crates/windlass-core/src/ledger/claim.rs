@@ -12,7 +12,7 @@ use core::time::Duration;
 
 use super::{Command, Effects, Ledger};
 use crate::event::What;
-use crate::job::{JobId, Lease, LeaseToken};
+use crate::job::{Condition, JobId, Lease, LeaseToken};
 use crate::limits;
 use crate::name::Name;
 use crate::rate::Rate;
@@ -95,6 +95,8 @@ pub struct Claimed {
     pub attempt: u32,
     /// How often it was recovered from a lost worker.
     pub recoveries: u32,
+    /// How often it was replayed.
+    pub generation: u32,
     /// Its place in the order of acceptance.
     pub sequence: u64,
 }
@@ -247,7 +249,8 @@ impl Ledger {
         let started = What::JobStarted { worker: worker.clone(), attempt };
         self.tell(slot, started, effects);
         let (id, sequence) = (self.entry(slot).id, self.entry(slot).sequence);
-        Claimed { id, lease, attempt, recoveries: condition.recoveries, sequence }
+        let Condition { recoveries, generation, .. } = condition;
+        Claimed { id, lease, attempt, recoveries, generation, sequence }
     }
 
     /// Sets when a lease ends on the steady clock.

@@ -151,10 +151,10 @@ impl Naive {
         job.condition.attempts += 1;
         job.condition.begun = true;
         job.condition.state = State::Running(lease.clone());
-        let Condition { attempts: attempt, recoveries, .. } = job.condition;
+        let Condition { attempts: attempt, recoveries, generation, .. } = job.condition;
         self.tell(id, "job.started");
         let sequence = self.jobs[&id].sequence;
-        Claimed { id, lease, attempt, recoveries, sequence }
+        Claimed { id, lease, attempt, recoveries, generation, sequence }
     }
 
     /// The lease on a job, if it is the one that `token` names.

@@ -205,8 +205,10 @@ impl Book {
                 lease: claimed.lease,
                 attempt: claimed.attempt,
                 recoveries: claimed.recoveries,
+                generation: claimed.generation,
                 sequence: claimed.sequence,
                 steps: record.steps.clone(),
+                last_error: record.error.clone(),
             })
         });
         Handed { jobs: jobs.collect(), ready: claims.ready, wake_in: claims.wake_in }

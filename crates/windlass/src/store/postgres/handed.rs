@@ -11,6 +11,7 @@ use uuid::Uuid;
 use windlass_core::job::{JobId, Lease, LeaseToken, NewJob};
 use windlass_core::ledger::{Claim, KindClaim};
 use windlass_core::name::Name;
+use windlass_core::outcome::ErrorText;
 use windlass_core::record::Step;
 use windlass_core::time::Timestamp;
 use windlass_core::worker::ASK_AHEAD;
@@ -180,10 +181,12 @@ struct Hand {
     token: i64,
     attempt: u32,
     recoveries: u32,
+    generation: u32,
     number: i64,
     created_at: i64,
     first_started_at: Option<i64>,
     steps: Vec<Step>,
+    last_error: Option<ErrorText>,
 }
 
 impl Reader<'_> {
@@ -208,10 +211,12 @@ impl Reader<'_> {
             lease,
             attempt: hand.attempt,
             recoveries: hand.recoveries,
+            generation: hand.generation,
             sequence: hand.number.cast_unsigned(),
             created_at: wire::time(hand.created_at),
             first_started_at: hand.first_started_at.map_or(self.since, wire::time),
             steps: hand.steps,
+            last_error: hand.last_error,
         }
     }
 
@@ -233,10 +238,12 @@ impl Reader<'_> {
             token: row.get(9),
             attempt: row.get::<_, Option<i32>>(10).unwrap_or(1).cast_unsigned(),
             recoveries: row.get::<_, Option<i32>>(11).unwrap_or(0).cast_unsigned(),
+            generation: row.get::<_, Option<i32>>(26).unwrap_or(0).cast_unsigned(),
             number: row.get(1),
             created_at: row.get(8),
             first_started_at: row.get(12),
             steps: record::steps(row.get(13), row.get(14))?,
+            last_error: row.get::<_, Option<&str>>(27).map(ErrorText::new),
         };
         Ok(self.hand(columns.into_job()?, &line, hand))
     }
@@ -273,10 +280,12 @@ impl Reader<'_> {
                 token: first + number - lowest,
                 attempt: 1,
                 recoveries: 0,
+                generation: 0,
                 number,
                 created_at,
                 first_started_at: None,
                 steps: Vec::new(),
+                last_error: None,
             };
             jobs.push(self.hand(columns.into_job()?, line, hand));
         }
