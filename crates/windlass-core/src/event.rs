@@ -348,7 +348,7 @@ pub const TOPICS: [&str; 34] = [
     "job.removed",
     "step.completed",
     "recovery.detected",
-    "recovery.executed",
+    "job.recovered",
     "recovery.exhausted",
     "queue.paused",
     "queue.resumed",

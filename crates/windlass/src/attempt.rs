@@ -192,6 +192,13 @@ impl Attempt {
         self.inner().handed.generation
     }
 
+    /// What went wrong in the attempt before this one, since the job was last replayed: how its
+    /// handler failed, or that its worker was lost. `None` for a first attempt. An attempt that
+    /// was put off or given back is passed over.
+    pub fn last_error(&self) -> Option<&str> {
+        self.inner().handed.last_error.as_ref().map(ErrorText::as_str)
+    }
+
     /// The job's priority.
     pub fn priority(&self) -> Priority {
         self.inner().handed.job.priority

@@ -140,7 +140,7 @@ impl Engine {
     /// # use windlass::{Engine, Error, StateName};
     /// # async fn demo(engine: Engine) -> Result<(), Error> {
     /// let counts = engine.counts().await?;
-    /// println!("{} wait, {} run", counts.in_state(StateName::Ready), counts.in_state(StateName::Running));
+    /// println!("{} are ready", counts.in_state(StateName::Ready));
     /// println!("{} of the queue `mail` are dead", counts.in_queue("mail", StateName::Dead));
     /// println!("{} have completed so far", counts.totals().completed);
     /// for (kind, waiting) in counts.unhandled() {

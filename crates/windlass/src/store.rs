@@ -41,6 +41,7 @@ use windlass_core::ledger::{
 use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::{Address as ObjectAddress, ObjectStatus, ObjectView, Turn};
+use windlass_core::outcome::ErrorText;
 use windlass_core::record::{JobRecord, QueueSettings, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
@@ -321,6 +322,8 @@ pub struct HandedJob {
     pub first_started_at: Timestamp,
     /// Steps that earlier attempts have finished, in the order in which they did.
     pub steps: Vec<Step>,
+    /// What went wrong in the attempt before, of this generation.
+    pub last_error: Option<ErrorText>,
 }
 
 /// Which jobs are meant.

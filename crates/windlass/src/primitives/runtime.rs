@@ -97,14 +97,14 @@ pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Er
     Ok(vec![
         Registered {
             kind: run_kind(&sample)?.to_string().into(),
-            needs: None,
+            needs: Vec::new(),
             options: primitive.options(),
             run: Box::new(run),
             conclude: Some(concluder(Role::Run)),
         },
         Registered {
             kind: alarm_kind(&sample)?.to_string().into(),
-            needs: None,
+            needs: Vec::new(),
             // A turn that was refused (a queue is full) may be accepted later; an alarm that gave
             // up would leave its object asleep.
             options: KindOptions::default().retry(Retry::default().unlimited()),

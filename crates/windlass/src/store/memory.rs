@@ -208,6 +208,7 @@ impl Book {
                 generation: claimed.generation,
                 sequence: claimed.sequence,
                 steps: record.steps.clone(),
+                last_error: record.error.clone(),
             })
         });
         Handed { jobs: jobs.collect(), ready: claims.ready, wake_in: claims.wake_in }

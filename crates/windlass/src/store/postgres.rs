@@ -1255,10 +1255,11 @@ impl Store for PostgresStore {
                select seq from windlass.job where seq {beyond} $1 {of_parent} \
                  order by seq {way} limit $2), \
              ends as (select count(*) as n, {last}(seq) as last from scanned) \
-             select (select windlass.now_us()) as now, x.n, x.last, y.* from ends x left join lateral (\
+             select (select windlass.now_us()) as now, x.n, x.last, y.* \
+             from ends x left join lateral (\
                select {} from {} where j.seq in (select seq from scanned) \
-                 and windlass._means($3, case when p.state = 1 and p.at <= (select windlass.now_us()) \
-                   then 2 else p.state end, j.line, j.spec, j.created_at) \
+                 and windlass._means($3, case when p.state = 1 \
+                   and p.at <= (select windlass.now_us()) then 2 else p.state end, j.line, j.spec, j.created_at) \
                order by j.seq {way} limit $4) y on true order by y.seq {way}",
             record::COLUMNS,
             record::TABLES

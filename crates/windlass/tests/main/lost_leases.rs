@@ -1,12 +1,13 @@
 //! A lost lease is told in time, whatever the store does: hanging, late, failing, refusing.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
 use windlass::{Attempt, Failure, KindOptions, StopReason};
 
-use crate::common::{Counter, Fault, Notes, Rig, SECOND, Work, pass, rig, work};
+use crate::common::{Counter, Fault, LeaseAnswer, Notes, Rig, SECOND, Work, pass, rig, work};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -78,6 +79,7 @@ async fn troubled_renewals(lease: Duration, trouble: Fault, from: u64) {
         let unanswered = matches!(trouble, Fault::Done | Fault::DoneHang | Fault::Late(_));
         assert!(refused || unanswered || at >= ends, "{cell}: told {:?} early", ends - at);
     }
+    assert_no_silent_gap(&cell, lease, &leases, &told.all());
     // One renewal is on its way at a time, so what takes less than half is always in time.
     let delay = match trouble {
         Fault::Late(delay) | Fault::Delayed(delay) if delay < SECOND * 10 => delay,
@@ -86,6 +88,24 @@ async fn troubled_renewals(lease: Duration, trouble: Fault, from: u64) {
     let told = !told.all().is_empty();
     assert!(told || delay < lease, "{cell}: nobody was told");
     assert!(!told || delay >= lease / 2, "{cell}: told without need");
+}
+
+/// A lease that was over when its next renewal was applied had been told by then, even if that
+/// renewal was still in time for the store.
+fn assert_no_silent_gap(
+    cell: &str,
+    lease: Duration,
+    leases: &[LeaseAnswer],
+    told: &[(String, Instant, StopReason)],
+) {
+    let mut ends: BTreeMap<&str, Instant> = BTreeMap::new();
+    for answer in leases.iter().filter(|answer| answer.applied) {
+        let end = ends.entry(&answer.fence).or_insert(answer.sent + lease);
+        let told_at = told.iter().find(|(fence, ..)| *fence == answer.fence).map(|(_, at, _)| *at);
+        let silent = answer.at > *end + SECOND && told_at.is_none_or(|at| at > *end + SECOND);
+        assert!(!silent, "{cell}: over, and renewed {:?} later without a word", answer.at - *end);
+        *end = (*end).max(answer.sent + lease);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -83,7 +83,8 @@ fn accept(spec: &str, jobs: usize) -> String {
            array_fill(1, array[{jobs}]), array_fill('x'::bytea, array[{jobs}]), \
            array_fill(0, array[{jobs}]), array_fill(0::smallint, array[{jobs}]), \
            array_fill(null::bigint, array[{jobs}]), array_fill(null::bigint, array[{jobs}]), \
-           array(select {spec} from generate_series(1, {jobs}) i, (select {jobs} as n) n order by i))"
+           array(select {spec} from generate_series(1, {jobs}) i, (select {jobs} as n) n \
+             order by i))"
     )
 }
 

@@ -567,7 +567,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "history leaves although it holds a key",
         edits: &[(
-            "\n          or exists (select from windlass.key k where k.seq = s and k.until > _now) as held",
+            "\n          or exists (select from windlass.key k \
+              where k.seq = s and k.until > _now) as held",
             " as held",
         )],
         caught_by: &["a key outlives history for its window and no longer"],
@@ -663,7 +664,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "who follows is not seen to leave its lane",
         edits: &[(
-            "where lane_queue is not null group by lane_queue, lane\n        union all select 0, 3,",
+            "where lane_queue is not null group by lane_queue, lane\n        \
+              union all select 0, 3,",
             "where false group by lane_queue, lane\n        union all select 0, 3,",
         )],
         caught_by: &["who follows leaves its lane"],

@@ -30,7 +30,7 @@ use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
 use self::objects::States;
-use self::recent::Recent;
+use self::recent::{Past, Recent};
 use self::tend::{Checkpoint, Survey, Sweep};
 use super::OpenError;
 use super::codec::{self, Entry};
@@ -709,21 +709,21 @@ impl Book {
         for claimed in claims.jobs {
             let since = claimed.lease.since;
             let recalled = self.recent.claimed(claimed.id, since);
-            let (job, created_at, first_started_at, steps) = match recalled {
+            let past = match recalled {
                 Some(recent) => recent,
                 None => {
                     let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
                     let record = self.stored(claimed.id, Place::unpack(tip));
                     let record = record.map_err(|why| self.break_down(why))?;
-                    let started = record.first_started_at.unwrap_or(since);
-                    (record.job, record.created_at, started, record.steps)
+                    Past::of(record, since)
                 }
             };
             jobs.push(HandedJob {
-                job,
-                created_at,
-                first_started_at,
-                steps,
+                job: past.job,
+                created_at: past.created_at,
+                first_started_at: past.first_started_at,
+                steps: past.steps,
+                last_error: past.last_error,
                 lease: claimed.lease,
                 attempt: claimed.attempt,
                 recoveries: claimed.recoveries,

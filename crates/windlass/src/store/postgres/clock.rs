@@ -6,12 +6,13 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
+use windlass_core::time::Steady;
 
 use super::connect::{self, PostgresAddress};
 use super::{Parameter, Schema};
+use crate::clock::{Clock, SystemClock};
 
 /// How often a store looks.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -50,14 +51,15 @@ async fn watch(mut address: PostgresAddress) {
     let name = address.config.get_application_name().unwrap_or("windlass");
     let name = format!("{name} clock");
     address.config.application_name(name);
+    let clock = SystemClock::new();
     let mut last = None;
     loop {
         if let Ok(client) = connect::connect(&address).await {
-            while let Ok(Some(again)) = look(&client, &address.schema, &mut last).await {
-                tokio::time::sleep(again).await;
+            while let Ok(Some(again)) = look(&client, &address.schema, &clock, &mut last).await {
+                clock.sleep(again).await;
             }
         }
-        tokio::time::sleep(PAUSE).await;
+        clock.sleep(PAUSE).await;
     }
 }
 
@@ -65,15 +67,16 @@ async fn watch(mut address: PostgresAddress) {
 async fn look(
     client: &Client,
     schema: &Schema,
+    clock: &SystemClock,
     last: &mut Option<Look>,
 ) -> Result<Option<Duration>, tokio_postgres::Error> {
     let looked = tokio::time::timeout(PATIENCE, async {
-        let sent = Instant::now();
+        let sent = clock.now().steady;
         let sql = schema.in_sql("select * from windlass.look_at_clock()");
         let rows = client.query_typed(&sql, &[]).await?;
         let Some(row) = rows.first() else { return Ok(PAUSE) };
         let (reading, shift, mark): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
-        let now = Look { reading, sent, received: Instant::now() };
+        let now = Look { reading, sent, received: clock.now().steady };
         let verdict = judge(last.as_ref(), &now, mark);
         let correction = match verdict {
             Verdict::Unsure => {
@@ -108,8 +111,8 @@ async fn look(
 #[derive(Clone, Copy, Debug)]
 struct Look {
     reading: i64,
-    sent: Instant,
-    received: Instant,
+    sent: Steady,
+    received: Steady,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,8 +142,8 @@ fn judge(last: Option<&Look>, now: &Look, mark: i64) -> Verdict {
         };
     };
     let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
-    let at_least = last.reading + micros(now.sent.duration_since(last.received));
-    let longest = micros(now.received.duration_since(last.sent));
+    let at_least = last.reading + micros(now.sent.since(last.received));
+    let longest = micros(now.received.since(last.sent));
     let at_most = last.reading.saturating_add(longest);
     if now.reading < at_least.max(mark) - TOLERANCE {
         stepped_to(at_least)
@@ -160,17 +163,17 @@ mod tests {
     const SECOND: i64 = 1_000_000;
 
     /// A look sent and answered so many milliseconds after the first moment.
-    fn at(start: Instant, reading: i64, sent: u64, received: u64) -> Look {
-        let after = |millis| start + Duration::from_millis(millis);
+    fn at(reading: i64, sent: u64, received: u64) -> Look {
+        let after = |millis: u64| Steady::from_micros(millis * 1_000);
         Look { reading, sent: after(sent), received: after(received) }
     }
 
-    #[tokio::test]
-    async fn only_what_cannot_have_passed_is_taken_for_a_step() {
-        let start = Instant::now();
-        let last = at(start, 100 * SECOND, 0, 10);
+    #[test]
+    fn only_what_cannot_have_passed_is_taken_for_a_step() {
+        let last = at(100 * SECOND, 0, 10);
         let step = |seconds: i64| Verdict::Stepped { correction: seconds * SECOND };
-        // What, the reading in microseconds, sent and answered in milliseconds, the mark, the verdict.
+        // What, the reading in microseconds, sent and answered in milliseconds, the mark, and the
+        // verdict.
         let table = [
             ("half a second passed", 100_500_000, 500, 510, 100 * SECOND, Verdict::Steady),
             ("a small step", 100_700_000, 500, 510, 100 * SECOND, Verdict::Steady),
@@ -211,10 +214,10 @@ mod tests {
             ),
         ];
         for (what, reading, sent, received, mark, verdict) in table {
-            let found = judge(Some(&last), &at(start, reading, sent, received), mark);
+            let found = judge(Some(&last), &at(reading, sent, received), mark);
             assert_eq!(found, verdict, "{what}");
         }
-        let first = |reading, mark| judge(None, &at(start, reading, 0, 10), mark);
+        let first = |reading, mark| judge(None, &at(reading, 0, 10), mark);
         assert_eq!(first(100 * SECOND, 99 * SECOND), Verdict::Steady, "others look too");
         assert_eq!(first(100 * SECOND, 90 * SECOND), Verdict::Unsure, "time passed, or a step");
         assert_eq!(first(90 * SECOND, 100 * SECOND), step(10), "time goes on from the mark");

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use windlass_core::job::{JobId, Lease, LeaseToken, NewJob};
 use windlass_core::ledger::{Claim, KindClaim};
 use windlass_core::name::Name;
+use windlass_core::outcome::ErrorText;
 use windlass_core::record::Step;
 use windlass_core::time::Timestamp;
 use windlass_core::worker::ASK_AHEAD;
@@ -183,6 +184,7 @@ struct Hand {
     created_at: i64,
     first_started_at: Option<i64>,
     steps: Vec<Step>,
+    last_error: Option<ErrorText>,
 }
 
 impl Reader<'_> {
@@ -212,6 +214,7 @@ impl Reader<'_> {
             created_at: wire::time(hand.created_at),
             first_started_at: hand.first_started_at.map_or(self.since, wire::time),
             steps: hand.steps,
+            last_error: hand.last_error,
         }
     }
 
@@ -238,6 +241,7 @@ impl Reader<'_> {
             created_at: row.get(8),
             first_started_at: row.get(12),
             steps: record::steps(row.get(13), row.get(14))?,
+            last_error: row.get::<_, Option<&str>>(27).map(ErrorText::new),
         };
         Ok(self.hand(columns.into_job()?, &line, hand))
     }
@@ -279,6 +283,7 @@ impl Reader<'_> {
                 created_at,
                 first_started_at: None,
                 steps: Vec::new(),
+                last_error: None,
             };
             jobs.push(self.hand(columns.into_job()?, line, hand));
         }

@@ -97,7 +97,8 @@ impl PostgresSide {
     async fn come_to_rest(&self, force: bool) -> Result<(), Error> {
         let sql = "select (select string_agg(id, ', ' order by id) from windlass.worker \
                where seen_at > (select windlass.now_us()) - 60000000), \
-             (select count(*) from windlass.standing where state = 3 and at > (select windlass.now_us()))";
+             (select count(*) from windlass.standing \
+               where state = 3 and at > (select windlass.now_us()))";
         let row = self.ask(sql, &[]).await?;
         let (workers, held): (Option<String>, i64) = (row[0].get(0), row[0].get(1));
         if let (Some(workers), false) = (workers, force) {

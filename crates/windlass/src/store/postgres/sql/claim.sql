@@ -40,7 +40,8 @@ create function windlass.claim(_worker text, _queues text[], _kinds text[], _lea
 returns table (id uuid, seq bigint, line int, payload bytea, spec jsonb, priority int, start_kind smallint,
     start_us bigint, created_at bigint, token bigint, attempt int, recoveries int, first_started bigint,
     step_names text[], step_results bytea[], involved boolean, ready bigint, since bigint, wake_in bigint,
-    ids uuid[], seqs bigint[], payloads bytea, sizes int[], created bigint[], lines int[], details jsonb[], generation int)
+    ids uuid[], seqs bigint[], payloads bytea, sizes int[], created bigint[], lines int[], details jsonb[], generation int,
+    last_error text)
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
@@ -84,6 +85,7 @@ declare
   _attempts int[];
   _recoveries int[];
   _generations int[];
+  _begun boolean[];
   _first_starts bigint[];
   _steps smallint[];
   _plains boolean[];
@@ -281,9 +283,9 @@ begin
     -- Most have no past.
     if not _fresh then
       select array_agg(h.attempts + 1), array_agg(h.recoveries), array_agg(h.first_started), array_agg(h.steps),
-          array_agg(h.plain), array_agg(h.generation)
-          into _attempts, _recoveries, _first_starts, _steps, _plains, _generations from (
-        select p.attempts, p.recoveries, p.generation, p.first_started, p.steps, p.plain from windlass.place p
+          array_agg(h.plain), array_agg(h.generation), array_agg(h.begun)
+          into _attempts, _recoveries, _first_starts, _steps, _plains, _generations, _begun from (
+        select p.attempts, p.recoveries, p.generation, p.first_started, p.steps, p.plain, p.begun from windlass.place p
           where p.ctid = any (_places) order by p.seq) h;
     end if;
     if not _speaks then
@@ -348,7 +350,8 @@ begin
           case when _steps[k] > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = b.seq) end,
           case when _steps[k] > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = b.seq) end,
           case when not _plains[k] then true end, null::bigint, null::bigint, null::bigint, null::uuid[], null::bigint[],
-          null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[], nullif(_generations[k], 0)
+          null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[], nullif(_generations[k], 0),
+          case when _begun[k] then (select d.error from windlass.diary d where d.seq = b.seq) end
         from begun b;
     end if;
   end if;
@@ -393,5 +396,5 @@ begin
       where not _terms[t.of] = any (_capped)),
     coalesce(_since, _now),
     least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait, _at_once),
-    _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details, null::int;
+    _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details, null::int, null::text;
 end $$;
