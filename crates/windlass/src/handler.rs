@@ -70,7 +70,8 @@ pub type Returned = Result<Vec<u8>, Failure>;
 /// that the compiler names what is in the way instead of saying that it is not a handler.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a job handler",
-    label = "must be an async function of a job, then optionally `Attempt`, then up to six `State<T>`",
+    label = "must be an async function of a job, then optionally `Attempt`, then `State<T>`s, \
+             six at most",
     note = "it must return `Result<J::Output, E>` where `J: Job` is its first argument and `E` is \
             `Failure` or any error type"
 )]

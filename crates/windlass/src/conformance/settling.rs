@@ -56,7 +56,10 @@ async fn an_attempt_is_handed_the_error_before_it_and_its_generation(bench: Benc
         let error = error.map(ErrorText::new);
         let settlement = Settlement { error, ..settlement(handed, verdict) };
         let store = bench.store.clone();
-        async move { store.settle(vec![settlement]).await.expect("answered").remove(0).expect("held") }
+        async move {
+            let answers = store.settle(vec![settlement]).await;
+            answers.expect("answered").remove(0).expect("held")
+        }
     };
     let first = bench.take().await;
     assert_eq!(said(&first), (1, 0, None), "nothing was before it");

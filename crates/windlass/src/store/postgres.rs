@@ -1259,7 +1259,8 @@ impl Store for PostgresStore {
              from ends x left join lateral (\
                select {} from {} where j.seq in (select seq from scanned) \
                  and windlass._means($3, case when p.state = 1 \
-                   and p.at <= (select windlass.now_us()) then 2 else p.state end, j.line, j.spec, j.created_at) \
+                   and p.at <= (select windlass.now_us()) then 2 else p.state end, \
+                   j.line, j.spec, j.created_at) \
                order by j.seq {way} limit $4) y on true order by y.seq {way}",
             record::COLUMNS,
             record::TABLES
