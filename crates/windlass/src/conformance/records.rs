@@ -286,7 +286,7 @@ async fn a_list_goes_from_either_end_and_by_parent(bench: Bench) {
     };
     for limit in [1, 2, 3, 9, 10, 1_000] {
         for parent in [None, Some(id(1))] {
-            let meant = |number: &u128| parent.is_none() || number % 3 == 0;
+            let meant = |number: &u128| parent.is_none() || number.is_multiple_of(3);
             let mut expected: Vec<JobId> = (1..=9).filter(meant).map(id).collect();
             let oldest = Filter { parent, order: Order::OldestFirst, ..Filter::default() };
             assert_eq!(list(&oldest, limit).await, expected, "{limit} {parent:?}");

@@ -512,6 +512,7 @@ async fn a_handler_takes_several_states_with_or_without_the_attempt() {
         type Output = String;
     }
     struct Prefix(&'static str);
+    #[expect(clippy::too_many_arguments, reason = "as many as a handler can have")]
     async fn six(
         job: Work,
         attempt: Attempt,

@@ -246,13 +246,13 @@ async fn when_the_servers_clock_is_stepped_time_goes_on_from_where_it_was() {
         let report = soon("a worker", worker.stop()).await.expect("it stops");
         assert_eq!(report.lost, 0, "no lease was lost to a step: {report}");
     }
-    let facts = seen.facts();
-    let mut events = facts.events.clone();
+    let (mut events, rated_starts) = {
+        let facts = seen.facts();
+        (facts.events.clone(), facts.rated.len())
+    };
     events.sort_unstable();
     assert_eq!(events, (0..event).collect::<Vec<_>>(), "each event once");
     let most = begun.elapsed().as_secs_f64() * f64::from(RATE) + f64::from(RATE) + 1.0;
-    let rated_starts = facts.rated.len();
-    drop(facts);
     assert!(rated_starts as f64 <= most * 1.1, "{rated_starts} starts, of at most {most}");
     assert!(rated_starts >= STEPS.len(), "the rate does not stall");
     drop(rated);
