@@ -619,16 +619,22 @@ pub(crate) async fn take_turn(mut settling: Settling) -> Option<Settling> {
             error: settling.settlement.error.as_ref(),
         };
         let worker::Registered(attempt) = &settling.registered;
-        match conclude.turn(attempt, ending).await {
+        let shared = attempt.shared();
+        match shared.ask("conclude a run", conclude.turn(attempt, ending)).await {
             Ok(turn) => {
                 settling.settlement.turn = turn.map(Box::new);
                 return Some(settling);
             }
-            Err(Error::Unknown { .. } | Error::Refused(_)) if !attempt.has_lost_its_lease() => {
+            Err(Error::Unknown { .. } | Error::Refused(_))
+                if !attempt.has_lost_its_lease() && !shared.gives_up_after(failures + 1) =>
+            {
                 failures += 1;
                 attempt.engine().clock().sleep(store_backoff(failures)).await;
             }
-            Err(Error::Unknown { .. } | Error::Refused(_)) => return None,
+            Err(Error::Unknown { .. } | Error::Refused(_)) => {
+                shared.tally(|tally| tally.lost += 1);
+                return None;
+            }
             Err(error) => {
                 let judged = Judged {
                     outcome: Outcome::Failed(Default::default()),

@@ -131,8 +131,8 @@ async fn the_event_of_a_completed_job_carries_its_result_up_to_a_bound(bench: Be
     let bound = limits::EVENT_RESULT_BYTES;
     let outputs = [None, bytes(0), bytes(bound), bytes(bound + 1), Some((*b"null").into())];
     // One by one, in a lane or not, and all in one settlement.
-    for (number, output) in (1..).zip(&outputs) {
-        let lane = (number % 2 == 0).then(|| Lane::Key("one".to_string()));
+    for (number, output) in (1u128..).zip(&outputs) {
+        let lane = number.is_multiple_of(2).then(|| Lane::Key("one".to_string()));
         bench.accept([NewJob { lane, ..job(number) }]).await;
         bench.complete(&bench.take().await, output.clone()).await;
     }
@@ -267,9 +267,9 @@ async fn a_finished_graph_is_deleted_in_one_call_or_not_at_all(bench: Bench) {
 }
 
 async fn a_list_goes_from_either_end_and_by_parent(bench: Bench) {
-    for number in 1..=9 {
+    for number in 1..=9u128 {
         // Those of one batch and those of later ones; every third follows from 1.
-        let parent = (number % 3 == 0).then(|| id(1));
+        let parent = number.is_multiple_of(3).then(|| id(1));
         bench.accept([NewJob { parent, ..job(number) }]).await;
     }
     let list = async |filter: &Filter, limit: usize| {

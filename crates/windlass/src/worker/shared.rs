@@ -352,11 +352,11 @@ impl Shared {
     }
 
     /// Asks the store, but not for ever: a store that hangs must not hang the worker.
-    pub(super) async fn ask<T>(
+    pub(crate) async fn ask<T, E: From<StoreError>>(
         &self,
         doing: &'static str,
-        call: impl Future<Output = Answer<T>>,
-    ) -> Answer<T> {
+        call: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
         let clock = self.engine.clock();
         let forced = async {
             self.forced().await;
@@ -370,7 +370,14 @@ impl Shared {
             () = forced => FORCED_PATIENCE,
             () = late => STORE_PATIENCE,
         };
-        Err(StoreError::Unknown { doing, source: format!("no answer in {patience:?}").into() })
+        let source = format!("no answer in {patience:?}").into();
+        Err(StoreError::Unknown { doing, source }.into())
+    }
+
+    /// Whether a call that failed so often is to be given up: the store is gone and so are we. The
+    /// job is rescued when it is back.
+    pub(crate) fn gives_up_after(&self, failures: u32) -> bool {
+        self.stage() >= Stage::Forced && failures > 3
     }
 
     /// Begins to stop, once, on a task of its own: whoever asked may lose patience.

@@ -34,6 +34,39 @@ struct Bug {
 
 const BUGS: &[Bug] = &[
     Bug {
+        what: "a claim leaves the count of its priority as it was",
+        edits: &[("      if _detailed then\n", "      if false then\n")],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "a recovery forgets the count of its priority",
+        edits: &[("from lost where priority <> 0 group", "from lost where false group")],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "adding up loses priorities",
+        edits: &[("having priority is null or sum(ready) <> 0;", "having priority is null;")],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "a recovery is not stamped",
+        edits: &[(
+            "update windlass.diary set recovered_at = _now where",
+            "perform from windlass.diary where",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "every crash is recorded as a lease that ended",
+        edits: &[("'ended', _now, 'end', 5 + _reason,", "'ended', _now, 'end', 5,")],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "a graph is deleted although one of it is open",
+        edits: &[("and p.state < 4 order by p.seq limit 1;", "and false order by p.seq limit 1;")],
+        caught_by: &["a finished graph is deleted in one call or not at all"],
+    },
+    Bug {
         what: "a completion is taken from whoever sends it",
         edits: &[("(p.state = 3 and p.token = r.token + p.seq\n", "(p.state = 3\n")],
         caught_by: &["a stale settlement is refused and changes nothing"],

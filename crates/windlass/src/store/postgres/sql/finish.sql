@@ -236,6 +236,7 @@ create function windlass._add_hooks(_now bigint) returns void language plpgsql a
 declare
   _items windlass.item[];
 begin
+  if not exists (select from windlass.after where tx = pg_current_xact_id() and what = 2) then return; end if;
   perform windlass.register(k.kind, k.kind) from (
     select distinct c as kind from windlass.after where tx = pg_current_xact_id() and what = 2) k;
   select array_agg(row(gen_random_uuid(), l.id, convert_to(f.d::jsonb->>'payload', 'UTF8'), 0, 0::smallint, null::bigint,
@@ -247,7 +248,6 @@ begin
       cross join lateral (select q.id from windlass.queue q where q.name = f.c offset 0) q
       cross join lateral (select l.id from windlass.line l where l.kind = k.id and l.queue = q.id offset 0) l
     where f.tx = pg_current_xact_id() and f.what = 2;
-  if _items is null then return; end if;
   perform windlass._accept(_items, array(select nextval('windlass.job_seq_seq') from generate_series(1, cardinality(_items))),
     array_fill(0, array[cardinality(_items)]), _now);
 end $$;

@@ -74,6 +74,8 @@ end $$;
 
 -- Takes jobs from among the ready that are not offered any more.
 create function windlass._withdraw(_seqs bigint[]) returns void language sql as $$
+  -- Both halves at once, so that nothing is moved from one to the other in between.
+  lock table windlass.ready in row exclusive mode;
   delete from windlass.ready_0 x where x.ctid = any (array(
     select r.ctid from windlass.place p cross join lateral (select r.ctid from windlass.ready_0 r
       where r.line = p.line and r.rank = p.rank and r.at = p.at and r.seq = p.seq offset 0) r where p.seq = any (_seqs)));
