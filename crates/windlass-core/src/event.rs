@@ -3,7 +3,8 @@
 use alloc::sync::Arc;
 use core::time::Duration;
 
-use crate::job::{CancelReason, DeadReason, JobId, Priority};
+use crate::job::{Bytes, CancelReason, DeadReason, JobId, Priority};
+use crate::limits;
 use crate::name::Name;
 use crate::object::Address;
 use crate::outcome::ErrorText;
@@ -91,8 +92,10 @@ pub enum What {
         worker: Arc<str>,
         /// Which start.
         attempt: u32,
-        /// How long it ran.
+        /// How long this attempt ran.
         duration: Duration,
+        /// What its handler returned.
+        result: EventResult,
     },
     /// An attempt failed.
     JobFailed {
@@ -154,13 +157,19 @@ pub enum What {
         reason: RecoveryReason,
         /// The attempt that was lost.
         attempt: u32,
+        /// How long ago that attempt had begun.
+        stale_for: Duration,
     },
-    /// The job will run again.
-    RecoveryExecuted {
-        /// How it was noticed.
+    /// The job's worker was lost, and it will run again.
+    JobRecovered {
+        /// How the loss was noticed.
         reason: RecoveryReason,
-        /// How often it has been recovered.
+        /// The attempt that was lost.
+        attempt: u32,
+        /// How often the job has been recovered since it last succeeded.
         recovery: u32,
+        /// How long ago that attempt had begun.
+        stale_for: Duration,
     },
     /// The job will not be recovered again; it is dead.
     RecoveryExhausted {
@@ -216,6 +225,38 @@ pub enum What {
     },
 }
 
+/// What the handler of a completed job returned, as the event of its completion tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EventResult {
+    /// There is no output: whoever settled the attempt gave none.
+    None,
+    /// The output, to the byte; at most [`EVENT_RESULT_BYTES`](limits::EVENT_RESULT_BYTES). A
+    /// handler that returns `()` gives `null`.
+    Output(Bytes),
+    /// The output is larger than an event carries. It is in the job's record for as long as that
+    /// is kept.
+    TooLarge {
+        /// How many bytes it has.
+        bytes: usize,
+    },
+    /// The job's record was gone when the event was read, and its output with it. Only a store
+    /// that keeps outputs with the records alone tells so (PostgreSQL).
+    Gone,
+}
+
+impl EventResult {
+    /// What is told of an output.
+    pub fn of(output: Option<&Bytes>) -> Self {
+        match output {
+            None => Self::None,
+            Some(output) if output.len() > limits::EVENT_RESULT_BYTES => {
+                Self::TooLarge { bytes: output.len() }
+            }
+            Some(output) => Self::Output(output.clone()),
+        }
+    }
+}
+
 /// Why a record was deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoveReason {
@@ -227,16 +268,102 @@ pub enum RemoveReason {
     DeadLettersFull,
 }
 
-/// How a lost worker was noticed.
+/// Why an attempt ended without an outcome of its own, and what that meant for its job.
+///
+/// The first three say how the loss of a worker was noticed: they are told with
+/// `recovery.detected` and `job.recovered`, and a [`Rescue`](crate::ledger::Rescue) names one of
+/// them. The record of an attempt keeps the reason in its end
+/// ([`AttemptEnd::recovery`](crate::record::AttemptEnd::recovery)).
+///
+/// In other systems' words:
+///
+/// | there | here |
+/// |---|---|
+/// | `stale_executing` | [`LeaseExpired`](Self::LeaseExpired) |
+/// | `infrastructure_restart` | [`Restart`](Self::Restart) |
+/// | `manual` | [`Manual`](Self::Manual) |
+/// | `pending_resume` | [`Released`](Self::Released) |
+/// | `max_attempts_exceeded` | [`LimitReached`](Self::LimitReached) |
+/// | `orphaned_alarm` | cannot be: an alarm is a job, in one commit with what waits for it |
+/// | `not_needed`, `no_job`, `already_terminal` | nothing is done and nothing is told |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecoveryReason {
-    /// The lease was not renewed in time.
+    /// The lease was not renewed in time. The job runs again.
     LeaseExpired,
-    /// The process that held the lease is known to be gone.
+    /// The process that held the lease is known to be gone. The job runs again.
     Restart,
-    /// Someone said so.
+    /// Someone said that the worker is gone. The job runs again.
     Manual,
+    /// The worker stopped and gave the job back, the start uncounted: told as `job.released`.
+    Released,
+    /// The worker was lost, and the job had used up its attempts or its recoveries: it is dead.
+    /// Told as `recovery.exhausted`.
+    LimitReached,
 }
+
+impl RecoveryReason {
+    /// Every reason; the place of each is its number where it is stored.
+    pub const ALL: [RecoveryReason; 5] =
+        [Self::LeaseExpired, Self::Restart, Self::Manual, Self::Released, Self::LimitReached];
+
+    /// How a loss was noticed, for a reason that says so; someone must have, for one that does not.
+    #[must_use]
+    pub const fn noticed(self) -> Self {
+        match self {
+            Self::LeaseExpired | Self::Restart | Self::Manual => self,
+            Self::Released | Self::LimitReached => Self::Manual,
+        }
+    }
+
+    /// The reason as one word, such as `lease_expired`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::LeaseExpired => "lease_expired",
+            Self::Restart => "restart",
+            Self::Manual => "manual",
+            Self::Released => "released",
+            Self::LimitReached => "limit_reached",
+        }
+    }
+}
+
+/// Every topic but those that objects tell, which begin with the kind of the object.
+pub const TOPICS: [&str; 34] = [
+    "job.enqueued",
+    "job.deduplicated",
+    "job.blocked",
+    "job.unblocked",
+    "job.scheduled",
+    "job.started",
+    "job.progress",
+    "job.completed",
+    "job.failed",
+    "job.retrying",
+    "job.snoozed",
+    "job.released",
+    "job.dead",
+    "job.cancel_requested",
+    "job.cancelled",
+    "job.replayed",
+    "job.removed",
+    "step.completed",
+    "recovery.detected",
+    "job.recovered",
+    "recovery.exhausted",
+    "queue.paused",
+    "queue.resumed",
+    "queue.cleared",
+    "queue.empty",
+    "queue.full",
+    "queue.configured",
+    "pool.empty",
+    "object.created",
+    "object.removed",
+    "worker.started",
+    "worker.stopping",
+    "worker.stopped",
+    "worker.error",
+];
 
 impl What {
     /// The dotted name subscribers filter by.
@@ -261,7 +388,7 @@ impl What {
             What::JobReplayed { .. } => "job.replayed",
             What::JobRemoved { .. } => "job.removed",
             What::RecoveryDetected { .. } => "recovery.detected",
-            What::RecoveryExecuted { .. } => "recovery.executed",
+            What::JobRecovered { .. } => "job.recovered",
             What::RecoveryExhausted { .. } => "recovery.exhausted",
             What::QueuePaused => "queue.paused",
             What::QueueResumed => "queue.resumed",
@@ -277,6 +404,23 @@ impl What {
             What::WorkerStopping => "worker.stopping",
             What::WorkerStopped => "worker.stopped",
             What::WorkerError { .. } => "worker.error",
+        }
+    }
+
+    /// Whether an attempt failed that is followed by another.
+    pub const fn will_retry(&self) -> bool {
+        matches!(self, What::JobFailed { next_retry_at: Some(_), .. })
+    }
+
+    /// Why an attempt ended without an outcome of its own, if that is what happened.
+    pub const fn recovery(&self) -> Option<RecoveryReason> {
+        match self {
+            What::RecoveryDetected { reason, .. } | What::JobRecovered { reason, .. } => {
+                Some(*reason)
+            }
+            What::JobReleased { .. } => Some(RecoveryReason::Released),
+            What::RecoveryExhausted { .. } => Some(RecoveryReason::LimitReached),
+            _ => None,
         }
     }
 

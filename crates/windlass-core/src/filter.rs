@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::job::StateName;
+use crate::job::{JobId, StateName};
 use crate::ledger::Glimpse;
 use crate::name::Name;
 use crate::record::JobRecord;
@@ -23,6 +23,31 @@ pub struct Filter {
     pub created_from: Option<Timestamp>,
     /// Accepted before this time.
     pub created_before: Option<Timestamp>,
+    /// That follow from this job: they name it as their `parent`.
+    pub parent: Option<JobId>,
+    /// In which order a list gives them. A change of many jobs goes by acceptance, whatever this
+    /// says.
+    pub order: Order,
+}
+
+/// The order of a list of jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// The last accepted first.
+    #[default]
+    NewestFirst,
+    /// The first accepted first. Jobs that are accepted meanwhile come at the end.
+    OldestFirst,
+}
+
+impl Order {
+    /// The cursor of a page that is to begin with the job of this sequence.
+    pub const fn cursor(self, sequence: u64) -> u64 {
+        match self {
+            Order::NewestFirst => sequence.saturating_add(1),
+            Order::OldestFirst => sequence,
+        }
+    }
 }
 
 impl Filter {
@@ -32,6 +57,7 @@ impl Filter {
             && self.tags.iter().all(|tag| record.job.tags.contains(tag))
             && self.created_from.is_none_or(|from| record.created_at >= from)
             && self.created_before.is_none_or(|before| record.created_at < before)
+            && (self.parent.is_none() || record.job.parent == self.parent)
     }
 
     /// Whether the filter may mean this job, by its state, kind and queue alone: if not, its record
@@ -42,7 +68,10 @@ impl Filter {
 
     /// Whether only records can tell which jobs are meant, by what they say of a job for good.
     pub fn needs_record(&self) -> bool {
-        !self.tags.is_empty() || self.created_from.is_some() || self.created_before.is_some()
+        !self.tags.is_empty()
+            || self.created_from.is_some()
+            || self.created_before.is_some()
+            || self.parent.is_some()
     }
 
     fn may_mean(&self, state: StateName, kind: &Name, queue: &Name) -> bool {

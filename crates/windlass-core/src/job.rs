@@ -339,8 +339,16 @@ impl NewJob {
             well_formed("unique key", &unique.key)?;
             no_longer_than("unique window", unique.window.unwrap_or_default())?;
         }
-        if let Some(Lane::Key(key)) = &self.lane {
-            well_formed("lane key", key)?;
+        match &self.lane {
+            Some(Lane::Key(key)) => well_formed("lane key", key)?,
+            Some(Lane::Turn(turn)) if *turn > limits::TURN_MAX => {
+                return Err(Refusal::OutOfBounds {
+                    what: "turn",
+                    got: turn.to_string(),
+                    allowed: "use `Lane::Spread`, which takes the next one".to_string(),
+                });
+            }
+            Some(Lane::Turn(_) | Lane::Spread) | None => {}
         }
         let trace_bytes = self.trace.as_ref().map_or(0, |trace| trace.len());
         at_most("trace context bytes", trace_bytes, limits::TRACE_BYTES, "send a traceparent")?;

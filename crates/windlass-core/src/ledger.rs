@@ -31,6 +31,7 @@ mod hooks;
 mod index;
 mod lanes;
 mod objects;
+mod ranked;
 mod renew;
 mod rescue;
 mod restore;
@@ -49,8 +50,8 @@ use alloc::vec::Vec;
 pub use book::Partition;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
 pub use control::{
-    Announce, Cancel, CancelAnswer, Clear, Cleared, Configure, QueueChange, Remove, Replay,
-    ReplayEdited, Reschedule, WorkerCard, WorkerKind, WorkerNews, nearest,
+    Announce, Cancel, CancelAnswer, Clear, Cleared, Configure, QueueChange, Remove, RemoveGraph,
+    Replay, ReplayEdited, Reschedule, WorkerCard, WorkerKind, WorkerNews, nearest,
 };
 pub use enqueue::{Acceptance, Enqueue, Enqueued, InLane};
 pub use glimpse::Glimpse;

@@ -23,6 +23,10 @@ pub const NAMES: usize = 10_000;
 /// Most lanes of one queue: each has counters of its own, for ever.
 pub const LANES: usize = 4_096;
 
+/// The last number among jobs that are spread over lanes: so far from the end of all numbers that
+/// counting on from it cannot get there.
+pub const TURN_MAX: u64 = 1 << 62;
+
 /// Largest state of an object in bytes: every turn writes it anew.
 pub const OBJECT_STATE_BYTES: usize = 1024 * 1024;
 
@@ -81,6 +85,11 @@ pub const STEP_BYTES: usize = 128 * 1024;
 /// Most bytes of all results of one job: every start of the job reads them all.
 pub const STEPS_BYTES: usize = 1024 * 1024;
 
+/// Largest result in bytes that the event of a completed job carries: room for an id, a count or a
+/// short answer. [`EVENTS_KEPT`] events of that size take 64 MB, where whole outputs could take a
+/// terabyte.
+pub const EVENT_RESULT_BYTES: usize = 1_024;
+
 /// Events kept for subscribers that lag: at full speed about a second of history, some 10 MB.
 pub const EVENTS_KEPT: usize = 65_536;
 
@@ -97,6 +106,10 @@ pub const PAGE_JOBS: usize = 1_000;
 /// Records one page may look at: a filter that matches nothing still answers quickly, with a
 /// cursor to go on from.
 pub const PAGE_SCAN: usize = 20_000;
+
+/// Priorities of a queue whose waiting jobs are told apart in its counts, the highest first: a
+/// program has a handful, and one that uses them as sort keys must not make every count long.
+pub const PRIORITIES_COUNTED: usize = 100;
 
 /// Shortest lease: below it an ordinary scheduling delay would look like a crash.
 pub const LEASE_MIN: Duration = Duration::from_secs(1);
@@ -148,6 +161,11 @@ pub fn no_longer_than(what: &'static str, got: Duration) -> Result<(), Refusal> 
     }
     let allowed = "it may be at most 100 years; check the unit".to_string();
     Err(Refusal::OutOfBounds { what, got: shown(got), allowed })
+}
+
+/// A limit on how many of something there may be, as every store can keep it. Nobody has more.
+pub fn countable(limit: u64) -> u64 {
+    limit.min(i64::MAX.unsigned_abs())
 }
 
 /// Refuses a key that is empty, too long or cannot be printed.

@@ -114,6 +114,9 @@ impl fmt::Display for ObjectStatus {
 pub struct ObjectMeta {
     /// Grows with every turn; 1 for the first.
     pub version: u64,
+    /// Tells it from others that had, or will have, its address: no job that is bound to it has a
+    /// lower sequence number, and every job bound to one of the others before it has.
+    pub incarnation: u64,
     /// Where it stands.
     pub status: ObjectStatus,
     /// Why it was stopped or failed.
@@ -139,10 +142,11 @@ pub struct ObjectMeta {
 }
 
 impl ObjectMeta {
-    /// An object that has had no turn yet.
-    pub fn new(at: Timestamp) -> Self {
+    /// An object that has had no turn yet; jobs accepted from now on have at least this number.
+    pub fn new(at: Timestamp, next_sequence: u64) -> Self {
         Self {
             version: 0,
+            incarnation: next_sequence,
             status: ObjectStatus::Active,
             reason: None,
             created_at: at,
@@ -155,6 +159,14 @@ impl ObjectMeta {
             alarm: None,
             purge_at: None,
         }
+    }
+
+    /// Whether a job with this address and sequence number is bound to this object, and not to
+    /// one that had the address before.
+    ///
+    /// Numbers say so and not times: a clock may be put back between the two.
+    pub fn owns(&self, sequence: u64) -> bool {
+        sequence >= self.incarnation
     }
 
     /// Takes over what a turn says of the object: its version, status, counters and when it is

@@ -37,9 +37,16 @@ impl Rate {
         self
     }
 
-    /// Time between two evenly spaced starts, at least a microsecond.
+    /// The period in whole microseconds, rounded up like the spacing.
+    pub fn period_micros(&self) -> i64 {
+        i64::try_from(self.period.as_nanos().div_ceil(1_000)).unwrap_or(i64::MAX)
+    }
+
+    /// Time between two evenly spaced starts, in whole microseconds and at least one. Rounded up:
+    /// a spacing that is a little too short adds up to more starts than were allowed.
     fn spacing(&self) -> Duration {
-        (self.period / self.jobs.max(1)).max(Duration::from_micros(1))
+        let period = self.period_micros().unsigned_abs();
+        Duration::from_micros(period.div_ceil(u64::from(self.jobs.max(1))).max(1))
     }
 
     /// Whether one more job may start at `now`, given the arrival time `full_at` of the last one:
@@ -73,7 +80,48 @@ mod tests {
         assert!(rate.admit(full_at, now + Duration::from_millis(100)).is_ok());
     }
 
+    #[test]
+    fn the_longest_period_and_the_largest_burst_do_not_overflow() {
+        for jobs in [0, 1, u32::MAX] {
+            for period in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+                for burst in [0, 1, u32::MAX] {
+                    let rate = Rate { jobs, period, burst };
+                    for at in [i64::MIN, 0, i64::MAX].map(Timestamp::from_micros) {
+                        let full_at = rate.admit(Timestamp::from_micros(i64::MIN), at);
+                        let _ = rate.admit(full_at.expect("nothing has started"), at);
+                    }
+                }
+            }
+        }
+    }
+
     proptest! {
+        /// Whoever asks at every chance gets the most there can be: no window is longer than all.
+        #[test]
+        fn nobody_gets_more_than_the_rate_however_long_he_asks(
+            jobs in 1u32..2_000_000,
+            period_ns in 1u64..3_600_000_000_000,
+            burst in 1u32..5,
+            starts in 1u32..3_000,
+        ) {
+            let rate = Rate { jobs, period: Duration::from_nanos(period_ns), burst };
+            let begin = Timestamp::from_millis(5_000);
+            let (mut full_at, mut now) = (Timestamp::default(), begin);
+            for started in 1..=starts {
+                while let Err(wait) = rate.admit(full_at, now) {
+                    now = now + wait;
+                }
+                full_at = rate.admit(full_at, now).expect("it was waited for");
+                let passed_ns = now.since(begin).as_nanos();
+                // No more than the burst, and one for each part of the period that has passed.
+                let spaced = u128::from(started.saturating_sub(burst)) * u128::from(period_ns);
+                prop_assert!(
+                    spaced <= passed_ns * u128::from(jobs),
+                    "{started} starts within {passed_ns} ns"
+                );
+            }
+        }
+
         #[test]
         fn no_window_holds_more_than_burst_plus_rate(
             jobs in 1u32..50,

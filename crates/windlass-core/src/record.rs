@@ -11,6 +11,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
+use crate::event::RecoveryReason;
 use crate::job::{Bytes, Condition, JobId, NewJob, State, StateName};
 use crate::limits;
 use crate::name::Name;
@@ -147,8 +148,61 @@ pub enum AttemptEnd {
     Released,
     /// It was called off.
     Cancelled,
-    /// The worker was lost.
-    Crashed,
+    /// The worker was lost; why, and whether the job could be recovered.
+    Crashed(RecoveryReason),
+}
+
+impl AttemptEnd {
+    /// Why the attempt ended without an outcome of its own, if it did.
+    pub const fn recovery(self) -> Option<RecoveryReason> {
+        match self {
+            AttemptEnd::Crashed(reason) => Some(reason),
+            AttemptEnd::Released => Some(RecoveryReason::Released),
+            AttemptEnd::Completed
+            | AttemptEnd::Failed
+            | AttemptEnd::Snoozed
+            | AttemptEnd::Cancelled => None,
+        }
+    }
+
+    /// The end as one word, such as `crashed`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            AttemptEnd::Completed => "completed",
+            AttemptEnd::Failed => "failed",
+            AttemptEnd::Snoozed => "snoozed",
+            AttemptEnd::Released => "released",
+            AttemptEnd::Cancelled => "cancelled",
+            AttemptEnd::Crashed(_) => "crashed",
+        }
+    }
+
+    /// The end and its reason as one number, for those who keep it.
+    pub const fn number(self) -> u8 {
+        match self {
+            AttemptEnd::Completed => 0,
+            AttemptEnd::Failed => 1,
+            AttemptEnd::Snoozed => 2,
+            AttemptEnd::Released => 3,
+            AttemptEnd::Cancelled => 4,
+            AttemptEnd::Crashed(reason) => 5 + reason as u8,
+        }
+    }
+
+    /// The end with this [`number`](Self::number), if there is one.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => AttemptEnd::Completed,
+            1 => AttemptEnd::Failed,
+            2 => AttemptEnd::Snoozed,
+            3 => AttemptEnd::Released,
+            4 => AttemptEnd::Cancelled,
+            _ => {
+                let reason = usize::from(number).checked_sub(5)?;
+                AttemptEnd::Crashed(*RecoveryReason::ALL.get(reason)?)
+            }
+        })
+    }
 }
 
 /// What a handler says while it runs.
@@ -158,6 +212,8 @@ pub struct Report {
     pub progress: Option<Progress>,
     /// Lines for the job's log.
     pub lines: Vec<LogLine>,
+    /// Lines before those that were dropped already, because a log keeps only the last.
+    pub lines_dropped: u32,
     /// Steps it has finished. They are never cut: what is beyond a bound is refused.
     pub steps: Vec<Step>,
 }
@@ -168,6 +224,14 @@ impl Report {
         self.progress.is_none() && self.lines.is_empty() && self.steps.is_empty()
     }
 
+    /// Drops and counts the lines that a log would not keep.
+    pub fn keep_last_lines(&mut self) {
+        let surplus = self.lines.len().saturating_sub(limits::LOG_LINES_KEPT);
+        self.lines.drain(..surplus);
+        let surplus = u32::try_from(surplus).unwrap_or(u32::MAX);
+        self.lines_dropped = self.lines_dropped.saturating_add(surplus);
+    }
+
     /// The report, cut to what a record keeps: the last lines, and no text that is too long.
     #[must_use]
     pub fn bounded(mut self) -> Self {
@@ -176,8 +240,7 @@ impl Report {
             progress.percent = progress.percent.min(100);
             fit(&mut progress.note);
         }
-        let surplus = self.lines.len().saturating_sub(limits::LOG_LINES_KEPT);
-        self.lines.drain(..surplus);
+        self.keep_last_lines();
         self.lines.iter_mut().for_each(|line| fit(&mut line.text));
         self
     }
@@ -311,7 +374,8 @@ pub struct AttemptRecord {
 pub struct JobRecord {
     /// What its producer said.
     pub job: Arc<NewJob>,
-    /// Its place in the order of acceptance.
+    /// Its place in the order of acceptance. In a database it is taken before the commit: of two
+    /// calls that overlap, the one with the smaller number may be accepted later.
     pub sequence: u64,
     /// Where it stands.
     pub condition: Condition,
@@ -321,6 +385,9 @@ pub struct JobRecord {
     pub updated_at: Timestamp,
     /// When its first attempt of this generation began.
     pub first_started_at: Option<Timestamp>,
+    /// When it was last recovered from the loss of its worker. Unlike the count in its condition,
+    /// success and replay leave it.
+    pub last_recovery_at: Option<Timestamp>,
     /// What its handler returned.
     pub output: Option<Bytes>,
     /// The last error; cleared by success and replay.
@@ -351,6 +418,7 @@ impl JobRecord {
             created_at: accepted.at,
             updated_at: accepted.at,
             first_started_at: None,
+            last_recovery_at: None,
             output: None,
             error: None,
             attempts: VecDeque::new(),
@@ -366,6 +434,32 @@ impl JobRecord {
     /// The job's id.
     pub fn id(&self) -> JobId {
         self.job.id
+    }
+
+    /// Since when its handler runs; `None` if it does not.
+    pub fn executing_since(&self) -> Option<Timestamp> {
+        match &self.condition.state {
+            State::Running(lease) => Some(lease.since),
+            State::Blocked { .. }
+            | State::Scheduled { .. }
+            | State::Ready { .. }
+            | State::Completed { .. }
+            | State::Dead { .. }
+            | State::Cancelled { .. } => None,
+        }
+    }
+
+    /// When it succeeded; `None` if it has not. A job that completed is not run again.
+    pub fn last_success_at(&self) -> Option<Timestamp> {
+        match &self.condition.state {
+            State::Completed { at } => Some(*at),
+            State::Blocked { .. }
+            | State::Scheduled { .. }
+            | State::Ready { .. }
+            | State::Running(_)
+            | State::Dead { .. }
+            | State::Cancelled { .. } => None,
+        }
     }
 
     /// The name of the state the job is in, as of when the record was read.
@@ -409,12 +503,17 @@ impl JobRecord {
                     last.ended = Some((update.at, *end));
                     last.error.clone_from(error);
                 }
+                if let (AttemptEnd::Crashed(_), State::Scheduled { .. }) =
+                    (end, &self.condition.state)
+                {
+                    self.last_recovery_at = Some(update.at);
+                }
                 match end {
                     AttemptEnd::Completed => {
                         self.output.clone_from(output);
                         self.error = None;
                     }
-                    AttemptEnd::Failed | AttemptEnd::Crashed | AttemptEnd::Cancelled => {
+                    AttemptEnd::Failed | AttemptEnd::Crashed(_) | AttemptEnd::Cancelled => {
                         self.error.clone_from(error);
                     }
                     AttemptEnd::Snoozed | AttemptEnd::Released => {}
@@ -457,10 +556,11 @@ impl JobRecord {
         if let Some(progress) = &report.progress {
             self.progress = Some(progress.clone());
         }
+        self.log_dropped = self.log_dropped.saturating_add(report.lines_dropped);
         for line in &report.lines {
             if self.log.len() == limits::LOG_LINES_KEPT {
                 self.log.pop_front();
-                self.log_dropped += 1;
+                self.log_dropped = self.log_dropped.saturating_add(1);
             }
             self.log.push_back(line.clone());
         }

@@ -100,6 +100,18 @@ pub enum Refusal {
         operation: &'static str,
     },
 
+    /// An open job depends on this completed one and may read its output.
+    #[error(
+        "cannot remove job {job}: job {by} depends on it, is open and may read its output; \
+         wait for that job, or cancel it first"
+    )]
+    StillNeeded {
+        /// The job that was to be removed.
+        job: JobId,
+        /// An open job that depends on it.
+        by: JobId,
+    },
+
     /// Another job holds the unique key of a job that no other can stand for: one that is
     /// replayed, or the alarm of an object.
     #[error("job {job} cannot have its unique key: job {holder} holds it")]

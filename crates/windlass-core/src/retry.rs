@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::job::JobId;
+use crate::limits;
 
 /// How the delay grows with the attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,9 +80,10 @@ impl Retry {
         }
     }
 
-    /// The same delay before every retry.
+    /// The same delay before every retry, however long: what does not grow needs no cap, so only
+    /// [`Retry::cap`] sets one.
     pub fn constant(delay: Duration) -> Self {
-        Self::with(Backoff::Constant(delay))
+        Self::with(Backoff::Constant(delay)).cap(Duration::MAX)
     }
 
     /// `step`, `2 × step`, `3 × step`, … capped at 5 minutes unless [`Retry::cap`] says otherwise.
@@ -94,11 +96,9 @@ impl Retry {
         Self::with(Backoff::Exponential { base, factor_milli: 2_000 })
     }
 
-    /// Delays chosen one by one; the last repeats.
+    /// Delays chosen one by one; the last repeats. Only [`Retry::cap`] shortens them.
     pub fn custom(delays: impl Into<Vec<Duration>>) -> Self {
-        let mut retry = Self::with(Backoff::Custom(delays.into()));
-        retry.cap = Duration::MAX;
-        retry
+        Self::with(Backoff::Custom(delays.into())).cap(Duration::MAX)
     }
 
     /// Preset: 1 s to 30 s, for calls to well-behaved services.
@@ -153,9 +153,9 @@ impl Retry {
 
     /// The delay after attempt number `attempt` (1 is the first) failed.
     ///
-    /// Never overflows: growth stops at the cap, whatever the attempt.
+    /// Never overflows: growth stops at the cap or at a century, whatever the attempt.
     pub fn delay(&self, attempt: u32, seed: u64) -> Duration {
-        let exact = self.exact_delay(attempt).min(self.cap);
+        let exact = self.exact_delay(attempt).min(self.cap).min(limits::DELAY_MAX);
         match self.jitter {
             Jitter::None => exact,
             Jitter::Tenth => {
@@ -225,8 +225,10 @@ mod tests {
     fn linear_constant_and_custom_delays_follow_their_tables() {
         let linear = Retry::linear(Duration::from_secs(100)).jitter(Jitter::None);
         assert_eq!(seconds(&linear, 4), [100, 200, 300, 300]);
-        let constant = Retry::constant(Duration::from_secs(7)).jitter(Jitter::None);
-        assert_eq!(seconds(&constant, 3), [7, 7, 7]);
+        for delay in [7, 600, 86_400] {
+            let constant = Retry::constant(Duration::from_secs(delay)).jitter(Jitter::None);
+            assert_eq!(seconds(&constant, 3), [delay; 3]);
+        }
         let custom = Retry::custom(vec![Duration::from_secs(1), Duration::from_secs(900)])
             .jitter(Jitter::None);
         assert_eq!(seconds(&custom, 3), [1, 900, 900]);
@@ -252,18 +254,33 @@ mod tests {
 
         #[test]
         fn no_configuration_overflows_or_exceeds_its_cap(
-            base_us: u64, factor_milli: u32, cap_us: u64, attempt: u32, seed: u64,
+            base in durations(), factor_milli: u32, cap in durations(), attempt: u32, seed: u64,
         ) {
-            let cap = Duration::from_micros(cap_us);
-            for jitter in [Jitter::None, Jitter::Equal, Jitter::Full] {
-                let retry = Retry {
-                    backoff: Backoff::Exponential {
-                        base: Duration::from_micros(base_us), factor_milli,
-                    },
-                    cap, jitter, max_attempts: None, max_duration: None,
-                };
-                prop_assert!(retry.delay(attempt, seed) <= cap);
+            let backoffs = [
+                Backoff::Constant(base),
+                Backoff::Linear(base),
+                Backoff::Exponential { base, factor_milli },
+                Backoff::Custom(vec![base]),
+            ];
+            for backoff in backoffs {
+                for jitter in [Jitter::None, Jitter::Tenth, Jitter::Equal, Jitter::Full] {
+                    let retry = Retry::with(backoff.clone()).cap(cap).jitter(jitter);
+                    let most = match jitter {
+                        Jitter::Tenth => cap.saturating_add(cap / 10),
+                        Jitter::None | Jitter::Equal | Jitter::Full => cap,
+                    };
+                    prop_assert!(retry.delay(attempt, seed) <= most);
+                }
             }
         }
+    }
+
+    fn durations() -> impl Strategy<Value = Duration> {
+        prop_oneof![
+            any::<u64>().prop_map(Duration::from_micros),
+            any::<u64>().prop_map(Duration::from_secs),
+            Just(Duration::ZERO),
+            Just(Duration::MAX),
+        ]
     }
 }

@@ -1,5 +1,6 @@
 //! Measurements of the engine on this machine, each on a store of its own.
 //!
+//! - `batch` measures batches by what is in them, and by how much
 //! - `callers` measures producers: one job per call, a thousand per call, whole lifecycles
 //! - `workers` measures a worker: emptying a queue, and picking up the first job
 //! - `backlog` measures what a claim costs when few and when many jobs wait
@@ -14,6 +15,7 @@
 mod backlog;
 #[cfg(feature = "postgres")]
 mod bare;
+mod batch;
 mod callers;
 mod ground;
 mod idle;
@@ -93,6 +95,7 @@ fn modes(asked: &[Mode], ground: &Ground) -> anyhow::Result<Vec<Mode>> {
         Mode::Memory,
         Mode::Enqueue,
         Mode::Bulk,
+        Mode::Batch,
         Mode::Drain,
         Mode::Lifecycle,
         Mode::Pool,
@@ -164,7 +167,7 @@ fn print_json(results: &[Measurement], options: &BenchOptions) -> anyhow::Result
 fn plan(options: &BenchOptions, mode: Mode, ground: &Arc<Ground>) -> Plan {
     let jobs = options.jobs.unwrap_or(match mode {
         Mode::Enqueue | Mode::Drain | Mode::Lifecycle | Mode::Limit => 100_000,
-        Mode::Pool | Mode::Debounce => 100_000,
+        Mode::Batch | Mode::Pool | Mode::Debounce => 100_000,
         Mode::Continuous => 10_000,
         Mode::Bulk | Mode::Backlog | Mode::Pinned | Mode::Memory | Mode::Reopen => 1_000_000,
         Mode::Latency => 500,
@@ -187,6 +190,7 @@ fn describe(mode: Mode, jobs: u64, options: &BenchOptions) -> String {
     let (name, jobs) = (mode.name(), output::grouped(jobs));
     match mode {
         Mode::Latency => format!("latency: {jobs} samples"),
+        Mode::Batch => format!("batch: up to {jobs} jobs"),
         Mode::Backlog => format!("backlog: up to {jobs} waiting jobs"),
         Mode::Idle => format!("idle: {} seconds", options.seconds),
         Mode::Debounce => format!("debounce: {jobs} events, {} callers", options.concurrency),
@@ -206,6 +210,7 @@ fn measure(mode: Mode, plan: &Plan, with_limit: bool) -> anyhow::Result<Vec<Meas
     let mut measured = match mode {
         Mode::Enqueue => one(runtime.block_on(callers::enqueue(plan))),
         Mode::Bulk => one(runtime.block_on(callers::bulk(plan))),
+        Mode::Batch => runtime.block_on(batch::batches(plan)),
         Mode::Lifecycle => one(runtime.block_on(callers::lifecycle(mode, plan))),
         Mode::Drain => one(runtime.block_on(workers::drain(plan))),
         Mode::Pool => runtime.block_on(objects::pool(plan)),

@@ -24,11 +24,16 @@ pub struct Postgres {
     user: Option<User>,
     port: u16,
     databases: AtomicUsize,
+    /// What stands between the server and the machine's clock.
+    fake_clock: Option<PathBuf>,
     directory: Directory,
 }
 
 const MISSING: Missing =
     Missing { what: "PostgreSQL", how_to_install: "apt-get install postgresql" };
+
+const NO_FAKE_CLOCK: Missing =
+    Missing { what: "libfaketime", how_to_install: "apt-get install libfaketime" };
 
 /// Immediate shutdown: everything ends at once, and no shared memory is left behind, as it would
 /// be after a kill.
@@ -42,7 +47,20 @@ impl Postgres {
 
     /// Starts a server with lines of configuration, such as `max_connections=200`.
     pub fn with(settings: &[&str]) -> Result<Self, Missing> {
+        Self::make(settings, None)
+    }
+
+    /// Starts a server whose wall clock can be stepped while it runs.
+    pub fn with_clock() -> Result<Self, Missing> {
+        Self::make(&[], Some(fake_clock().ok_or(NO_FAKE_CLOCK)?))
+    }
+
+    fn make(settings: &[&str], fake_clock: Option<PathBuf>) -> Result<Self, Missing> {
         let mut server = Self::lay_out()?;
+        if fake_clock.is_some() {
+            server.set_clock(0);
+        }
+        server.fake_clock = fake_clock;
         let (data, programs) = (server.data(), &server.programs);
         let data = data.to_str().expect("the path is text");
         let options = ["-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"];
@@ -86,7 +104,9 @@ impl Postgres {
             directory.give_to(user);
         }
         let port = free_port();
-        Ok(Self { process: None, programs, user, port, databases: AtomicUsize::new(0), directory })
+        let databases = AtomicUsize::new(0);
+        let fake_clock = None;
+        Ok(Self { process: None, programs, user, port, databases, fake_clock, directory })
     }
 
     fn user(&self) -> Option<&User> {
@@ -107,6 +127,34 @@ impl Postgres {
         let path = self.data().join("postgresql.conf");
         let file = fs::OpenOptions::new().append(true).open(path);
         file.and_then(|mut file| file.write_all(all.as_bytes())).expect("initdb made the file");
+    }
+
+    /// Puts the wall clock of a server from [`Postgres::with_clock`] so many seconds from where it
+    /// should be. Its steady clock goes on.
+    pub fn set_clock(&self, seconds: i64) {
+        let (file, fresh) = (self.clock_file(), self.clock_file().with_extension("fresh"));
+        let written = fs::write(&fresh, format!("{seconds:+}\n"));
+        written.and_then(|()| fs::rename(fresh, file)).expect("the directory is ours");
+    }
+
+    fn clock_file(&self) -> PathBuf {
+        self.directory.path().join("clock")
+    }
+
+    /// The program and what comes before its arguments. It alone is to read its clock through the
+    /// library: whoever changes to the server's user first would leave it locks it cannot open.
+    fn program(&self) -> (PathBuf, Vec<String>) {
+        let program = self.programs.join("postgres");
+        let Some(library) = &self.fake_clock else { return (program, Vec::new()) };
+        let before = vec![
+            format!("LD_PRELOAD={}", library.display()),
+            format!("FAKETIME_TIMESTAMP_FILE={}", self.clock_file().display()),
+            "FAKETIME_NO_CACHE=1".to_string(),
+            "FAKETIME_DONT_FAKE_MONOTONIC=1".to_string(),
+            "FAKETIME_DISABLE_SHM=1".to_string(),
+            program.display().to_string(),
+        ];
+        (PathBuf::from("/usr/bin/env"), before)
     }
 
     /// Where the server is, as its superuser, in the database `postgres`.
@@ -195,8 +243,9 @@ impl Postgres {
         let state = data.join("postmaster.pid");
         // A leftover of a kill would be taken for the new server's word that it is ready.
         let _ = fs::remove_file(&state);
-        let arguments = ["-D", data.to_str().expect("the path is text")];
-        let (program, log) = (self.programs.join("postgres"), self.directory.path().join("log"));
+        let ((program, before), log) = (self.program(), self.directory.path().join("log"));
+        let mut arguments: Vec<&str> = before.iter().map(String::as_str).collect();
+        arguments.extend(["-D", data.to_str().expect("the path is text")]);
         let mut process = Process::start(&program, &arguments, self.user(), AT_ONCE, &log);
         process.wait_until(|| is_ready(&state));
         self.process = Some(process);
@@ -250,6 +299,13 @@ fn programs() -> Option<PathBuf> {
     let initdb = find("initdb", &newest_first)?;
     // A link on the path leads to where the others are.
     Some(initdb.canonicalize().ok()?.parent()?.to_owned())
+}
+
+/// Where libfaketime is.
+fn fake_clock() -> Option<PathBuf> {
+    let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let folders = folders.map(|entry| entry.path()).chain([PathBuf::from("/usr/lib")]);
+    folders.map(|folder| folder.join("faketime/libfaketime.so.1")).find(|library| library.exists())
 }
 
 /// The number of the server's shared memory, which it writes down beside its own.

@@ -136,8 +136,8 @@ fn a_killed_test_process_leaves_neither_a_server_nor_a_file() {
     assert!(is_alive(process) && Path::new(&directory).exists());
     // The whole group, as Ctrl-C and `timeout` do.
     let group = format!("-{}", victim.id());
-    let killed = Command::new("kill").args(["-s", "KILL", "--", &group]).status();
-    assert!(killed.expect("there is `kill`").success());
+    let killed = Command::new("sh").args(["-c", r#"kill -s KILL -- "$0""#, &group]).status();
+    assert!(killed.expect("there is a shell").success());
     victim.wait().expect("it ends");
     while is_alive(process) || Path::new(&directory).exists() {
         std::thread::yield_now();

@@ -9,7 +9,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -18,7 +18,6 @@ use tokio::task::AbortHandle;
 use tracing::Instrument;
 use windlass_core::job::{Bytes, CancelReason, JobId, Lane, LeaseToken, NewJob, Priority, Timeout};
 use windlass_core::ledger::Settlement;
-use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::Address;
 use windlass_core::outcome::{ErrorText, Outcome, Progress as Standing, Verdict, decide};
@@ -117,13 +116,32 @@ struct Inner {
     task: OnceLock<AbortHandle>,
     /// Its task is to end, even if it is not known yet.
     aborted: AtomicBool,
-    report: Mutex<Report>,
+    report: Mutex<Said>,
     has_reported: AtomicBool,
     /// The handler has completed the job in a transaction of its own.
     completed_elsewhere: AtomicBool,
     next: Mutex<Vec<Arc<NewJob>>>,
     steps: Steps,
     slot: Weak<Slot>,
+}
+
+/// What a handler has reported and the store may not have.
+#[derive(Default)]
+struct Said {
+    waiting: Report,
+    /// On its way with a renewal. If no answer comes before the attempt is settled, it is settled
+    /// with this too: a line that is kept twice is better than one that is lost.
+    sent: Option<Report>,
+}
+
+impl Said {
+    fn put_before(&mut self, earlier: Report) {
+        let since = std::mem::replace(&mut self.waiting, earlier);
+        self.waiting.lines.extend(since.lines);
+        self.waiting.lines_dropped = self.waiting.lines_dropped.saturating_add(since.lines_dropped);
+        self.waiting.keep_last_lines();
+        self.waiting.progress = since.progress.or(self.waiting.progress.take());
+    }
 }
 
 impl Attempt {
@@ -174,6 +192,13 @@ impl Attempt {
         self.inner().handed.generation
     }
 
+    /// What went wrong in the attempt before this one, since the job was last replayed: how its
+    /// handler failed, or that its worker was lost. `None` for a first attempt. An attempt that
+    /// was put off or given back is passed over.
+    pub fn last_error(&self) -> Option<&str> {
+        self.inner().handed.last_error.as_ref().map(ErrorText::as_str)
+    }
+
     /// The job's priority.
     pub fn priority(&self) -> Priority {
         self.inner().handed.job.priority
@@ -199,7 +224,8 @@ impl Attempt {
         &self.inner().handed.lease.worker
     }
 
-    /// The job's place in the order of acceptance.
+    /// The job's place in the order of acceptance; on PostgreSQL, of two calls that overlapped the
+    /// one with the smaller number may have been accepted later.
     pub fn sequence(&self) -> u64 {
         self.inner().handed.sequence
     }
@@ -282,29 +308,42 @@ impl Attempt {
         let line = LogLine { at, attempt: self.number(), text: text.into() };
         self.report(|report| {
             report.lines.push(line);
-            keep_last(&mut report.lines);
+            report.keep_last_lines();
         });
     }
 
     fn report(&self, add: impl FnOnce(&mut Report)) {
-        add(&mut self.inner().report.lock().unwrap_or_else(PoisonError::into_inner));
+        add(&mut self.said().waiting);
         self.inner().has_reported.store(true, Ordering::SeqCst);
         self.inner().shared.reported().notify_one();
     }
 
-    /// What the handler has said since this was last asked.
-    pub(crate) fn take_report(&self) -> Report {
-        std::mem::take(&mut self.inner().report.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What the handler has said and nobody knows to be written, to be sent with a renewal. It is
+    /// kept until [`Attempt::report_is_written`].
+    pub(crate) fn send_report(&self) -> Report {
+        let report = self.take_report();
+        if !report.is_empty() {
+            self.said().sent = Some(report.clone());
+        }
+        report
     }
 
-    /// Takes back what could not be written, to be written with what has been said since. Nobody
-    /// is notified: whoever could not write it tries again by itself.
-    pub(crate) fn return_report(&self, unwritten: Report) {
-        let mut report = self.inner().report.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = std::mem::replace(&mut *report, unwritten);
-        report.lines.extend(since.lines);
-        keep_last(&mut report.lines);
-        report.progress = since.progress.or(report.progress.take());
+    /// What the handler has said and nobody knows to be written, to be settled with.
+    fn take_report(&self) -> Report {
+        let mut said = self.said();
+        if let Some(sent) = said.sent.take() {
+            said.put_before(sent);
+        }
+        std::mem::take(&mut said.waiting)
+    }
+
+    /// What was sent is written.
+    pub(crate) fn report_is_written(&self) {
+        self.said().sent = None;
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.inner().report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Continues with another job: it is accepted in the same commit that completes this one, or,
@@ -341,12 +380,6 @@ impl Attempt {
         let decode = |source| Error::Decode { job, source };
         output.map(|bytes| serde_json::from_slice(&bytes).map_err(decode)).transpose()
     }
-}
-
-/// The last lines a job's log keeps.
-fn keep_last(lines: &mut Vec<LogLine>) {
-    let surplus = lines.len().saturating_sub(limits::LOG_LINES_KEPT);
-    lines.drain(..surplus);
 }
 
 impl fmt::Debug for Attempt {
@@ -560,7 +593,7 @@ async fn conclude(
     let judged = attempt.unless_completed_elsewhere(judged);
     let next = attempt.take_next();
     if attempt.inner().has_reported.load(Ordering::SeqCst) {
-        shared.reports_written().await;
+        shared.reports_written(attempt.token()).await;
     }
     let report = attempt.take_report();
     let settlement = Settlement { next, report, ..settlement(attempt, judged) };
@@ -586,16 +619,22 @@ pub(crate) async fn take_turn(mut settling: Settling) -> Option<Settling> {
             error: settling.settlement.error.as_ref(),
         };
         let worker::Registered(attempt) = &settling.registered;
-        match conclude.turn(attempt, ending).await {
+        let shared = attempt.shared();
+        match shared.ask("conclude a run", conclude.turn(attempt, ending)).await {
             Ok(turn) => {
                 settling.settlement.turn = turn.map(Box::new);
                 return Some(settling);
             }
-            Err(Error::Unknown { .. } | Error::Refused(_)) if !attempt.has_lost_its_lease() => {
+            Err(Error::Unknown { .. } | Error::Refused(_))
+                if !attempt.has_lost_its_lease() && !shared.gives_up_after(failures + 1) =>
+            {
                 failures += 1;
                 attempt.engine().clock().sleep(store_backoff(failures)).await;
             }
-            Err(Error::Unknown { .. } | Error::Refused(_)) => return None,
+            Err(Error::Unknown { .. } | Error::Refused(_)) => {
+                shared.tally(|tally| tally.lost += 1);
+                return None;
+            }
             Err(error) => {
                 let judged = Judged {
                     outcome: Outcome::Failed(Default::default()),

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use windlass_core::explain::Explanation;
-use windlass_core::filter::Filter;
+use windlass_core::filter::{Filter, Order};
 use windlass_core::job::{Bytes, JobId, NewJob, Start, State, StateName};
 use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Counts, Enqueued, QueueChange};
+use windlass_core::limits;
 use windlass_core::name::{InvalidName, Name};
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
@@ -139,7 +140,7 @@ impl Engine {
     /// # use windlass::{Engine, Error, StateName};
     /// # async fn demo(engine: Engine) -> Result<(), Error> {
     /// let counts = engine.counts().await?;
-    /// println!("{} wait, {} run", counts.in_state(StateName::Ready), counts.in_state(StateName::Running));
+    /// println!("{} are ready", counts.in_state(StateName::Ready));
     /// println!("{} of the queue `mail` are dead", counts.in_queue("mail", StateName::Dead));
     /// println!("{} have completed so far", counts.totals().completed);
     /// for (kind, waiting) in counts.unhandled() {
@@ -156,7 +157,9 @@ impl Engine {
     pub async fn cancel(&self, job: JobId) -> Result<CancelAnswer, Error> {
         match self.alter_one(job, Alteration::Cancel).await? {
             Deed::Cancel(answer) => Ok(answer),
-            Deed::Rescheduled(_) | Deed::Replayed | Deed::Removed => Ok(CancelAnswer::Cancelled),
+            Deed::Rescheduled(_) | Deed::Replayed | Deed::Removed | Deed::GraphRemoved { .. } => {
+                Ok(CancelAnswer::Cancelled)
+            }
         }
     }
 
@@ -203,6 +206,16 @@ impl Engine {
     /// Deletes a finished job.
     pub async fn remove(&self, job: JobId) -> Result<(), Error> {
         self.alter_one(job, Alteration::Remove).await.map(drop)
+    }
+
+    /// Deletes a finished job and all that depend on it, directly or through others that are kept;
+    /// answers how many jobs that were. If one of them has not finished, nothing is deleted and
+    /// [`Refusal::WrongState`] names it. At most 10,000 jobs at once.
+    pub async fn remove_graph(&self, root: JobId) -> Result<u64, Error> {
+        match self.alter_one(root, Alteration::RemoveGraph).await? {
+            Deed::GraphRemoved { jobs } => Ok(jobs),
+            Deed::Cancel(_) | Deed::Rescheduled(_) | Deed::Replayed | Deed::Removed => Ok(1),
+        }
     }
 
     async fn alter_one(&self, job: JobId, alteration: Alteration) -> Result<Deed, Error> {
@@ -518,6 +531,18 @@ impl Query {
         self
     }
 
+    /// That follow from this job: those whose [`parent`](crate::core::job::NewJob::parent) it is.
+    pub fn parent(mut self, parent: impl Into<JobId>) -> Self {
+        self.filter.parent = Some(parent.into());
+        self
+    }
+
+    /// Lists the first accepted first, where a list begins with the last accepted otherwise.
+    pub fn oldest_first(mut self) -> Self {
+        self.filter.order = Order::OldestFirst;
+        self
+    }
+
     fn name(&mut self, text: &str) -> Option<Name> {
         match Name::new(text) {
             Ok(name) => Some(name),
@@ -535,10 +560,16 @@ impl Query {
         }
     }
 
-    /// One page, the last accepted first. `after` is the cursor of the page before. A page may be
-    /// short, even empty, and still name where to go on.
+    /// One page, the last accepted first, unless [`oldest_first`](Self::oldest_first) is asked
+    /// for. `after` is the cursor of the page before. A page may be short, even empty, and still
+    /// name where to go on. At most 1,000 jobs fit on it; none is refused.
     pub async fn page(self, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         let (engine, filter) = self.filter()?;
+        if limit == 0 {
+            let allowed = format!("a page has 1 to {} jobs", limits::PAGE_JOBS);
+            let got = limit.to_string();
+            return Err(Refusal::OutOfBounds { what: "page size", got, allowed }.into());
+        }
         Ok(engine.store().list(&filter, after, limit).await?)
     }
 

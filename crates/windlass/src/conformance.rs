@@ -3,11 +3,14 @@
 //! Write a [`Harness`] that makes empty stores and moves their clock, call [`run`], and print what
 //! it returns. A store that passes can stand in for any other. [`wakes`] is the suite for wakes.
 
+mod batching;
 mod cells;
 mod claiming;
 mod controlling;
 mod enqueueing;
+mod extremes;
 mod laning;
+mod records;
 mod settling;
 mod stepping;
 mod together;
@@ -88,6 +91,9 @@ pub fn cases() -> Vec<Case> {
     all.extend(stepping::cases());
     all.extend(laning::cases());
     all.extend(turning::cases());
+    all.extend(records::cases());
+    all.extend(extremes::cases());
+    all.extend(batching::cases());
     all
 }
 

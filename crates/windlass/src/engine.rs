@@ -45,6 +45,10 @@ struct Inner {
     tasks: Vec<AbortHandle>,
 }
 
+/// How long a directory that another engine of this process has is waited for, and in which steps.
+const LETTING_GO: Duration = Duration::from_secs(1);
+const LETTING_GO_STEP: Duration = Duration::from_millis(5);
+
 impl Drop for Inner {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
@@ -301,10 +305,21 @@ impl EngineBuilder {
             },
             durability: self.durability.unwrap_or(Durability::Sync),
         };
-        let (clock, wake) = (clock.clone(), wake.clone());
-        let open = move || FileStore::open(&path, &options, clock, wake);
-        let opened = tokio::task::spawn_blocking(open).await;
-        Ok(opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?)
+        let mut waited = Duration::ZERO;
+        loop {
+            let (path, options) = (path.clone(), options.clone());
+            let (its_clock, wake) = (clock.clone(), wake.clone());
+            let open = move || FileStore::open(&path, &options, its_clock, wake);
+            let opened = tokio::task::spawn_blocking(open).await;
+            match opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+                // An engine that was dropped lets go of it when its tasks have ended.
+                Err(error) if error.is_in_use_here() && waited < LETTING_GO => {
+                    clock.sleep(LETTING_GO_STEP).await;
+                    waited += LETTING_GO_STEP;
+                }
+                opened => return Ok(opened?),
+            }
+        }
     }
 
     /// Runs an engine on a store of your own. The store must ring the same wake, and tell the same

@@ -10,9 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot, watch};
-use windlass_core::event::{Event, Subject};
+use windlass_core::event::{Event, Subject, TOPICS};
 use windlass_core::job::JobId;
+use windlass_core::ledger::nearest;
+use windlass_core::name::Name;
 use windlass_core::record::JobRecord;
+use windlass_core::refusal::Refusal;
 
 use crate::clock::Clock;
 use crate::store::Store;
@@ -36,6 +39,26 @@ impl Topics {
     pub fn topic(mut self, pattern: impl Into<String>) -> Self {
         self.patterns.push(pattern.into());
         self
+    }
+
+    /// Refuses a pattern that no event can ever match, and names the nearest topic there is. A
+    /// subscription to it warns in the same words.
+    ///
+    /// Topics of objects begin with the kind of the object, which may be one of yours: a first part
+    /// that is no misspelling of a known one is taken for such a kind.
+    pub fn check(&self) -> Result<(), Refusal> {
+        self.patterns.iter().filter(|pattern| !may_match(pattern)).try_for_each(|pattern| {
+            let names: Vec<Name> =
+                TOPICS.iter().filter_map(|topic| Name::new(topic).ok()).collect();
+            let meant = pattern.trim_end_matches('*').trim_end_matches('.');
+            let allowed = match nearest(meant, names.iter()) {
+                Some(topic) => format!("no event has it; the nearest is `{topic}`"),
+                None => {
+                    format!("no event has it; there are {} and those of objects", TOPICS.join(", "))
+                }
+            };
+            Err(Refusal::OutOfBounds { what: "topic", got: format!("`{pattern}`"), allowed })
+        })
     }
 
     /// Events of one job.
@@ -65,6 +88,25 @@ impl Topics {
             && (self.job.is_none() || self.job == event.job())
             && (self.queue.is_none() || self.queue.as_deref() == queue)
     }
+}
+
+/// Whether there may be an event with a topic like this.
+fn may_match(pattern: &str) -> bool {
+    let prefix = pattern.strip_suffix('*');
+    let known = |topic: &str| prefix.map_or(topic == pattern, |prefix| topic.starts_with(prefix));
+    if TOPICS.into_iter().any(known) {
+        return true;
+    }
+    let Some((kind, what)) = pattern.split_once('.') else { return false };
+    let well_formed =
+        !kind.is_empty() && !what.is_empty() && !prefix.unwrap_or(pattern).contains('*');
+    // Only the engine tells of these; objects tell of everything else.
+    let families = ["job", "step", "recovery", "queue", "object", "worker"];
+    let misspelt = |family: &str| {
+        let plural = kind.strip_suffix('s').unwrap_or(kind);
+        plural.eq_ignore_ascii_case(family)
+    };
+    well_formed && !families.into_iter().any(misspelt)
 }
 
 /// What a subscriber hears.
@@ -106,6 +148,9 @@ impl Subscription {
         topics: Topics,
         after: Option<u64>,
     ) -> Self {
+        if let Err(refusal) = topics.check() {
+            tracing::warn!(%refusal, "a subscription will never hear of one of its topics");
+        }
         let committed = store.committed();
         let after = after.unwrap_or_else(|| *committed.borrow());
         Self { store, clock, topics, committed, after, read: VecDeque::new() }

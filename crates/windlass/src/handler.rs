@@ -21,6 +21,7 @@ use crate::attempt::Attempt;
 use crate::clock::BoxFuture;
 use crate::error::Error;
 use crate::failure::Failure;
+use crate::middleware::Middleware;
 use crate::options::Options;
 use crate::primitives::Conclude;
 
@@ -60,102 +61,95 @@ pub type Returned = Result<Vec<u8>, Failure>;
 
 /// An async function that runs one kind of job.
 ///
-/// Implemented for functions of the payload, then optionally the [`Attempt`], then optionally one
-/// [`State`]. They return `Result<Output, E>` where `E` is
-/// [`Failure`] or any error.
+/// Implemented for functions of the payload, then optionally the [`Attempt`], then up to six
+/// [`State`]s, each of another type. They return `Result<Output, E>` where `E` is [`Failure`] or
+/// any error.
+///
+/// A worker runs handlers on any thread, so it takes only those that are `Send` and `Sync` and
+/// whose future is `Send`. That is asked for where a handler is given to a worker and not here, so
+/// that the compiler names what is in the way instead of saying that it is not a handler.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a job handler",
-    label = "must be an async function of a job, then optionally `Attempt`, then `State<T>`",
+    label = "must be an async function of a job, then optionally `Attempt`, then `State<T>`s, \
+             six at most",
     note = "it must return `Result<J::Output, E>` where `J: Job` is its first argument and `E` is \
             `Failure` or any error type"
 )]
-pub trait Handler<Arguments>: Send + Sync + 'static {
+pub trait Handler<Arguments> {
     /// The kind of job it runs.
     type Job: Job;
 
-    /// The shared state it needs: the type and its name.
-    fn needs() -> Option<(TypeId, &'static str)> {
-        None
-    }
+    /// What it fails with.
+    type Error: Into<Failure>;
+
+    /// One run of it.
+    type Future: Future<Output = Result<<Self::Job as Job>::Output, Self::Error>>;
+
+    /// The shared state it needs: the types and their names.
+    fn needs() -> Vec<(TypeId, &'static str)>;
 
     /// Runs it once.
-    fn call(
-        &self,
-        job: Self::Job,
-        attempt: Attempt,
-    ) -> impl Future<Output = Result<<Self::Job as Job>::Output, Failure>> + Send;
+    fn call(&self, job: Self::Job, attempt: Attempt) -> Result<Self::Future, Failure>;
 }
 
-impl<F, Fut, J, E> Handler<(J,)> for F
-where
-    F: Fn(J) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<J::Output, E>> + Send,
-    J: Job,
-    E: Into<Failure>,
-{
-    type Job = J;
+/// Functions with so many states are handlers, with and without the attempt before them.
+macro_rules! handlers_with {
+    ($($state:ident),*) => {
+        impl<F, Fut, J, E, $($state),*> Handler<(J, $(State<$state>,)*)> for F
+        where
+            F: Fn(J, $(State<$state>),*) -> Fut,
+            Fut: Future<Output = Result<J::Output, E>>,
+            J: Job,
+            E: Into<Failure>,
+            $($state: Send + Sync + 'static,)*
+        {
+            type Job = J;
+            type Error = E;
+            type Future = Fut;
 
-    async fn call(&self, job: J, _attempt: Attempt) -> Result<J::Output, Failure> {
-        self(job).await.map_err(Into::into)
-    }
+            fn needs() -> Vec<(TypeId, &'static str)> {
+                vec![$((TypeId::of::<$state>(), std::any::type_name::<$state>())),*]
+            }
+
+            fn call(&self, job: J, _attempt: Attempt) -> Result<Fut, Failure> {
+                Ok(self(job, $(shared_state::<$state>(&_attempt)?),*))
+            }
+        }
+
+        impl<F, Fut, J, E, $($state),*> Handler<(J, Attempt, $(State<$state>,)*)> for F
+        where
+            F: Fn(J, Attempt, $(State<$state>),*) -> Fut,
+            Fut: Future<Output = Result<J::Output, E>>,
+            J: Job,
+            E: Into<Failure>,
+            $($state: Send + Sync + 'static,)*
+        {
+            type Job = J;
+            type Error = E;
+            type Future = Fut;
+
+            fn needs() -> Vec<(TypeId, &'static str)> {
+                vec![$((TypeId::of::<$state>(), std::any::type_name::<$state>())),*]
+            }
+
+            fn call(&self, job: J, attempt: Attempt) -> Result<Fut, Failure> {
+                Ok(self(job, attempt.clone(), $(shared_state::<$state>(&attempt)?),*))
+            }
+        }
+    };
 }
 
-impl<F, Fut, J, E> Handler<(J, Attempt)> for F
-where
-    F: Fn(J, Attempt) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<J::Output, E>> + Send,
-    J: Job,
-    E: Into<Failure>,
-{
-    type Job = J;
-
-    async fn call(&self, job: J, attempt: Attempt) -> Result<J::Output, Failure> {
-        self(job, attempt).await.map_err(Into::into)
-    }
-}
-
-impl<F, Fut, J, S, E> Handler<(J, Attempt, State<S>)> for F
-where
-    F: Fn(J, Attempt, State<S>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<J::Output, E>> + Send,
-    J: Job,
-    S: Send + Sync + 'static,
-    E: Into<Failure>,
-{
-    type Job = J;
-
-    fn needs() -> Option<(TypeId, &'static str)> {
-        Some((TypeId::of::<S>(), std::any::type_name::<S>()))
-    }
-
-    async fn call(&self, job: J, attempt: Attempt) -> Result<J::Output, Failure> {
-        let state = State(shared_state(&attempt)?);
-        self(job, attempt, state).await.map_err(Into::into)
-    }
-}
-
-impl<F, Fut, J, S, E> Handler<(J, State<S>)> for F
-where
-    F: Fn(J, State<S>) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<J::Output, E>> + Send,
-    J: Job,
-    S: Send + Sync + 'static,
-    E: Into<Failure>,
-{
-    type Job = J;
-
-    fn needs() -> Option<(TypeId, &'static str)> {
-        Some((TypeId::of::<S>(), std::any::type_name::<S>()))
-    }
-
-    async fn call(&self, job: J, attempt: Attempt) -> Result<J::Output, Failure> {
-        self(job, State(shared_state(&attempt)?)).await.map_err(Into::into)
-    }
-}
+handlers_with!();
+handlers_with!(S1);
+handlers_with!(S1, S2);
+handlers_with!(S1, S2, S3);
+handlers_with!(S1, S2, S3, S4);
+handlers_with!(S1, S2, S3, S4, S5);
+handlers_with!(S1, S2, S3, S4, S5, S6);
 
 /// The worker checked when it started that it has the state.
-fn shared_state<S: Send + Sync + 'static>(attempt: &Attempt) -> Result<Arc<S>, Failure> {
-    attempt.states().get().ok_or_else(|| Failure::retry("its shared state is missing"))
+fn shared_state<S: Send + Sync + 'static>(attempt: &Attempt) -> Result<State<S>, Failure> {
+    attempt.state().ok_or_else(|| Failure::retry("its shared state is missing"))
 }
 
 /// State shared by all attempts of a worker, such as a connection pool.
@@ -205,6 +199,7 @@ pub struct KindOptions {
     pub(crate) concurrency: Option<u32>,
     pub(crate) rate: Option<Rate>,
     pub(crate) retry_if: Option<RetryIf>,
+    pub(crate) layers: Vec<Box<dyn Middleware>>,
 }
 
 impl Default for KindOptions {
@@ -216,6 +211,7 @@ impl Default for KindOptions {
             concurrency: None,
             rate: None,
             retry_if: None,
+            layers: Vec::new(),
         }
     }
 }
@@ -265,6 +261,29 @@ impl KindOptions {
         self
     }
 
+    /// Wraps every attempt of the kind, inside the middleware of the worker. The first one added
+    /// is the outermost.
+    ///
+    /// ```
+    /// # use serde::{Deserialize, Serialize};
+    /// # use windlass::{Attempt, Failure, Job, Next, Returned};
+    /// # #[derive(Serialize, Deserialize)]
+    /// # struct SendReceipt;
+    /// # impl Job for SendReceipt { const KIND: &'static str = "send_receipt"; type Output = (); }
+    /// # async fn send(_: SendReceipt) -> Result<(), Failure> { Ok(()) }
+    /// # fn demo(engine: windlass::Engine) {
+    /// async fn in_a_transaction(_: Attempt, next: Next) -> Returned {
+    ///     // begin; commit or roll back by what it returns
+    ///     next.run().await
+    /// }
+    /// let worker = engine.worker().handle_with(send, |kind| kind.middleware(in_a_transaction));
+    /// # drop(worker); }
+    /// ```
+    pub fn middleware(mut self, layer: impl Middleware) -> Self {
+        self.layers.push(Box::new(layer));
+        self
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         let invalid =
             |setting, got: String, allowed| Err(Error::InvalidSetting { setting, got, allowed });
@@ -299,7 +318,7 @@ impl KindOptions {
 /// A handler with its types erased, and how its kind is run.
 pub(crate) struct Registered {
     pub(crate) kind: Cow<'static, str>,
-    pub(crate) needs: Option<(TypeId, &'static str)>,
+    pub(crate) needs: Vec<(TypeId, &'static str)>,
     pub(crate) options: KindOptions,
     pub(crate) run: Box<dyn Fn(Attempt) -> BoxFuture<'static, Returned> + Send + Sync>,
     /// What the end of an attempt means to the object its job is bound to.
@@ -307,13 +326,19 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    pub(crate) fn new<A: 'static, H: Handler<A>>(handler: H, options: KindOptions) -> Self {
+    pub(crate) fn new<A, H>(handler: H, options: KindOptions) -> Self
+    where
+        A: 'static,
+        H: Handler<A> + Send + Sync + 'static,
+        H::Future: Send,
+    {
         let handler = Arc::new(handler);
         let run = move |attempt: Attempt| -> BoxFuture<'static, Returned> {
             let handler = handler.clone();
             Box::pin(async move {
                 let job = decode::<H::Job>(&attempt)?;
-                encode(&handler.call(job, attempt).await?)
+                let returned = handler.call(job, attempt)?.await;
+                encode(&returned.map_err(Into::into)?)
             })
         };
         let (kind, run) = (H::Job::KIND.into(), Box::new(run));
@@ -353,7 +378,13 @@ impl Registered {
                 }
             })
         };
-        Self { kind: J::KIND.into(), needs: None, options, run: Box::new(run), conclude: None }
+        Self {
+            kind: J::KIND.into(),
+            needs: Vec::new(),
+            options,
+            run: Box::new(run),
+            conclude: None,
+        }
     }
 }
 

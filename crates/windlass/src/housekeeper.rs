@@ -13,11 +13,23 @@ use crate::store::{Store, StoreError};
 /// The longest it sleeps: a lease that begins meanwhile lasts at least as long.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// How long a round may take before it is begun anew: a store that hangs once must not keep the
+/// jobs of lost workers for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Keeps a store in order until it is dropped.
 pub(crate) async fn keep_house(store: Arc<dyn Store>, clock: Arc<dyn Clock>, recovery: Recovery) {
     let mut failures = 0;
     loop {
-        let pause = match one_round(&*store, recovery).await {
+        let round = tokio::select! {
+            biased;
+            round = one_round(&*store, recovery) => round,
+            () = clock.sleep(PATIENCE) => {
+                let source = format!("no answer in {PATIENCE:?}").into();
+                Err(StoreError::Unknown { doing: "keep house", source })
+            }
+        };
+        let pause = match round {
             Ok(pause) => {
                 failures = 0;
                 pause

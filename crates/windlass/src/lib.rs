@@ -45,7 +45,7 @@ pub use schedule::{Due, InvalidSchedule, MissedRuns, RUNS_AT_ONCE, Schedule};
 pub use store::file::{OpenError, Opened};
 pub use store::{Altered, Cursor, Deed, Durability, Page};
 pub use windlass_core as core;
-pub use windlass_core::event::{Event, RecoveryReason, RemoveReason, Subject, What};
+pub use windlass_core::event::{Event, EventResult, RecoveryReason, RemoveReason, Subject, What};
 pub use windlass_core::explain::{Explanation, Reason};
 pub use windlass_core::filter::Filter;
 pub use windlass_core::job::{

@@ -7,7 +7,9 @@ use crate::attempt::Attempt;
 use crate::clock::BoxFuture;
 use crate::handler::{Registered, Returned};
 
-/// Code around every attempt of a worker. The first one added is the outermost.
+/// Code around every attempt of a worker ([`crate::WorkerBuilder::middleware`]) or of one kind
+/// ([`crate::KindOptions::middleware`]). The first one added is the outermost; those of a worker
+/// are around those of the kind.
 ///
 /// Any async function of the attempt and the rest is one:
 ///
@@ -57,13 +59,14 @@ impl Next {
     /// Runs it.
     pub fn run(mut self) -> BoxFuture<'static, Returned> {
         let attempt = self.attempt.clone();
-        let layers = self.layers.clone();
-        match layers.get(self.depth) {
+        let (layers, handler) = (self.layers.clone(), self.handler.clone());
+        // Those of the worker first, then those of the kind.
+        match layers.iter().chain(&handler.options.layers).nth(self.depth) {
             Some(layer) => {
                 self.depth += 1;
                 layer.around(attempt, self)
             }
-            None => (self.handler.run)(attempt),
+            None => (handler.run)(attempt),
         }
     }
 }

@@ -174,6 +174,13 @@ impl Attempt {
         found.map(|step| step.result.clone())
     }
 
+    /// Waits until the lease is lost; for ever, if there is another reason to stop first.
+    async fn lease_lost(&self) {
+        if self.cancellation().cancelled().await != StopReason::LeaseLost {
+            std::future::pending::<()>().await;
+        }
+    }
+
     /// Writes a step, and waits until it is durable.
     async fn keep_step(&self, step: Step) -> Result<(), Failure> {
         let name = step.name.clone();
@@ -183,10 +190,12 @@ impl Attempt {
         let lost = || Failure::retry(Refusal::LeaseLost { job });
         let mut failures = 0;
         loop {
-            if self.cancellation().reason() == Some(StopReason::LeaseLost) {
-                return Err(lost());
-            }
-            match self.shared().renew_one(renewal.clone()).await {
+            let answer = tokio::select! {
+                biased;
+                () = self.lease_lost() => return Err(lost()),
+                answer = self.shared().renew_one(renewal.clone()) => answer,
+            };
+            match answer {
                 Ok(Ok(renewed)) => {
                     if renewed.cancel_requested {
                         self.tell(StopReason::Cancelled);

@@ -41,6 +41,7 @@ use windlass_core::ledger::{
 use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::{Address as ObjectAddress, ObjectStatus, ObjectView, Turn};
+use windlass_core::outcome::ErrorText;
 use windlass_core::record::{JobRecord, QueueSettings, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
@@ -71,7 +72,9 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Accepts a batch of jobs.
     ///
     /// *Order.* Jobs get increasing sequence numbers in the order of the batch, which breaks ties
-    /// between jobs of one priority and due time; one answer per item, in that order.
+    /// between jobs of one priority and due time; one answer per item, in that order. A call that
+    /// begins after another has returned gets greater numbers. Of two that overlap, a store with
+    /// several writers (PostgreSQL) may commit the one with the greater numbers first.
     /// *Atomic.* All or none, with every check: reused ids, unique keys, dependencies (which may
     /// point within the batch), cycles, depth limits. Two callers cannot both pass a limit.
     /// *After a crash.* Once it has returned, every job is durable. If it never returned, all or
@@ -198,9 +201,10 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// accepted or is no longer kept.
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>>;
 
-    /// Reads a page of jobs, the last accepted first.
+    /// Reads a page of jobs, the last accepted first, or the first if the filter says so.
     ///
-    /// *Order.* By acceptance, backwards; a job accepted meanwhile is not on later pages. *Atomic.*
+    /// *Order.* By acceptance, backwards; a job accepted meanwhile is not on later pages. Oldest
+    /// first, such a job comes at the end. A cursor is for the order it was given in. *Atomic.*
     /// A page is of one moment; two pages need not be. *After a crash.* A cursor stays valid.
     /// *Empty.* A page may hold fewer jobs than asked for, even none, and still name where to go
     /// on; the end is when [`Page::next`] is `None`.
@@ -309,7 +313,8 @@ pub struct HandedJob {
     pub recoveries: u32,
     /// How often it was replayed.
     pub generation: u32,
-    /// Its place in the order of acceptance.
+    /// Its place in the order of acceptance. On PostgreSQL it is taken before the commit: of two
+    /// calls that overlap, the one with the smaller number may be accepted later.
     pub sequence: u64,
     /// When it was accepted.
     pub created_at: Timestamp,
@@ -317,6 +322,8 @@ pub struct HandedJob {
     pub first_started_at: Timestamp,
     /// Steps that earlier attempts have finished, in the order in which they did.
     pub steps: Vec<Step>,
+    /// What went wrong in the attempt before, of this generation.
+    pub last_error: Option<ErrorText>,
 }
 
 /// Which jobs are meant.
@@ -339,6 +346,10 @@ pub enum Alteration {
     Replay,
     /// Delete finished ones.
     Remove,
+    /// Delete finished ones together with all that depend on them, directly or through others that
+    /// are kept. Refused whole, with the job that is in the way, if one of them has not finished;
+    /// and if they are more than [`limits::BATCH_JOBS`].
+    RemoveGraph,
 }
 
 /// What became of one job.
@@ -361,6 +372,11 @@ pub enum Deed {
     Replayed,
     /// Its record is gone.
     Removed,
+    /// Its record is gone, and so are those of the jobs that depended on it.
+    GraphRemoved {
+        /// How many, with its own.
+        jobs: u64,
+    },
 }
 
 /// Which objects are meant: all that match everything that is said.

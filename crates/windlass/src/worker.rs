@@ -83,16 +83,45 @@ impl WorkerBuilder {
     }
 
     /// Runs jobs of one kind with this async function.
-    pub fn handle<A: 'static, H: Handler<A>>(self, handler: H) -> Self {
+    ///
+    /// It runs on any thread, so what it holds across an `await` must be `Send`. If it is not, the
+    /// compiler says which value "cannot be sent between threads safely", and at which `await`:
+    ///
+    /// ```compile_fail,E0277
+    /// # use serde::{Deserialize, Serialize};
+    /// # use windlass::{Engine, Failure, Job};
+    /// # #[derive(Serialize, Deserialize)]
+    /// # struct Count;
+    /// # impl Job for Count { const KIND: &'static str = "count"; type Output = u32; }
+    /// async fn count(_: Count) -> Result<u32, Failure> {
+    ///     let here = std::rc::Rc::new(1); // an `Arc` could be sent
+    ///     tokio::task::yield_now().await;
+    ///     Ok(*here)
+    /// }
+    /// # fn demo(engine: Engine) {
+    /// let worker = engine.worker().handle(count);
+    /// # }
+    /// ```
+    pub fn handle<A, H>(self, handler: H) -> Self
+    where
+        A: 'static,
+        H: Handler<A> + Send + Sync + 'static,
+        H::Future: Send,
+    {
         self.handle_with(handler, |options| options)
     }
 
     /// Runs jobs of one kind with this async function, on terms of its own.
-    pub fn handle_with<A: 'static, H: Handler<A>>(
+    pub fn handle_with<A, H>(
         mut self,
         handler: H,
         options: impl FnOnce(KindOptions) -> KindOptions,
-    ) -> Self {
+    ) -> Self
+    where
+        A: 'static,
+        H: Handler<A> + Send + Sync + 'static,
+        H::Future: Send,
+    {
         self.handlers.push(handler::Registered::new(handler, options(KindOptions::default())));
         self
     }
@@ -159,7 +188,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// Wraps every attempt. The first one added is the outermost.
+    /// Wraps every attempt. The first one added is the outermost; those of a kind
+    /// ([`KindOptions::middleware`]) are inside of them.
     pub fn middleware(mut self, layer: impl Middleware) -> Self {
         self.layers.push(Box::new(layer));
         self
@@ -251,7 +281,8 @@ impl WorkerBuilder {
             engine,
         });
         let started = WorkerNews::Started(shared.card());
-        shared.engine.store().announce(shared.id.clone(), started).await?;
+        let announce = shared.engine.store().announce(shared.id.clone(), started);
+        shared.ask("announce", announce).await?;
         shared.engine.adopt(&shared);
         shared.spawn("fill loop", fill::fill);
         shared.spawn("watch loop", watch::watch_loop);
@@ -313,10 +344,9 @@ fn check_handlers(
     for handler in handlers {
         let kind = Name::new(&handler.kind)?;
         handler.options.check()?;
-        if let Some((state, name)) = handler.needs
-            && !states.contains(state)
-        {
-            return Err(Error::MissingState { kind, state: name });
+        let missing = handler.needs.iter().find(|(state, _)| !states.contains(*state));
+        if let Some((_, state)) = missing {
+            return Err(Error::MissingState { kind, state });
         }
         if checked.insert(kind.clone(), Arc::new(handler)).is_some() {
             return Err(Error::DuplicateKind { kind });

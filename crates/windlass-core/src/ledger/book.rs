@@ -4,7 +4,7 @@
 //! store's. Its size, and that of the index entries beside it, is what a waiting job costs.
 
 use alloc::boxed::Box;
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet, btree_map};
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -352,6 +352,8 @@ pub(super) struct QueueBook {
     pub(super) next_turn: u64,
     /// Blocked, scheduled and ready jobs.
     pub(super) waiting: u64,
+    /// The same per priority; one of which none waits is not there.
+    pub(super) waiting_by_priority: BTreeMap<Priority, u64>,
     /// Waiting and running jobs.
     pub(super) open: u64,
     pub(super) dead: BTreeSet<(Timestamp, u64, u32)>,
@@ -369,11 +371,28 @@ impl QueueBook {
             settings: QueueSettings::default(),
             next_turn: 0,
             waiting: 0,
+            waiting_by_priority: BTreeMap::new(),
             open: 0,
             dead: BTreeSet::new(),
             lane_totals: BTreeMap::new(),
             dead_letters_dropped: 0,
             uncollected: false,
+        }
+    }
+
+    /// Counts a job of this priority that waits now, or does not any more.
+    pub(super) fn count_waiting(&mut self, priority: Priority, waits: bool) {
+        if waits {
+            self.waiting += 1;
+            *self.waiting_by_priority.entry(priority).or_default() += 1;
+        } else {
+            self.waiting -= 1;
+            if let btree_map::Entry::Occupied(mut jobs) = self.waiting_by_priority.entry(priority) {
+                *jobs.get_mut() -= 1;
+                if *jobs.get() == 0 {
+                    jobs.remove();
+                }
+            }
         }
     }
 

@@ -6,10 +6,10 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::Ledger;
-use super::book::Phase;
+use super::book::{Entry, Phase};
 use super::index::Place;
 use super::lanes::LaneBook;
-use crate::job::{JobId, StateName};
+use crate::job::{JobId, Priority, StateName};
 
 impl Ledger {
     /// Everything that is wrong with the book, in words; empty if nothing is.
@@ -231,6 +231,20 @@ impl Ledger {
             if queue.waiting != scanned {
                 let (name, counted) = (&queue.name, queue.waiting);
                 wrong.push(format!("{name} counts {counted} waiting, a scan finds {scanned}"));
+            }
+        }
+        let mut by_priority: BTreeMap<u32, BTreeMap<Priority, u64>> = BTreeMap::new();
+        let waits = |entry: &&Entry| entry.phase.name().is_waiting();
+        for entry in self.entries.iter().map(|(_, entry)| entry).filter(waits) {
+            let queue = by_priority.entry(self.lines[entry.line as usize].queue).or_default();
+            *queue.entry(entry.priority).or_default() += 1;
+        }
+        for (number, queue) in self.queues.iter().enumerate() {
+            let scanned = u32::try_from(number).ok().and_then(|n| by_priority.remove(&n));
+            let (scanned, counted) = (scanned.unwrap_or_default(), &queue.waiting_by_priority);
+            if scanned != *counted {
+                let name = &queue.name;
+                wrong.push(format!("{name} counts {counted:?} waiting, a scan finds {scanned:?}"));
             }
         }
         for (kind, scanned) in running {

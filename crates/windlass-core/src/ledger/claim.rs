@@ -124,9 +124,16 @@ impl Command for Claim {
         let mut claims = Claims::default();
         let mut held_back: BTreeSet<u32> = BTreeSet::new();
         let mut rate_wait: Option<Duration> = None;
+        let mut swept = true;
         let limit = self.limit.min(limits::CLAIM_JOBS);
         while claims.jobs.len() < limit {
             let Some(head) = heads.pop() else { break };
+            // More have expired than one command sweeps: the rest of this line waits for the next.
+            if ledger.expiry_of(head.slot).is_some_and(|at| at <= now.wall) {
+                swept = false;
+                held_back.insert(head.line);
+                continue;
+            }
             let terms = &self.kinds[head.terms];
             match ledger.admit(head.line, terms, effects) {
                 Admission::Granted => {}
@@ -149,7 +156,8 @@ impl Command for Claim {
             .map(|(line, _)| ledger.lines[*line as usize].ready.len() as u64)
             .sum();
         let next_due = ledger.timers.keys().next().map(|(at, _)| at.since(now.wall));
-        claims.wake_in = [next_due, rate_wait].into_iter().flatten().min();
+        let at_once = (!swept).then_some(Duration::ZERO);
+        claims.wake_in = [next_due, rate_wait, at_once].into_iter().flatten().min();
         Ok(claims)
     }
 }

@@ -1,6 +1,6 @@
 //! What people do to jobs, queues and workers: cancel, move, replay, remove, pause, configure.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::ToString;
 use alloc::sync::Arc;
@@ -130,7 +130,8 @@ impl Command for ReplayEdited {
     }
 }
 
-/// Delete these finished jobs. Each is answered on its own.
+/// Delete these finished jobs. Each is answered on its own; a completed one on which an open job
+/// depends is kept, because that job may read its output.
 #[derive(Clone, Debug)]
 pub struct Remove {
     /// The jobs.
@@ -147,11 +148,48 @@ impl Command for Remove {
             if !state.is_terminal() {
                 return Err(Refusal::WrongState { job, state, operation: "remove" });
             }
+            let needed = ledger.edges_from(job).next().filter(|_| state == StateName::Completed);
+            if let Some((by, _)) = needed {
+                return Err(Refusal::StillNeeded { job, by });
+            }
             ledger.remove(slot, RemoveReason::Requested, effects);
             ledger.keep_bounded(effects);
             Ok(())
         };
         Ok(self.jobs.into_iter().map(remove).collect())
+    }
+}
+
+/// Delete finished graphs: each of these jobs, with all that depend on it, directly or through
+/// others that are kept. Each is answered on its own, with how many jobs were deleted.
+///
+/// A graph that has an open job is refused whole and the job is named: of several, the one that was
+/// accepted first. So is one of more than [`limits::BATCH_JOBS`] jobs.
+///
+/// What depends on a job is found by looking at all jobs there are: nobody pays for this until it
+/// is asked for.
+#[derive(Clone, Debug)]
+pub struct RemoveGraph {
+    /// The jobs on which the others depend.
+    pub roots: Vec<JobId>,
+}
+
+impl Command for RemoveGraph {
+    type Reply = Vec<Result<u64, Refusal>>;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
+        let dependents = ledger.all_dependents();
+        let remove = |root| {
+            let graph = ledger.finished_graph(root, &dependents)?;
+            for job in &graph {
+                if let Some(slot) = ledger.find(*job) {
+                    ledger.remove(slot, RemoveReason::Requested, effects);
+                }
+            }
+            ledger.keep_bounded(effects);
+            Ok(graph.len() as u64)
+        };
+        Ok(self.roots.into_iter().map(remove).collect())
     }
 }
 
@@ -244,7 +282,7 @@ impl QueueChange {
                 What::QueueResumed
             }
             QueueChange::MaxDepth(limit) => {
-                settings.max_depth = limit;
+                settings.max_depth = limit.map(limits::countable);
                 What::QueueConfigured
             }
             QueueChange::Ageing(step) => {
@@ -255,6 +293,7 @@ impl QueueChange {
                         allowed: "it must be at least 1 ms".to_string(),
                     });
                 }
+                limits::no_longer_than("ageing step", step.unwrap_or_default())?;
                 settings.ageing = step;
                 What::QueueConfigured
             }
@@ -281,7 +320,7 @@ impl QueueChange {
                 What::QueueConfigured
             }
             QueueChange::LaneDepth(limit) => {
-                settings.lane_depth = limit;
+                settings.lane_depth = limit.map(limits::countable);
                 What::QueueConfigured
             }
             QueueChange::OnDead(kind) => {
@@ -497,6 +536,41 @@ impl Ledger {
             self.tell(slot, What::JobBlocked { unmet }, effects);
         }
         Ok(())
+    }
+
+    /// Who depends on whom, of all kept jobs, finished or not.
+    fn all_dependents(&self) -> BTreeMap<JobId, Vec<JobId>> {
+        let mut dependents: BTreeMap<JobId, Vec<JobId>> = BTreeMap::new();
+        for (_, entry) in self.entries.iter() {
+            for dependency in entry.dependencies() {
+                dependents.entry(dependency.on).or_default().push(entry.id);
+            }
+        }
+        dependents
+    }
+
+    /// A finished job and all that depend on it, by acceptance, if they have finished too.
+    fn finished_graph(
+        &self,
+        root: JobId,
+        dependents: &BTreeMap<JobId, Vec<JobId>>,
+    ) -> Result<Vec<JobId>, Refusal> {
+        self.slot(root)?;
+        let (mut graph, mut ahead) = (BTreeMap::new(), alloc::vec![root]);
+        while let Some(job) = ahead.pop() {
+            let Some(slot) = self.find(job) else { continue };
+            if graph.insert(self.entry(slot).sequence, (job, slot)).is_none() {
+                ahead.extend(dependents.get(&job).into_iter().flatten());
+            }
+        }
+        at_most("jobs of one graph", graph.len(), limits::BATCH_JOBS, "delete them by a filter")?;
+        for &(job, slot) in graph.values() {
+            let state = self.entry(slot).phase.name();
+            if !state.is_terminal() {
+                return Err(Refusal::WrongState { job, state, operation: "remove" });
+            }
+        }
+        Ok(graph.into_values().map(|(job, _)| job).collect())
     }
 
     /// The jobs in their order, but each after those it depends on: within one batch a job may

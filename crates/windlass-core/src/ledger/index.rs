@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use super::book::{Entry, Held, Hold, Key, Phase, ReadyKey};
-use crate::job::{Condition, Lane, LeaseToken, State, StateName, UniqueScope};
+use crate::job::{Condition, Lane, LeaseToken, Priority, State, StateName, UniqueScope};
 use crate::record::Accepted;
 use crate::time::{Steady, Timestamp};
 
@@ -31,8 +31,8 @@ impl Ledger {
         }
         let entry = self.entries.get_mut(slot);
         entry.set(condition);
-        let line = entry.line;
-        self.count(line, Some(old), Some(condition.state.name()));
+        let (line, priority) = (entry.line, entry.priority);
+        self.count(line, priority, Some(old), Some(condition.state.name()));
         self.index(slot);
     }
 
@@ -49,17 +49,26 @@ impl Ledger {
         }
     }
 
-    pub(super) fn count(&mut self, line: u32, from: Option<StateName>, to: Option<StateName>) {
+    pub(super) fn count(
+        &mut self,
+        line: u32,
+        priority: Priority,
+        from: Option<StateName>,
+        to: Option<StateName>,
+    ) {
         let line = &mut self.lines[line as usize];
         let queue = &mut self.queues[line.queue as usize];
+        let waited = from.is_some_and(StateName::is_waiting);
+        let waits = to.is_some_and(StateName::is_waiting);
+        if waited != waits {
+            queue.count_waiting(priority, waits);
+        }
         if let Some(from) = from {
             line.states[from as usize] -= 1;
-            queue.waiting -= u64::from(from.is_waiting());
             queue.open -= u64::from(!from.is_terminal());
         }
         if let Some(to) = to {
             line.states[to as usize] += 1;
-            queue.waiting += u64::from(to.is_waiting());
             queue.open += u64::from(!to.is_terminal());
         }
         let was_open = from.is_some_and(|from| !from.is_terminal());
@@ -267,10 +276,10 @@ impl Ledger {
         self.next_sequence = self.next_sequence.max(accepted.sequence + 1);
         if let Some(Lane::Turn(turn)) = job.lane {
             let queue = &mut self.queues[queue as usize];
-            queue.next_turn = queue.next_turn.max(turn + 1);
+            queue.next_turn = queue.next_turn.max(turn.saturating_add(1));
         }
         self.link_all(slot, &accepted.met);
-        self.count(line, None, Some(accepted.condition.state.name()));
+        self.count(line, job.priority, None, Some(accepted.condition.state.name()));
         self.take_over_key(slot);
         self.index(slot);
         slot
@@ -284,6 +293,7 @@ impl Ledger {
         }
         let entry = self.entries.get(slot);
         let (id, line, name) = (entry.id, entry.line, entry.phase.name());
+        let priority = entry.priority;
         let (sequence, weight) = (entry.sequence, entry.weight);
         if let Some(unique) = entry.extras.as_ref().and_then(|extras| extras.unique.as_ref()) {
             let line = &self.lines[line as usize];
@@ -293,7 +303,7 @@ impl Ledger {
             }
         }
         let object = entry.extras.as_ref().and_then(|extras| extras.object);
-        self.count(line, Some(name), None);
+        self.count(line, priority, Some(name), None);
         if let Some(number) = object {
             self.objects.forget(number, slot);
             self.objects.unbind(number);

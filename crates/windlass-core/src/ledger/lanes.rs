@@ -13,17 +13,20 @@ use alloc::vec::Vec;
 
 use super::Ledger;
 use super::book::{Phase, ReadyKey};
+use super::ranked::Ranked;
 use crate::job::{Lane, StateName};
 
 /// The open jobs of one lane.
 #[derive(Debug, Default)]
 pub(super) struct LaneBook {
     /// Ready jobs that no other job of their key keeps waiting.
-    pub(super) ready: BTreeMap<ReadyKey, u32>,
+    pub(super) ready: Ranked<ReadyKey, u32>,
     /// Ready jobs behind one of their key that has started and waits to go on.
-    pub(super) parked: BTreeMap<ReadyKey, u32>,
+    pub(super) parked: Ranked<ReadyKey, u32>,
     /// Jobs that have started and wait to go on, by partition.
     pub(super) held: BTreeMap<u64, u32>,
+    /// How many of those are ready.
+    pub(super) held_ready: usize,
     /// Jobs that run: one, or more just after the number of lanes was changed.
     pub(super) running: u64,
     /// Jobs that wait or run.
@@ -68,13 +71,14 @@ impl Ledger {
         }
         if begun && phase.name().is_waiting() {
             lane.held.remove(&spot.partition);
-            let parked = core::mem::take(&mut lane.parked);
-            let (freed, parked): (Vec<_>, Vec<_>) = parked
-                .into_iter()
+            lane.held_ready -= usize::from(key.is_some());
+            let (freed, parked): (Vec<_>, Vec<_>) = lane
+                .parked
+                .take_all()
                 .partition(|(_, other)| self.partition_of(*other) == Some(spot.partition));
             let lane = self.lanes.entry((spot.queue, spot.lane)).or_default();
             lane.ready.extend(freed);
-            lane.parked = parked.into_iter().collect();
+            lane.parked.extend(parked);
         }
     }
 
@@ -96,12 +100,13 @@ impl Ledger {
         }
         if begun && phase.name().is_waiting() {
             lane.held.insert(spot.partition, slot);
-            let ready = core::mem::take(&mut lane.ready);
-            let (behind, ready): (Vec<_>, Vec<_>) = ready.into_iter().partition(|(_, other)| {
-                *other != slot && self.partition_of(*other) == Some(spot.partition)
-            });
+            lane.held_ready += usize::from(key.is_some());
+            let (behind, ready): (Vec<_>, Vec<_>) =
+                lane.ready.take_all().partition(|(_, other)| {
+                    *other != slot && self.partition_of(*other) == Some(spot.partition)
+                });
             let lane = self.lanes.entry((spot.queue, spot.lane)).or_default();
-            lane.ready = ready.into_iter().collect();
+            lane.ready.extend(ready);
             lane.parked.extend(behind);
         }
     }
@@ -186,19 +191,12 @@ impl Ledger {
     pub(super) fn position(&self, slot: u32) -> u64 {
         let Some(spot) = self.spot(slot) else { return 0 };
         let Some(lane) = self.lanes.get(&(spot.queue, spot.lane)) else { return 0 };
-        let is_ready = |slot: u32| matches!(self.entry(slot).phase, Phase::Ready { .. });
-        let held = lane.held.values().filter(|held| **held != slot && !is_ready(**held)).count();
-        let ready = match self.waiting_key(slot, self.entry(slot).phase) {
+        let key = self.waiting_key(slot, self.entry(slot).phase);
+        let holds = lane.held.get(&spot.partition) == Some(&slot);
+        let held = lane.held.len() - lane.held_ready - usize::from(holds && key.is_none());
+        let ready = match key {
             None => lane.ready.len() + lane.parked.len(),
-            Some(key) => {
-                // Mostly it is the last, and counting would cost as much as there are.
-                let ahead = |map: &BTreeMap<ReadyKey, u32>| match map.last_key_value() {
-                    Some((last, _)) if *last < key => map.len(),
-                    Some((last, _)) if *last == key => map.len() - 1,
-                    Some(_) | None => map.range(..key).count(),
-                };
-                ahead(&lane.ready) + ahead(&lane.parked)
-            }
+            Some(key) => lane.ready.ahead(&key) + lane.parked.ahead(&key),
         };
         (held + ready) as u64
     }

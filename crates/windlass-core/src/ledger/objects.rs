@@ -308,7 +308,7 @@ impl Ledger {
         let number = self.objects.number(&turn.object);
         let known = self.objects.entry(number).map(|object| object.meta.clone());
         let is_new = known.is_none();
-        let mut meta = known.unwrap_or_else(|| ObjectMeta::new(now));
+        let mut meta = known.unwrap_or_else(|| ObjectMeta::new(now, self.next_sequence));
         // An alarm that has ended is none: the turn that follows from it says what comes next.
         meta.alarm = meta.alarm.filter(|job| self.is_open(*job));
         meta.take_turn(&turn, now);
@@ -575,6 +575,8 @@ impl Ledger {
 
     /// Takes an object over as it was kept: for [`super::Restore`].
     pub(super) fn restore_object(&mut self, address: &Address, meta: ObjectMeta) {
+        // No job that is accepted later may be taken for one of an object before it.
+        self.next_sequence = self.next_sequence.max(meta.incarnation);
         let number = self.objects.number(address);
         self.objects.write(number, meta);
     }

@@ -8,13 +8,13 @@ use core::time::Duration;
 
 use super::settle::Ended;
 use super::{Command, Effects, Ledger};
-use crate::event::{RecoveryReason, RemoveReason, What};
-use crate::job::{JobId, LeaseToken, State, StateName};
+use crate::event::{EventResult, RecoveryReason, RemoveReason, What};
+use crate::job::{Condition, JobId, LeaseToken, State, StateName};
 use crate::limits;
 use crate::outcome::ErrorText;
 use crate::record::{AttemptEnd, Note};
 use crate::refusal::Refusal;
-use crate::transition::Input;
+use crate::transition::{self, Input, Next};
 
 /// What to do about jobs whose worker is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,8 @@ pub struct Rescue {
     /// What to do with them.
     pub recovery: Recovery,
     /// How the loss was noticed. [`RecoveryReason::Restart`] takes every lease, whether it has
-    /// ended or not: the caller knows that no worker of before is left.
+    /// ended or not: the caller knows that no worker of before is left. The reasons that are not
+    /// about how a loss is noticed are taken for [`RecoveryReason::Manual`].
     pub reason: RecoveryReason,
 }
 
@@ -77,6 +78,7 @@ impl Command for Rescue {
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Rescued, Refusal> {
         let mut rescued = Rescued::default();
+        let how = Rescue { reason: self.reason.noticed(), ..self };
         let all = self.reason == RecoveryReason::Restart;
         let mut looked_at = 0;
         if self.recovery.mode == RecoveryMode::Act {
@@ -93,7 +95,7 @@ impl Command for Rescue {
                 break;
             }
             looked_at += 1;
-            rescued.jobs.extend(ledger.rescue(token, self, effects));
+            rescued.jobs.extend(ledger.rescue(token, how, effects));
         }
         let next = ledger.lease_ends.first();
         rescued.next_in = next.map(|(ends, _)| ends.since(effects.now.steady));
@@ -111,7 +113,8 @@ impl Ledger {
         let held = &self.leases[&token];
         let (slot, lease, ends) = (held.slot, held.lease.clone(), held.ends);
         let attempt = self.entry(slot).attempts;
-        let detected = What::RecoveryDetected { reason: how.reason, attempt };
+        let stale_for = effects.now.wall.since(lease.since);
+        let detected = What::RecoveryDetected { reason: how.reason, attempt, stale_for };
         self.tell(slot, detected, effects);
         if how.recovery.mode == RecoveryMode::Observe {
             // Out of the index, so that it is told once; a renewal puts it back.
@@ -121,23 +124,30 @@ impl Ledger {
             return None;
         }
         let error = ErrorText::new("crashed: its worker was lost while running it");
-        let end = AttemptEnd::Crashed;
-        let note = Note::Ended { end, output: None, error: Some(error.clone()) };
         let input = Input::Rescue {
             token,
             max_recoveries: how.recovery.max_recoveries,
             delay: how.recovery.delay,
         };
+        // The record of the attempt says what the loss meant, so that is asked first.
+        let end = match transition::next(&self.condition(slot), &input, effects.now.wall).ok()? {
+            Next::Is(Condition { state: State::Dead { .. }, .. }) => {
+                AttemptEnd::Crashed(RecoveryReason::LimitReached)
+            }
+            Next::Is(_) | Next::Gone => AttemptEnd::Crashed(how.reason),
+        };
+        let note = Note::Ended { end, output: None, error: Some(error.clone()) };
         let condition = self.transition(slot, &input, Some(note), effects).ok()?;
         self.tally(slot, |totals| totals.rescued += 1);
-        let ran = effects.now.wall.since(lease.since);
-        let ended = Ended { worker: lease.worker, attempt, ran, end };
+        let (worker, result) = (lease.worker, EventResult::None);
+        let ended = Ended { worker, attempt, ran: stale_for, end, result };
         self.tell_settled(slot, &condition, ended, Some(error.clone()), effects);
         match condition.state {
             State::Scheduled { .. } => {
                 let recovery = condition.recoveries;
-                let executed = What::RecoveryExecuted { reason: how.reason, recovery };
-                self.tell(slot, executed, effects);
+                let reason = how.reason;
+                let recovered = What::JobRecovered { reason, attempt, recovery, stale_for };
+                self.tell(slot, recovered, effects);
                 self.note_recovery(slot, effects);
             }
             State::Dead { .. } => {

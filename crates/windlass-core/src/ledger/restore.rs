@@ -161,8 +161,9 @@ impl Restore {
         ledger.keys = ledger.restored_keys(&slots);
         let mut places = Places::new(&ledger);
         for (sequence, slot) in slots {
-            let (line, state) = (ledger.entry(slot).line, ledger.entry(slot).phase.name());
-            ledger.count(line, None, Some(state));
+            let entry = ledger.entry(slot);
+            let (line, priority, state) = (entry.line, entry.priority, entry.phase.name());
+            ledger.count(line, priority, None, Some(state));
             places.add(&ledger, slot, sequence);
         }
         places.write_into(&mut ledger);

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::{Command, Effects, Ledger, died_of_attempts};
-use crate::event::What;
+use crate::event::{EventResult, What};
 use crate::job::{Bytes, Condition, JobId, LeaseToken, NewJob, State, StateName, UniqueScope};
 use crate::limits::{Limits, at_most};
 use crate::object::Turn;
@@ -124,12 +124,13 @@ impl Ledger {
             Verdict::Cancel(_) => AttemptEnd::Cancelled,
         };
         let attempt = self.entry(slot).attempts;
+        let result = EventResult::of(output.as_ref());
         let note = Note::Ended { end, output, error: error.clone() };
         let condition = self
             .transition(slot, &Input::Settle { token, verdict }, Some(note), effects)
             .map_err(|refused| Refusal::of(refused, job, "settle"))?;
         let ran = effects.now.wall.since(lease.since);
-        let attempt = Ended { worker: lease.worker, attempt, ran, end };
+        let attempt = Ended { worker: lease.worker, attempt, ran, end, result };
         self.tell_settled(slot, &condition, attempt, error.clone(), effects);
         let state = condition.state.name();
         // The turn decides what this end means to its object, which has to know before it is told.
@@ -154,10 +155,10 @@ impl Ledger {
         error: Option<ErrorText>,
         effects: &mut Effects,
     ) {
-        let Ended { worker, attempt, ran, end } = ended;
+        let Ended { worker, attempt, ran: duration, end, result } = ended;
         let failed = match (&condition.state, end) {
             (State::Dead { reason, .. }, _) => died_of_attempts(*reason),
-            (_, AttemptEnd::Failed | AttemptEnd::Crashed) => true,
+            (_, AttemptEnd::Failed | AttemptEnd::Crashed(_)) => true,
             (
                 _,
                 AttemptEnd::Completed
@@ -184,7 +185,7 @@ impl Ledger {
         match &condition.state {
             State::Completed { .. } => {
                 self.tally(slot, |totals| totals.completed += 1);
-                self.tell(slot, What::JobCompleted { worker, attempt, duration: ran }, effects);
+                self.tell(slot, What::JobCompleted { worker, attempt, duration, result }, effects);
             }
             State::Scheduled { at } if failed => {
                 self.tally(slot, |totals| totals.retried += 1);
@@ -208,4 +209,5 @@ pub(super) struct Ended {
     pub(super) attempt: u32,
     pub(super) ran: Duration,
     pub(super) end: AttemptEnd,
+    pub(super) result: EventResult,
 }

@@ -2,7 +2,7 @@
 //!
 //! Counters are kept with every change; nothing here counts by scanning.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
@@ -11,7 +11,7 @@ use super::Ledger;
 use super::book::Phase;
 use super::control::{WORKER_SILENCE, WorkerCard, nearest};
 use crate::explain::{Explanation, Reason};
-use crate::job::{JobId, StateName};
+use crate::job::{JobId, Priority, StateName};
 use crate::limits;
 use crate::name::Name;
 use crate::record::{QueueSettings, Totals};
@@ -40,6 +40,10 @@ pub struct QueueCount {
     pub settings: QueueSettings,
     /// Blocked, scheduled and ready jobs.
     pub waiting: u64,
+    /// The same per priority, the highest first; one of which none waits is not listed. Of more
+    /// than [`limits::PRIORITIES_COUNTED`] priorities, those are the highest; what `waiting` has
+    /// beyond their sum waits at lower ones.
+    pub waiting_by_priority: Vec<(Priority, u64)>,
     /// Dead letters dropped because there were too many.
     pub dead_letters_dropped: u64,
     /// Its lanes in order, if it has lanes.
@@ -73,6 +77,22 @@ pub struct WorkerView {
 }
 
 /// All counters at one moment.
+///
+/// [`lines`](Self::lines) and [`queues`](Self::queues) are counted with every change and never
+/// found by scanning; [`workers`](Self::workers) are those that were heard of within a minute.
+///
+/// ```
+/// # use windlass_core::ledger::Counts;
+/// # use windlass_core::job::StateName;
+/// # fn show(counts: &Counts) {
+/// println!("{} wait, {} run", counts.waiting(), counts.in_state(StateName::Running));
+/// for (priority, jobs) in counts.waiting_by_priority().into_iter().rev() {
+///     println!("priority {}: {jobs}", priority.0);
+/// }
+/// println!("{} slots are free", counts.free_slots());
+/// println!("handled: {:?}", counts.handled_kinds());
+/// # }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Per queue and kind.
@@ -101,6 +121,40 @@ impl Counts {
         lines.map(|line| line.states[state as usize]).sum()
     }
 
+    /// Blocked, scheduled and ready jobs, over all queues.
+    pub fn waiting(&self) -> u64 {
+        self.queues.iter().map(|queue| queue.waiting).sum()
+    }
+
+    /// The same per priority; see [`QueueCount::waiting_by_priority`].
+    pub fn waiting_by_priority(&self) -> BTreeMap<Priority, u64> {
+        let mut sum = BTreeMap::new();
+        for (priority, jobs) in self.queues.iter().flat_map(|queue| &queue.waiting_by_priority) {
+            *sum.entry(*priority).or_default() += jobs;
+        }
+        sum
+    }
+
+    /// The size of a queue: its jobs that wait or run.
+    pub fn queue_size(&self, queue: &str) -> u64 {
+        let of_queue = self.queues.iter().filter(|count| count.queue.as_str() == queue);
+        let waiting: u64 = of_queue.map(|count| count.waiting).sum();
+        waiting + self.in_queue(queue, StateName::Running)
+    }
+
+    /// Slots of live workers in which no job runs; a worker that stops has none.
+    pub fn free_slots(&self) -> u64 {
+        let free =
+            |worker: &WorkerView| u64::from(worker.card.slots).saturating_sub(worker.running);
+        self.workers.iter().filter(|worker| !worker.stopping).map(free).sum()
+    }
+
+    /// The kinds that live workers handle, other than those that are stopping.
+    pub fn handled_kinds(&self) -> BTreeSet<Name> {
+        let taking = self.workers.iter().filter(|worker| !worker.stopping);
+        taking.flat_map(|worker| worker.card.kinds.iter().map(|kind| kind.kind.clone())).collect()
+    }
+
     /// What has happened so far, over all queues and kinds.
     pub fn totals(&self) -> Totals {
         let mut sum = Totals::default();
@@ -124,6 +178,12 @@ impl Counts {
         }
         unhandled
     }
+}
+
+/// The highest priorities and their counts.
+fn highest_first(by_priority: &BTreeMap<Priority, u64>) -> Vec<(Priority, u64)> {
+    let highest = by_priority.iter().rev().take(limits::PRIORITIES_COUNTED);
+    highest.map(|(priority, jobs)| (*priority, *jobs)).collect()
 }
 
 impl WorkerCard {
@@ -162,6 +222,7 @@ impl Ledger {
                 queue: queue.name.clone(),
                 settings: queue.settings.clone(),
                 waiting: queue.waiting,
+                waiting_by_priority: highest_first(&queue.waiting_by_priority),
                 dead_letters_dropped: queue.dead_letters_dropped,
             }
         });

@@ -324,6 +324,8 @@ impl Naive {
             lease_ends: Steady::default(),
             told_lost: false,
             first_started_at: None,
+            last_recovery_at: None,
+            last_end: None,
             starts: 0,
             output: None,
             percent: None,

@@ -189,10 +189,40 @@ impl Naive {
         if !state.is_terminal() {
             return Err(Refusal::WrongState { job: id, state, operation: "remove" });
         }
+        let depends = |job: &&Job| job.is_open() && job.links.iter().any(|link| link.on == id);
+        let by = self.jobs.values().find(depends).filter(|_| state == StateName::Completed);
+        if let Some(by) = by {
+            return Err(Refusal::StillNeeded { job: id, by: by.id() });
+        }
         self.remove_one(id);
         self.trim_due = true;
         self.trim();
         Ok(())
+    }
+
+    pub(crate) fn remove_graph(&mut self, root: JobId) -> Result<u64, Refusal> {
+        self.job(root)?;
+        let mut graph = BTreeSet::from([root]);
+        loop {
+            let depends = |job: &&Job| job.new.depends_on.iter().any(|on| graph.contains(&on.on));
+            let more: Vec<JobId> = self.jobs.values().filter(depends).map(Job::id).collect();
+            let before = graph.len();
+            graph.extend(more);
+            if graph.len() == before {
+                break;
+            }
+        }
+        let open = graph.iter().map(|id| &self.jobs[id]).filter(|job| job.is_open());
+        if let Some(open) = open.min_by_key(|job| job.sequence) {
+            let (job, state) = (open.id(), open.name());
+            return Err(Refusal::WrongState { job, state, operation: "remove" });
+        }
+        for id in &graph {
+            self.remove_one(*id);
+        }
+        self.trim_due = true;
+        self.trim();
+        Ok(graph.len() as u64)
     }
 
     pub(crate) fn clear(&mut self, queue: &Name) -> Cleared {

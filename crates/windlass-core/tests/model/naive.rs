@@ -13,14 +13,14 @@ mod running;
 use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_core::job::{
-    Bytes, CancelReason, Condition, DeadReason, JobId, Lane, Lease, NewJob, OnFailure, State,
-    StateName, UniqueScope,
+    Bytes, CancelReason, Condition, DeadReason, JobId, Lane, Lease, NewJob, OnFailure, Priority,
+    State, StateName, UniqueScope,
 };
 use windlass_core::ledger::{Counts, LaneCount, LineCount, QueueCount, Totals};
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
 use windlass_core::object::Address;
-use windlass_core::record::{QueueSettings, Step};
+use windlass_core::record::{AttemptEnd, QueueSettings, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -47,6 +47,9 @@ pub(crate) struct Job {
     /// Its loss was told by a rescue that only looks.
     told_lost: bool,
     pub(crate) first_started_at: Option<Timestamp>,
+    pub(crate) last_recovery_at: Option<Timestamp>,
+    /// How its last attempt ended, if it did.
+    pub(crate) last_end: Option<AttemptEnd>,
     pub(crate) starts: u32,
     pub(crate) output: Option<Bytes>,
     pub(crate) percent: Option<u8>,
@@ -519,9 +522,19 @@ impl Naive {
             queue: name.clone(),
             settings: queue.settings.clone(),
             waiting: self.waiting_in(name),
+            waiting_by_priority: self.waiting_by_priority(name),
             dead_letters_dropped: queue.dropped,
             lanes: self.lane_counts(name, queue),
         });
         Counts { lines: lines.collect(), queues: queues.collect(), workers: Vec::new() }
+    }
+
+    fn waiting_by_priority(&self, queue: &Name) -> Vec<(Priority, u64)> {
+        let mut counts: BTreeMap<Priority, u64> = BTreeMap::new();
+        let waits = |job: &&Job| job.new.queue == *queue && job.name().is_waiting();
+        for job in self.jobs.values().filter(waits) {
+            *counts.entry(job.new.priority).or_default() += 1;
+        }
+        counts.into_iter().rev().collect()
     }
 }

@@ -113,7 +113,7 @@ impl Naive {
         if known.is_none() {
             self.told.push((About::Object(address.clone()), "object.created"));
         }
-        let mut object = known.unwrap_or_else(|| first(now));
+        let mut object = known.unwrap_or_else(|| first(now, self.next_sequence));
         let meta = &mut object.meta;
         meta.alarm = meta.alarm.filter(|id| self.jobs.get(id).is_some_and(Job::is_open));
         meta.version += 1;
@@ -302,9 +302,10 @@ fn is_intention(job: &Job) -> bool {
 }
 
 /// An object before its first turn.
-fn first(now: Timestamp) -> Object {
+fn first(now: Timestamp, next_sequence: u64) -> Object {
     let meta = ObjectMeta {
         version: 0,
+        incarnation: next_sequence,
         status: ObjectStatus::Active,
         reason: None,
         created_at: now,

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestCaseResult};
-use windlass_core::event::{Event, Subject, What};
+use windlass_core::event::{Event, EventResult, Subject, What};
 use windlass_core::job::{Bytes, CancelReason, JobId, LeaseToken, NewJob, State, StateName};
 use windlass_core::ledger::{
-    Applied, Cancel, Clear, Command, Configure, Enqueue, Glimpse, Ledger, Promote, Remove, Renew,
-    Renewal, Replay, ReplayEdited, Reschedule, Restore, Ring, Settle, Settlement,
+    Applied, Cancel, Clear, Command, Configure, Enqueue, Glimpse, Ledger, Promote, Remove,
+    RemoveGraph, Renew, Renewal, Replay, ReplayEdited, Reschedule, Restore, Ring, Settle,
+    Settlement,
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
@@ -45,9 +46,12 @@ struct Heard {
     started: bool,
     running: bool,
     ended: Option<StateName>,
+    /// What its completion told.
+    result: Option<EventResult>,
 }
 
-const FRESH: Heard = Heard { generation: 0, started: false, running: false, ended: None };
+const FRESH: Heard =
+    Heard { generation: 0, started: false, running: false, ended: None, result: None };
 
 /// What came up in the cases, to show that the interesting things did.
 #[derive(Default)]
@@ -186,6 +190,7 @@ impl<'a> Pair<'a> {
             | Step::Replay(..)
             | Step::ReplayEdited(..)
             | Step::Remove(..)
+            | Step::RemoveGraph(..)
             | Step::Clear(..)
             | Step::Configure(..)
             | Step::Compact { .. } => self.control(step),
@@ -233,6 +238,11 @@ impl<'a> Pair<'a> {
                 let jobs = self.find_all(&picks);
                 let expected = jobs.iter().map(|id| self.model.remove(*id)).collect();
                 self.compare(Remove { jobs }, Ok(expected))
+            }
+            Step::RemoveGraph(picks) => {
+                let roots = self.find_all(&picks);
+                let expected = roots.iter().map(|id| self.model.remove_graph(*id)).collect();
+                self.compare(RemoveGraph { roots }, Ok(expected))
             }
             Step::Clear(queue) => {
                 let queue = steps::queue(queue);
@@ -569,6 +579,9 @@ impl<'a> Pair<'a> {
                 prop_assert!(first || replacement, "{id} ended twice: {what:?}, {heard:?}");
                 heard.running = false;
                 heard.ended = ended(what);
+                if let What::JobCompleted { result, .. } = what {
+                    heard.result = Some(result.clone());
+                }
             }
             _ => {}
         }
@@ -592,6 +605,9 @@ impl<'a> Pair<'a> {
             prop_assert_eq!(record.sequence, job.sequence);
             prop_assert_eq!(record.created_at, job.accepted_at);
             prop_assert_eq!(record.first_started_at, job.first_started_at);
+            prop_assert_eq!(record.last_recovery_at, job.last_recovery_at);
+            let last = record.attempts.back().and_then(|last| last.ended).map(|(_, end)| end);
+            prop_assert_eq!(last, job.last_end, "the last end of {} after {:?}", id, after);
             prop_assert_eq!(&record.output, &job.output, "the output of {} after {:?}", id, after);
             prop_assert_eq!(record.progress.map(|progress| progress.percent), job.percent);
             prop_assert_eq!(&record.steps, &job.steps, "the steps of {} after {:?}", id, after);
@@ -604,6 +620,9 @@ impl<'a> Pair<'a> {
             let heard = &self.heard[id];
             prop_assert_eq!(heard.running, running);
             prop_assert_eq!(heard.ended, state.is_terminal().then_some(state));
+            let completed = state == StateName::Completed;
+            let result = completed.then(|| EventResult::of(record.output.as_ref()));
+            prop_assert_eq!(&heard.result, &result, "the result of {} after {:?}", id, after);
             prop_assert_eq!(heard.generation, record.condition.generation);
         }
         Ok(())

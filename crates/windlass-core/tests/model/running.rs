@@ -17,7 +17,7 @@ use windlass_core::ledger::{
 use windlass_core::limits::{LEASE_MAX, LEASE_MIN, STEP_BYTES, STEPS_BYTES};
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
-use windlass_core::record::{Report, Step};
+use windlass_core::record::{AttemptEnd, Report, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -147,6 +147,7 @@ impl Naive {
         job.told_lost = false;
         job.starts += 1;
         job.percent = None;
+        job.last_end = None;
         job.first_started_at.get_or_insert(wall);
         job.condition.attempts += 1;
         job.condition.begun = true;
@@ -259,6 +260,13 @@ impl Naive {
         let at = self.now.wall;
         let failed = matches!(verdict, Verdict::Retry(_) | Verdict::Bury(_));
         let again = matches!(verdict, Verdict::Retry(_) | Verdict::Snooze(_) | Verdict::Release);
+        self.job_mut(id).last_end = Some(match verdict {
+            Verdict::Complete => AttemptEnd::Completed,
+            Verdict::Retry(_) | Verdict::Bury(_) => AttemptEnd::Failed,
+            Verdict::Snooze(_) => AttemptEnd::Snoozed,
+            Verdict::Release => AttemptEnd::Released,
+            Verdict::Cancel(_) => AttemptEnd::Cancelled,
+        });
         if failed {
             self.count_failure(id);
         }
@@ -333,11 +341,13 @@ impl Naive {
         let job = &self.jobs[&id];
         let lease = job.lease().expect("only running jobs are rescued").clone();
         let Condition { attempts, recoveries, .. } = job.condition;
+        self.job_mut(id).last_end = Some(AttemptEnd::Crashed(rescue.reason));
         if lease.cancel_requested {
             self.end(id, State::Cancelled { at, reason: CancelReason::Requested });
             return StateName::Cancelled;
         }
         if attempts >= lease.max_attempts || recoveries >= rescue.recovery.max_recoveries {
+            self.job_mut(id).last_end = Some(AttemptEnd::Crashed(RecoveryReason::LimitReached));
             self.tell(id, "recovery.exhausted");
             self.end(id, State::Dead { at, reason: DeadReason::Crashed });
             return StateName::Dead;
@@ -345,9 +355,10 @@ impl Naive {
         let condition = &mut self.job_mut(id).condition;
         condition.recoveries += 1;
         condition.state = State::Scheduled { at: at + rescue.recovery.delay };
+        self.job_mut(id).last_recovery_at = Some(at);
         self.tally(id, |totals| totals.retried += 1);
         self.tell(id, "job.retrying");
-        self.tell(id, "recovery.executed");
+        self.tell(id, "job.recovered");
         self.count_recovery(id);
         StateName::Scheduled
     }

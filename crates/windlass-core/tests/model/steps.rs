@@ -78,6 +78,7 @@ pub(crate) enum Step {
     Replay(Vec<Pick>),
     ReplayEdited(Pick, Draft),
     Remove(Vec<Pick>),
+    RemoveGraph(Vec<Pick>),
     Clear(u8),
     Configure(u8, QueueChange),
     /// The journal is compacted between two hundredths of its length; `all` jobs are written once
@@ -281,7 +282,7 @@ impl Said {
             result: vec![7; bytes].into(),
         });
         let lines = vec![line; usize::from(self.lines)];
-        Report { progress, lines, steps: step.into_iter().collect() }
+        Report { progress, lines, steps: step.into_iter().collect(), lines_dropped: 0 }
     }
 }
 
@@ -328,6 +329,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => some(&[Dead, Cancelled]).prop_map(Step::Replay),
         2 => (pick(&[Dead]), draft()).prop_map(|(job, draft)| Step::ReplayEdited(job, draft)),
         1 => some(&[Dead, Completed, Cancelled]).prop_map(Step::Remove),
+        1 => some(&[Dead, Completed, Cancelled]).prop_map(Step::RemoveGraph),
         1 => (0u8..2).prop_map(Step::Clear),
         3 => (0u8..2, queue_change()).prop_map(|(queue, change)| Step::Configure(queue, change)),
         3 => compaction(),

@@ -57,6 +57,7 @@ impl Work {
             Mode::Bulk => (batch, 1, 1, bytes(batch as f64)),
             Mode::Lifecycle => (1, plan.concurrency, 2, bytes(0.5)),
             Mode::Enqueue
+            | Mode::Batch
             | Mode::Drain
             | Mode::Pool
             | Mode::Debounce

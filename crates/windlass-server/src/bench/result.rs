@@ -61,6 +61,13 @@ pub(crate) enum Extra {
         #[serde(serialize_with = "whole")]
         bytes_per_s: Figure,
     },
+    Growth {
+        /// What is in the batch, or what follows.
+        of: &'static str,
+        us_per_job: Figure,
+        /// How much more that is than with the fewest jobs.
+        ratio_to_smallest: Figure,
+    },
     Backlog {
         /// Waiting jobs while it was measured.
         backlog: u64,
@@ -269,6 +276,9 @@ impl Extra {
         match self {
             Extra::None => Vec::new(),
             Extra::Batch { batch: _, bytes_per_s } => vec![bytes_per_s],
+            Extra::Growth { of: _, us_per_job, ratio_to_smallest } => {
+                vec![us_per_job, ratio_to_smallest]
+            }
             Extra::Backlog { backlog: _, ns_per_job, ratio, claim_ns_per_job, claim_ratio } => {
                 vec![ns_per_job, ratio, claim_ns_per_job, claim_ratio]
             }
@@ -300,6 +310,7 @@ impl Extra {
             Extra::Debounce { keys, .. } => format!(", {} keys", short(*keys)),
             Extra::Continuous { objects, .. } => format!(" × {}", short(*objects)),
             Extra::Batch { batch, .. } => format!(" × {}", short(*batch)),
+            Extra::Growth { of, .. } => format!(", {of}"),
             Extra::Backlog { backlog, .. } => format!(" {}", short(*backlog)),
             Extra::Pinned { part, .. } => format!(", {part}"),
             Extra::Memory { of, state, .. } => format!(" {of}, {state}"),
@@ -320,6 +331,11 @@ impl Extra {
             | Extra::Limit { bytes_per_s: None, .. } => String::new(),
             Extra::Batch { bytes_per_s, .. } | Extra::Limit { bytes_per_s, .. } => {
                 format!("{:.1} MB/s", megabytes(bytes_per_s))
+            }
+            Extra::Growth { us_per_job, ratio_to_smallest, .. } => {
+                let [each, ratio] =
+                    [us_per_job, ratio_to_smallest].map(|figure| figure.unwrap_or(0.0));
+                format!("{each:.1} µs per job × {ratio:.2}")
             }
             Extra::Backlog { ns_per_job, ratio, claim_ns_per_job, claim_ratio, .. } => {
                 let [both, ratio] = [ns_per_job, ratio].map(|figure| figure.unwrap_or(0.0));

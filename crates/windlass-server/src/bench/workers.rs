@@ -19,11 +19,16 @@ use crate::cli::Mode;
 const REST: Duration = Duration::from_millis(3);
 
 /// A worker with as many slots as there would be callers.
-pub(crate) async fn start_worker<A: 'static, H: Handler<A>>(
+pub(crate) async fn start_worker<A, H>(
     engine: &Engine,
     plan: &Plan,
     handler: H,
-) -> Result<Worker, Error> {
+) -> Result<Worker, Error>
+where
+    A: 'static,
+    H: Handler<A> + Send + Sync + 'static,
+    H::Future: Send,
+{
     let slots = plan.concurrency;
     engine.worker().name("bench").slots(slots, slots).handle(handler).start().await
 }

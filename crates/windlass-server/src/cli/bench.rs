@@ -92,6 +92,12 @@ What is compared with `limit`, the bare log:
   measured one after the other, so whatever else the machine does tells on the ratio: take
   `--runs 5`.
 
+What `batch` tells:
+  of every sort of job what one costs when a thousand, ten thousand and a hundred thousand (in ten
+  calls) are enqueued, and of a job that ends what each of those costs that follow or are released;
+  `ratio_to_smallest` compares with the smallest: about 1 where nothing is dearer because there is
+  more of it.
+
 What the modes with objects tell:
   pool        one line for a queue without lanes, one for the pool; `ratio_to_plain` compares them
   debounce    events per second until the last flush has run, and what a key takes in memory
@@ -114,6 +120,8 @@ pub(crate) enum Mode {
     Enqueue,
     /// One caller enqueues a thousand jobs per call
     Bulk,
+    /// Batches of every sort of job at three sizes, and cascades: what they cost per job
+    Batch,
     /// A worker empties a full queue of jobs that do nothing
     Drain,
     /// Callers enqueue a job, wait for its outcome, and go on
@@ -147,6 +155,7 @@ impl Mode {
         match self {
             Mode::Enqueue => "enqueue",
             Mode::Bulk => "bulk",
+            Mode::Batch => "batch",
             Mode::Drain => "drain",
             Mode::Lifecycle => "lifecycle",
             Mode::Pool => "pool",

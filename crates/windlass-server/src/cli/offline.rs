@@ -40,6 +40,10 @@ pub(crate) struct Which {
     /// With this tag; several mean all of them
     #[arg(long, value_name = "TAG", value_parser = name)]
     tag: Vec<Name>,
+
+    /// That follow from this job
+    #[arg(long, value_name = "ID")]
+    parent: Option<JobId>,
 }
 
 impl Which {
@@ -51,6 +55,7 @@ impl Which {
             kinds: self.kind.clone(),
             queues: self.queue.clone(),
             tags: self.tag.clone(),
+            parent: self.parent,
             ..Filter::default()
         }
     }
@@ -73,6 +78,10 @@ pub(crate) struct ListOptions {
     #[arg(long, value_name = "N", default_value_t = 50)]
     #[arg(value_parser = value_parser!(u64).range(1..=1_000_000))]
     pub(crate) limit: u64,
+
+    /// The first accepted first
+    #[arg(long)]
+    pub(crate) oldest_first: bool,
 
     /// Go on after the last page: what that one said
     #[arg(long, value_name = "CURSOR")]

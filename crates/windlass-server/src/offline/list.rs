@@ -1,6 +1,7 @@
 //! `windlass list`: one line per job.
 
 use serde::Serialize;
+use windlass::core::filter::Order;
 use windlass::core::limits;
 use windlass::store::file::Look;
 use windlass::{Cursor, JobRecord, JobState};
@@ -10,10 +11,13 @@ use crate::offline::Pages;
 use crate::offline::view::Brief;
 use crate::output::{self, text_table};
 
-/// Lists jobs, the last accepted first.
+/// Lists jobs, the last accepted first, or the first.
 pub(crate) fn run(options: &ListOptions) -> anyhow::Result<()> {
     let mut look = Look::open(&options.path)?;
-    let filter = options.which.filter(&[]);
+    let mut filter = options.which.filter(&[]);
+    if options.oldest_first {
+        filter.order = Order::OldestFirst;
+    }
     let limit = usize::try_from(options.limit)?;
     let mut pages = Pages::new(&mut look, &filter, options.after.map(Cursor));
     let mut jobs = Vec::new();

@@ -82,6 +82,8 @@ struct Brief<'a> {
     status: &'static str,
     reason: Option<&'a str>,
     version: u64,
+    /// Jobs bound to it have at least this number.
+    incarnation: u64,
     runs: u64,
     failures: u64,
     recoveries: u32,
@@ -104,6 +106,7 @@ impl<'a> Brief<'a> {
             status: meta.status.as_str(),
             reason: meta.reason.as_ref().map(|reason| reason.as_str()),
             version: meta.version,
+            incarnation: meta.incarnation,
             runs: meta.runs,
             failures: meta.failures,
             recoveries: meta.recoveries,

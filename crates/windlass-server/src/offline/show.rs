@@ -157,7 +157,9 @@ fn attempts(job: &JobRecord) -> Option<String> {
         let end = match attempt.ended {
             Some((at, end)) => {
                 let millis = at.since(attempt.started_at).as_millis();
-                format!("{} after {millis} ms", format!("{end:?}").to_lowercase())
+                let why = end.recovery().filter(|why| why.as_str() != end.as_str());
+                let why = why.map(|why| format!(" ({})", why.as_str())).unwrap_or_default();
+                format!("{}{why} after {millis} ms", end.as_str())
             }
             None => "not ended".to_string(),
         };

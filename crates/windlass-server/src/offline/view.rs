@@ -135,6 +135,9 @@ pub(crate) struct Whole<'a> {
     recoveries: u32,
     generation: u32,
     first_started_at: Option<String>,
+    executing_since: Option<String>,
+    last_success_at: Option<String>,
+    last_recovery_at: Option<String>,
     start: StartView,
     unique: Option<UniqueView<'a>>,
     depends_on: Vec<DependencyView>,
@@ -180,6 +183,9 @@ impl<'a> Whole<'a> {
             recoveries: record.condition.recoveries,
             generation: record.condition.generation,
             first_started_at: text(record.first_started_at),
+            executing_since: text(record.executing_since()),
+            last_success_at: text(record.last_success_at()),
+            last_recovery_at: text(record.last_recovery_at),
             start: StartView::of(job.start),
             unique: job.unique.as_ref().map(UniqueView::of),
             depends_on: job.depends_on.iter().map(DependencyView::of).collect(),
@@ -394,7 +400,9 @@ struct AttemptView<'a> {
     started_at: String,
     ended_at: Option<String>,
     /// How it ended; `null` if it did not.
-    end: Option<String>,
+    end: Option<&'static str>,
+    /// Why it ended without an outcome of its own; `null` if it had one.
+    recovery: Option<&'static str>,
     error: Option<&'a str>,
 }
 
@@ -405,7 +413,8 @@ impl<'a> AttemptView<'a> {
             worker: &attempt.worker,
             started_at: attempt.started_at.to_string(),
             ended_at: text(attempt.ended.map(|(at, _)| at)),
-            end: attempt.ended.map(|(_, end)| format!("{end:?}").to_lowercase()),
+            end: attempt.ended.map(|(_, end)| end.as_str()),
+            recovery: attempt.ended.and_then(|(_, end)| end.recovery()).map(|why| why.as_str()),
             error: attempt.error.as_ref().map(|error| error.as_str()),
         }
     }

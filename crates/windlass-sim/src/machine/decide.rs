@@ -7,8 +7,8 @@ use windlass::store::{ObjectFilter, StoreError};
 use windlass_core::filter::Filter;
 use windlass_core::job::NewJob;
 use windlass_core::ledger::{
-    Cancel, Clear, Command, Configure, Enqueue, Promote, Remove, Renew, Replay, ReplayEdited,
-    Reschedule, Settle,
+    Cancel, Clear, Command, Configure, Enqueue, Promote, Remove, RemoveGraph, Renew, Replay,
+    ReplayEdited, Reschedule, Settle,
 };
 use windlass_core::limits;
 use windlass_core::object::Turn;
@@ -86,6 +86,9 @@ fn alter(book: &mut Book, alteration: Request, now: Now) -> Answer {
             Ok(Reply::Rescheduled(book.apply(Reschedule { jobs, start }, now)?))
         }
         Request::Remove(jobs) => Ok(Reply::Removed(book.apply(Remove { jobs }, now)?)),
+        Request::RemoveGraph(roots) => {
+            Ok(Reply::GraphsRemoved(book.apply(RemoveGraph { roots }, now)?))
+        }
         Request::Replay(jobs) => Ok(Reply::Replayed(book.apply(Replay { jobs }, now)?)),
         other => unreachable!("{other:?} alters nothing"),
     }

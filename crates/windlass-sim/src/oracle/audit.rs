@@ -93,6 +93,7 @@ fn compare_job(told: &Told, record: &JobRecord) -> Checked {
     ensure!(told.job == record.job, "what its producer said");
     ensure!(told.created_at == record.created_at, "when it was accepted");
     ensure!(told.output == record.output, "its output");
+    ensure!(told.last_recovery_at == record.last_recovery_at, "when it was last recovered");
     let starts = record.attempts.len() + record.attempts_dropped as usize;
     ensure!(told.starts as usize == starts, "it has started {starts} times");
     let lines = record.log.len() + record.log_dropped as usize;

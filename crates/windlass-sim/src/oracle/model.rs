@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use windlass_core::event::{Event, RemoveReason, Subject, What};
+use windlass_core::event::{Event, EventResult, RemoveReason, Subject, What};
 use windlass_core::job::{
     CancelReason, DeadReason, JobId, LeaseToken, NewJob, OnFailure, Start, State, StateName,
     UniqueScope,
@@ -94,12 +94,16 @@ pub(super) struct Told {
     due: Timestamp,
     pub(super) attempts: u32,
     pub(super) recoveries: u32,
+    pub(super) started_at: Timestamp,
+    pub(super) last_recovery_at: Option<Timestamp>,
     pub(super) generation: u32,
     /// Starts over all generations.
     pub(super) starts: u32,
     pub(super) met: BTreeSet<JobId>,
     pub(super) cancel_requested: bool,
     pub(super) output: Option<windlass_core::job::Bytes>,
+    /// What its completion told, until that is compared with what was settled.
+    pub(super) result: Option<EventResult>,
     /// Log lines, unless a crash has left that open.
     pub(super) lines: Option<usize>,
     /// Finished steps that were acknowledged. A crash may leave more.
@@ -332,7 +336,12 @@ impl Model {
             What::JobReplayed { generation } => self.replayed(id, *generation, event.at, around),
             What::JobRemoved { reason } => self.removed(id, *reason, event.at, around),
             What::RecoveryDetected { .. } => self.runs(id).map(|_| ()),
-            What::RecoveryExecuted { recovery, .. } => self.recovered(id, *recovery, around),
+            What::JobRecovered { attempt, recovery, stale_for, .. } => {
+                let told = self.told(id)?;
+                let lost = (told.attempts, event.at.since(told.started_at));
+                ensure!((*attempt, *stale_for) == lost, "it was lost at {lost:?}");
+                self.recovered(id, *recovery, event.at, around)
+            }
             What::RecoveryExhausted { .. } => {
                 let dead = matches!(self.told(id)?.stand, Stand::Dead { .. });
                 ensure!(dead, "it is told to be exhausted and is not dead");
@@ -391,11 +400,14 @@ impl Model {
             due,
             attempts: 0,
             recoveries: 0,
+            started_at: at,
+            last_recovery_at: None,
             generation: 0,
             starts: 0,
             met: BTreeSet::new(),
             cancel_requested: false,
             output: None,
+            result: None,
             lines: Some(0),
             steps: Vec::new(),
             updates: 0,
@@ -499,6 +511,10 @@ impl Model {
         let startable = matches!(told.stand, Stand::Ready | Stand::Scheduled { .. });
         ensure!(startable, "it was started and is {}", told.stand.name());
         ensure!(at >= told.due, "it was started at {at} and due at {}", told.due);
+        let expiry = told.job.expires_after.map(|after| told.created_at + after);
+        let first = (told.attempts, told.generation) == (0, 0);
+        let expired = first && expiry.is_some_and(|expiry| expiry <= at);
+        ensure!(!expired, "it was started at {at} and had expired");
         let (counted, kind) = (told.attempts + 1, told.job.kind.clone());
         ensure!(attempt == counted, "start {attempt} is start {counted}");
         let rules = self.rules.kind(&kind);
@@ -510,6 +526,7 @@ impl Model {
         self.set(id, Stand::Running { worker: worker.clone() });
         self.jobs.entry(id).and_modify(|told| {
             told.attempts = attempt;
+            told.started_at = at;
             told.starts += 1;
             told.cancel_requested = false;
         });
@@ -560,8 +577,9 @@ impl Model {
     fn ended(&mut self, id: JobId, event: &Event) -> Checked {
         let told = self.runs(id)?;
         match &event.what {
-            What::JobCompleted { .. } => {
+            What::JobCompleted { result, .. } => {
                 told.recoveries = 0;
+                told.result = Some(result.clone());
                 self.set(id, Stand::Completed { at: event.at });
                 self.spread(id, true);
             }
@@ -718,7 +736,13 @@ impl Model {
         Ok(())
     }
 
-    fn recovered(&mut self, id: JobId, recovery: u32, around: &mut Around<'_>) -> Checked {
+    fn recovered(
+        &mut self,
+        id: JobId,
+        recovery: u32,
+        at: Timestamp,
+        around: &mut Around<'_>,
+    ) -> Checked {
         let most = self.rules.recovery.max_recoveries;
         let told = self.told(id)?;
         let waits = matches!(told.stand, Stand::Scheduled { .. });
@@ -726,7 +750,10 @@ impl Model {
         ensure!(waits, "it was recovered and is {}", told.stand.name());
         ensure!(recovery == counted, "recovery {recovery} is recovery {counted}");
         ensure!(recovery <= most, "recovery {recovery} of {most}");
-        self.jobs.entry(id).and_modify(|told| told.recoveries = recovery);
+        self.jobs.entry(id).and_modify(|told| {
+            told.recoveries = recovery;
+            told.last_recovery_at = Some(at);
+        });
         let at_open = around.cause.is_none();
         let point = if at_open { Point::RecoveredAtOpen } else { Point::RecoveredByLease };
         around.cover.hit(point);
@@ -758,7 +785,12 @@ impl Model {
         let limits = &self.rules.limits;
         match reason {
             RemoveReason::Requested => {
-                let asked = matches!(asked, Some(Request::Remove(jobs)) if jobs.contains(&id));
+                let depends = !told.job.depends_on.is_empty();
+                let asked = match asked {
+                    Some(Request::Remove(jobs)) => jobs.contains(&id),
+                    Some(Request::RemoveGraph(roots)) => roots.contains(&id) || depends,
+                    _ => false,
+                };
                 ensure!(asked, "nobody asked for it");
             }
             RemoveReason::Retention => {

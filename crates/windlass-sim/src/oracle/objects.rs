@@ -28,6 +28,8 @@ pub(super) struct Believed {
     alarm: Option<JobId>,
     /// Its alarm died or was cancelled since its last turn.
     lost: bool,
+    /// How many jobs had been accepted when it was made.
+    after: u64,
 }
 
 impl Model {
@@ -42,6 +44,7 @@ impl Model {
                     runs: 0,
                     alarm: None,
                     lost: false,
+                    after: self.accepted,
                 };
                 self.objects.insert(address.clone(), believed);
             }
@@ -142,6 +145,14 @@ impl Oracle {
                 continue;
             };
             self.compare_object(address, believed, view)?;
+            for record in
+                snapshot.jobs.iter().filter(|job| job.job.object.as_ref() == Some(address))
+            {
+                let id = record.id();
+                let came_after = self.model.jobs[&id].place > believed.after;
+                let owned = view.record.meta.owns(record.sequence);
+                ensure!(owned == came_after, "object {address} owns job {id}: {owned}");
+            }
         }
         Ok(())
     }

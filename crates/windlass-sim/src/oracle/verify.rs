@@ -1,5 +1,6 @@
 //! Each answer against the books as they stand right after the command.
 
+use windlass_core::event::EventResult;
 use windlass_core::job::{CancelReason, JobId, StateName};
 use windlass_core::ledger::{Acceptance, CancelAnswer, Enqueued, Settlement};
 use windlass_core::outcome::Verdict;
@@ -23,9 +24,10 @@ impl Oracle {
     fn verify_answer(&mut self, decided: &Decided, cover: &mut Cover) -> Checked {
         let alone = match &decided.request {
             Request::Enqueue(jobs) => jobs.len() == 1,
-            Request::Cancel(jobs) | Request::Replay(jobs) | Request::Remove(jobs) => {
-                jobs.len() == 1
-            }
+            Request::Cancel(jobs)
+            | Request::Replay(jobs)
+            | Request::Remove(jobs)
+            | Request::RemoveGraph(jobs) => jobs.len() == 1,
             _ => true,
         };
         let reply = match &decided.answer {
@@ -161,8 +163,26 @@ impl Oracle {
                     }
                 }
             }
+            (Request::RemoveGraph(roots), Reply::GraphsRemoved(answers)) => {
+                for (root, answer) in roots.iter().zip(answers) {
+                    match answer {
+                        Ok(_) => self.verify_graph_is_gone(*root)?,
+                        Err(refusal) => self.verify_refusal(refusal, alone, cover)?,
+                    }
+                }
+            }
             _ => self.verify_reading(decided, reply)?,
         }
+        Ok(())
+    }
+
+    fn verify_graph_is_gone(&self, root: JobId) -> Checked {
+        ensure!(!self.model.jobs.contains_key(&root), "job {root} is still there");
+        let depends = |told: &super::model::Told| {
+            told.job.depends_on.iter().any(|dependency| dependency.on == root)
+        };
+        let left = self.model.jobs.iter().find(|(_, told)| depends(told)).map(|(job, _)| job);
+        ensure!(left.is_none(), "job {left:?} depended on {root} and is still there");
         Ok(())
     }
 
@@ -254,6 +274,10 @@ impl Oracle {
         self.note_report(job, &settlement.report, cover);
         let Some(told) = self.model.jobs.get_mut(&job) else { return Ok(()) };
         told.token = None;
+        if let Some(result) = told.result.take() {
+            let returned = EventResult::of(settlement.output.as_ref());
+            ensure!(result == returned, "its event tells {result:?}, it returned {returned:?}");
+        }
         if settlement.verdict == Verdict::Complete {
             told.output.clone_from(&settlement.output);
         }
@@ -291,6 +315,13 @@ impl Oracle {
             // it.
             Refusal::WrongState { job, state, .. } => {
                 !alone || stand(job).is_none_or(|stand| stand.may_be(*state))
+            }
+            Refusal::StillNeeded { job, by } => {
+                !alone
+                    || model.jobs.get(by).is_some_and(|told| {
+                        !told.stand.is_terminal()
+                            && told.job.depends_on.iter().any(|on| on.on == *job)
+                    })
             }
             // A dependency may turn into one on the job itself, by a key that both have.
             Refusal::DependencyCycle { .. } => !alone,

@@ -188,6 +188,7 @@ impl World {
                 Request::Reschedule(jobs, start)
             }
             3..=5 => Request::Replay(jobs),
+            6 if self.random.coin() => Request::RemoveGraph(jobs),
             6 => Request::Remove(jobs),
             7 => match jobs.first() {
                 Some(job) => Request::ReplayEdited(*job, Box::new(self.new_job())),

@@ -181,6 +181,7 @@ impl World {
                 progress: (chatty && self.random.coin()).then_some(progress),
                 lines: if chatty { vec![line] } else { Vec::new() },
                 steps: if chatty && token % 3 == 0 { vec![step] } else { Vec::new() },
+                lines_dropped: 0,
             };
             let (job, token) = (run.job.id, LeaseToken(*token));
             renewals.push(Renewal { job, token, lease, report });

@@ -309,6 +309,6 @@ fn report(job: &HandedJob) -> Renewal {
         job: job.job.id,
         token: job.lease.token,
         lease: Duration::from_secs(2),
-        report: Report { progress, lines: vec![line], steps: vec![step] },
+        report: Report { progress, lines: vec![line], steps: vec![step], lines_dropped: 3 },
     }
 }

@@ -181,6 +181,7 @@ fn report(random: &mut Random, at: Timestamp) -> Report {
         progress: random.coin().then_some(progress),
         lines: if random.coin() { vec![line] } else { Vec::new() },
         steps: if random.chance(300) { vec![step] } else { Vec::new() },
+        lines_dropped: 0,
     }
 }
 

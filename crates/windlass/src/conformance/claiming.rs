@@ -6,6 +6,7 @@ use std::time::Duration;
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::{DeadReason, LeaseToken, NewJob, Priority, Start, State, StateName};
 use windlass_core::ledger::{KindClaim, QueueChange, Recovery, RecoveryMode, Renewal, Rescue};
+use windlass_core::limits;
 use windlass_core::outcome::Verdict;
 use windlass_core::rate::Rate;
 use windlass_core::record::{LogLine, Progress, Report};
@@ -29,9 +30,12 @@ pub(super) fn cases() -> Vec<Case> {
         ageing_lets_a_low_job_overtake_after_its_stated_wait,
         concurrency_limits_count_leases_and_never_leak,
         a_rate_limit_holds_over_any_claims,
+        a_rate_that_is_no_whole_number_of_microseconds_is_not_exceeded,
+        no_claim_hands_out_a_job_that_has_expired,
         an_empty_claim_says_when_to_come_back,
         whoever_keeps_house_is_told_how_long_to_rest,
         a_renewed_lease_goes_on_and_its_report_is_kept,
+        lines_that_no_log_keeps_are_counted,
         a_stale_renewal_is_refused_and_records_nothing,
         a_lease_that_ended_is_rescued_once_and_counted,
         a_job_that_kills_its_workers_dies_after_exactly_its_attempts,
@@ -210,6 +214,44 @@ async fn a_rate_limit_holds_over_any_claims(bench: Bench) {
     assert_eq!(started, 10);
 }
 
+async fn a_rate_that_is_no_whole_number_of_microseconds_is_not_exceeded(bench: Bench) {
+    bench.accept((1..=20).map(job)).await;
+    // Seven in ten microseconds: spaced by one, there would be ten.
+    let rate = Rate { jobs: 7, period: Duration::from_micros(10), burst: 1 };
+    let mut started = 0;
+    for passed in 0..=10_u32 {
+        let mut request = claim(100);
+        request.kinds[0].rate = Some(rate);
+        started += bench.store.claim(request).await.expect("a claim is answered").jobs.len();
+        let most = 1 + passed * rate.jobs / 10;
+        assert!(started <= most as usize, "{started} started within {passed} microseconds");
+        bench.advance(Duration::from_micros(1)).await;
+    }
+    assert!(started >= 5, "only {started} started");
+}
+
+async fn no_claim_hands_out_a_job_that_has_expired(bench: Bench) {
+    // More than one sweep takes, and behind them one that has not expired.
+    let last = limits::SWEEP_BATCH as u128 + 101;
+    let expiring = |number| NewJob { expires_after: Some(HOUR), ..job(number) };
+    bench.accept((1..last).map(expiring).chain([job(last)])).await;
+    bench.advance(HOUR).await;
+    let mut handed = Vec::new();
+    for _ in 0..3 {
+        let claims = bench.claim(50).await;
+        handed.extend(numbers(&claims.jobs));
+        assert!(
+            !handed.is_empty() || claims.wake_in == Some(Duration::ZERO),
+            "there is more to sweep, and nobody is told: {:?}",
+            claims.wake_in
+        );
+    }
+    assert_eq!(handed, [last], "only one had not expired");
+    let topics = bench.topics().await;
+    let told = |topic: &str| topics.iter().filter(|told| *told == topic).count();
+    assert_eq!((told("job.cancelled"), told("job.started")), (last as usize - 1, 1));
+}
+
 async fn an_empty_claim_says_when_to_come_back(bench: Bench) {
     let empty = bench.claim(10).await;
     assert!(empty.jobs.is_empty() && empty.ready == 0 && empty.wake_in.is_none());
@@ -265,6 +307,25 @@ async fn a_renewed_lease_goes_on_and_its_report_is_kept(bench: Bench) {
     assert_eq!(record.condition.attempts, 1);
 }
 
+async fn lines_that_no_log_keeps_are_counted(bench: Bench) {
+    bench.accept([job(1)]).await;
+    let handed = bench.take().await;
+    let mut sent = renewal(&handed, handed.lease.token);
+    let line = sent.report.lines.remove(0);
+    let told = |number: usize| LogLine { text: number.to_string(), ..line.clone() };
+    for (said, dropped) in [(150, 50), (1, 51), (100, 151)] {
+        sent.report.lines = (0..said).map(told).collect();
+        let renewed = bench.store.renew(vec![sent.clone()]).await.expect("it is answered");
+        renewed[0].as_ref().expect("the lease is held");
+        let record = bench.record(id(1)).await;
+        assert_eq!((record.log.len(), record.log_dropped), (limits::LOG_LINES_KEPT, dropped));
+        assert_eq!(record.log.back().expect("it is kept").text, (said - 1).to_string());
+    }
+    sent.report.lines_dropped = 7;
+    bench.store.renew(vec![sent]).await.expect("it is answered");
+    assert_eq!(bench.record(id(1)).await.log_dropped, 258, "and what the worker dropped");
+}
+
 async fn a_stale_renewal_is_refused_and_records_nothing(bench: Bench) {
     bench.accept([job(1)]).await;
     let first = bench.take().await;
@@ -315,7 +376,7 @@ async fn a_lease_that_ended_is_rescued_once_and_counted(bench: Bench) {
     bench.settle(&second, Verdict::Complete).await;
     assert_eq!(bench.record(id(1)).await.condition.recoveries, 0, "success forgives them");
     let topics = bench.topics().await;
-    for topic in ["recovery.detected", "recovery.executed", "job.failed", "job.retrying"] {
+    for topic in ["recovery.detected", "job.recovered", "job.failed", "job.retrying"] {
         assert!(topics.iter().any(|told| told == topic), "{topic} is missing from {topics:?}");
     }
 }

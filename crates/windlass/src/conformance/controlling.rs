@@ -12,7 +12,7 @@ use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
-use crate::store::{Alteration, Altered, Deed, Selection};
+use crate::store::{Alteration, Altered, Cursor, Deed, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -29,6 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
         removing_deletes_finished_jobs_only,
         a_removed_job_holds_no_key,
         removing_what_others_wait_for_lets_them_follow,
+        a_completed_job_is_not_removed_while_an_open_one_depends_on_it,
         dead_letters_are_bounded_and_the_oldest_goes,
         what_was_replayed_is_no_dead_letter_and_stays_when_those_leave,
         history_is_bounded_by_age_and_number,
@@ -36,6 +37,7 @@ pub(super) fn cases() -> Vec<Case> {
         clearing_leaves_running_work_counters_and_other_queues_alone,
         settings_of_a_queue_are_kept_and_told,
         listing_pages_by_filter_without_repeats,
+        any_cursor_and_any_page_size_is_answered,
         altering_by_filter_takes_exactly_what_matches,
         counters_equal_what_a_list_finds,
         totals_tell_successes_deaths_and_cancellations_apart,
@@ -240,6 +242,43 @@ async fn removing_what_others_wait_for_lets_them_follow(bench: Bench) {
     alter(&bench, id(1), Alteration::Remove).await.expect("it is dead");
     assert_eq!(bench.state_name(id(2)).await, StateName::Dead);
     assert_eq!(bench.state_name(id(3)).await, StateName::Dead);
+}
+
+async fn a_completed_job_is_not_removed_while_an_open_one_depends_on_it(bench: Bench) {
+    let ignoring = after(3, 2, OnFailure::Ignore);
+    bench.accept([job(1), after(2, 1, OnFailure::Cascade), ignoring, job(4)]).await;
+    complete(&bench).await;
+    let second = bench.take().await;
+    assert_eq!(die(&bench).await, id(4));
+    let needed = Refusal::StillNeeded { job: id(1), by: id(2) };
+    // It alone is refused; whoever runs may read its output.
+    let both = Selection::Jobs(vec![id(1), id(4)]);
+    let altered = bench.store.alter(both, Alteration::Remove).await.expect("it is answered");
+    assert_eq!(altered[0].result, Err(needed));
+    assert_eq!(altered[1].result, Ok(Deed::Removed));
+    assert_eq!(bench.state_name(id(1)).await, StateName::Completed);
+    bench.settle(&second, Verdict::Bury(DeadReason::Permanent)).await;
+    assert_eq!(alter(&bench, id(1), Alteration::Remove).await, Ok(Deed::Removed));
+    // What did not complete has no output to be read.
+    assert_eq!(bench.state_name(id(3)).await, StateName::Ready);
+    assert_eq!(alter(&bench, id(2), Alteration::Remove).await, Ok(Deed::Removed));
+}
+
+async fn any_cursor_and_any_page_size_is_answered(bench: Bench) {
+    bench.accept((1..=5).map(job)).await;
+    let list = async |cursor: Option<u64>, limit| {
+        let page = bench.store.list(&Filter::default(), cursor.map(Cursor), limit).await;
+        page.expect("it is answered").jobs.len()
+    };
+    for first in [None, Some(u64::MAX), Some(i64::MAX as u64), Some(i64::MAX as u64 + 1)] {
+        assert_eq!(list(first, usize::MAX).await, 5, "from {first:?}");
+        assert_eq!(list(first, 2).await, 2, "from {first:?}");
+    }
+    assert_eq!(list(Some(0), 10).await, 0);
+    for after in [u64::MAX, i64::MAX as u64 + 1] {
+        let events = bench.store.events(after, usize::MAX).await.expect("it is answered");
+        assert!(events.is_empty(), "nothing has happened after event {after}");
+    }
 }
 
 async fn dead_letters_are_bounded_and_the_oldest_goes(bench: Bench) {

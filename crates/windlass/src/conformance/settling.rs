@@ -21,6 +21,7 @@ pub(super) fn cases() -> Vec<Case> {
         snooze_and_release_are_not_counted_as_starts,
         a_released_job_comes_before_what_was_accepted_after_its_start,
         the_output_and_the_error_of_an_attempt_are_kept,
+        an_attempt_is_handed_the_error_before_it_and_its_generation,
         each_job_of_a_batch_has_its_own_output_and_its_own_end,
         a_stale_settlement_is_refused_and_changes_nothing,
         a_settlement_repeated_after_it_happened_is_refused_and_harmless,
@@ -42,6 +43,57 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn settlement(handed: &HandedJob, verdict: Verdict) -> Settlement {
     Settlement::new(handed.job.id, handed.lease.token, verdict)
+}
+
+async fn an_attempt_is_handed_the_error_before_it_and_its_generation(bench: Bench) {
+    // Others are claimed with it: some have a past, and some have none.
+    bench.accept([job(1)]).await;
+    let said = |handed: &HandedJob| {
+        let error = handed.last_error.as_ref().map(|error| error.as_str().to_string());
+        (handed.attempt, handed.generation, error)
+    };
+    let end = |handed: &HandedJob, verdict, error: Option<&str>| {
+        let error = error.map(ErrorText::new);
+        let settlement = Settlement { error, ..settlement(handed, verdict) };
+        let store = bench.store.clone();
+        async move {
+            let answers = store.settle(vec![settlement]).await;
+            answers.expect("answered").remove(0).expect("held")
+        }
+    };
+    let first = bench.take().await;
+    assert_eq!(said(&first), (1, 0, None), "nothing was before it");
+    end(&first, Verdict::Retry(Duration::ZERO), Some("no route")).await;
+    bench.accept([job(2)]).await;
+    let both = bench.claim(2).await.jobs;
+    let of = |number| both.iter().find(|handed| handed.job.id == id(number)).expect("claimed");
+    assert_eq!(said(of(1)), (2, 0, Some("no route".to_string())));
+    assert_eq!(said(of(2)), (1, 0, None));
+    // What was put off or given back says nothing new.
+    end(of(1), Verdict::Snooze(Duration::ZERO), None).await;
+    end(of(2), Verdict::Complete, None).await;
+    let snoozed = bench.take().await;
+    assert_eq!(said(&snoozed), (2, 0, Some("no route".to_string())));
+    end(&snoozed, Verdict::Release, None).await;
+    let released = bench.take().await;
+    assert_eq!(said(&released), (2, 0, Some("no route".to_string())));
+    // A lost worker is what went wrong.
+    bench.advance(SECOND * 31).await;
+    let rescue = Rescue { recovery: Recovery::default(), reason: RecoveryReason::LeaseExpired };
+    assert_eq!(bench.store.rescue(rescue).await.expect("it is answered").jobs.len(), 1);
+    bench.advance(SECOND).await;
+    let recovered = bench.take().await;
+    let (attempt, generation, error) = said(&recovered);
+    assert_eq!((attempt, generation), (3, 0));
+    assert!(error.is_some_and(|error| error != "no route"), "the recovery is told");
+    // A replay starts over.
+    end(&recovered, Verdict::Bury(DeadReason::Permanent), Some("no use")).await;
+    let replay = bench.store.alter(Selection::Jobs(vec![id(1)]), Alteration::Replay).await;
+    replay.expect("it is answered").remove(0).result.expect("it is dead");
+    let replayed = bench.take().await;
+    assert_eq!(said(&replayed), (1, 1, None));
+    end(&replayed, Verdict::Retry(Duration::ZERO), Some("still")).await;
+    assert_eq!(said(&bench.take().await), (2, 1, Some("still".to_string())));
 }
 
 async fn each_verdict_leads_to_its_state(bench: Bench) {

@@ -33,6 +33,7 @@ pub(super) fn cases() -> Vec<Case> {
         objects_are_listed_in_order_by_pages_and_by_what_they_are,
         a_state_beyond_its_bound_is_refused,
         a_purged_object_begins_anew,
+        an_object_owns_its_jobs_and_not_those_of_the_one_before_it,
     ]
 }
 
@@ -331,4 +332,25 @@ async fn a_purged_object_begins_anew(bench: Bench) {
     assert_eq!(make(&bench, turn("a", 0)).await, 1);
     let seen = view(&bench, "a").await;
     assert_eq!((seen.record.meta.runs, seen.record.state.len()), (0, 0));
+}
+
+async fn an_object_owns_its_jobs_and_not_those_of_the_one_before_it(bench: Bench) {
+    let owns = async |handed: &HandedJob| view(&bench, "a").await.record.meta.owns(handed.sequence);
+    make(&bench, Turn { jobs: vec![Arc::new(bound(1, "a"))], ..turn("a", 0) }).await;
+    let first = bench.take().await;
+    bench.accept([bound(2, "a")]).await;
+    assert!(owns(&first).await, "a job that came with the object");
+    make(&bench, Turn { purge: Purge::Now, ..turn("a", 1) }).await;
+    // In the same instant, as far as any clock knows.
+    make(&bench, Turn { alarm: alarm(3, "a", Start::Now), ..turn("a", 0) }).await;
+    bench.accept([bound(4, "a")]).await;
+    make(&bench, turn("a", 1)).await;
+    assert!(!owns(&first).await, "a job of the object before it");
+    bench.settle(&first, Verdict::Complete).await;
+    for number in [3, 4] {
+        let handed = bench.take().await;
+        assert_eq!(handed.job.id, id(number));
+        assert!(owns(&handed).await, "job {number}");
+        bench.settle(&handed, Verdict::Complete).await;
+    }
 }

@@ -97,14 +97,14 @@ pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Er
     Ok(vec![
         Registered {
             kind: run_kind(&sample)?.to_string().into(),
-            needs: None,
+            needs: Vec::new(),
             options: primitive.options(),
             run: Box::new(run),
             conclude: Some(concluder(Role::Run)),
         },
         Registered {
             kind: alarm_kind(&sample)?.to_string().into(),
-            needs: None,
+            needs: Vec::new(),
             // A turn that was refused (a queue is full) may be accepted later; an alarm that gave
             // up would leave its object asleep.
             options: KindOptions::default().retry(Retry::default().unlimited()),
@@ -137,7 +137,7 @@ async fn run<P: Primitive>(primitive: &P, attempt: Attempt) -> Returned {
 async fn look(attempt: &Attempt) -> Result<Option<ObjectView>, Error> {
     let Some(address) = attempt.object() else { return Ok(None) };
     let view = attempt.engine().store().object(address).await?;
-    Ok(view.filter(|view| view.record.meta.created_at <= attempt.enqueued_at()))
+    Ok(view.filter(|view| view.record.meta.owns(attempt.sequence())))
 }
 
 /// What a job is to its object.

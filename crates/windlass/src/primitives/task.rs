@@ -323,7 +323,7 @@ pub struct TaskEnd<S> {
     state: S,
     wishes: Wishes,
     /// Which task it was: one that was terminated meanwhile may have a successor of the same key.
-    born_at_us: i64,
+    incarnation: u64,
     version: u64,
 }
 
@@ -380,7 +380,7 @@ impl<M: StateMachine> Primitive for Task<M> {
         let Some(view) = context.object() else {
             return Err(Failure::permanent("its task has been terminated"));
         };
-        let (born_at_us, version) = birth(&view.record.meta);
+        let (incarnation, version) = identity(&view.record.meta);
         let mut task = TaskContext {
             alarm_at: view.alarm_at,
             attempt: context.attempt().clone(),
@@ -392,7 +392,7 @@ impl<M: StateMachine> Primitive for Task<M> {
             TaskRun::Event(event) => self.machine.on_event(&mut task, event).await?,
             TaskRun::Alarm => self.machine.on_alarm(&mut task).await?,
         }
-        Ok(TaskEnd { state: task.state, wishes: task.wishes, born_at_us, version })
+        Ok(TaskEnd { state: task.state, wishes: task.wishes, incarnation, version })
     }
 
     fn on_outcome(
@@ -405,8 +405,8 @@ impl<M: StateMachine> Primitive for Task<M> {
         let mut wishes = Wishes::default();
         match outcome {
             RunOutcome::Completed(end) => {
-                let now = turn.object().map_or((0, 0), birth);
-                if now.0 != end.born_at_us || now.1 < end.version {
+                let now = turn.object().map_or((0, 0), identity);
+                if now.0 != end.incarnation || now.1 < end.version {
                     return;
                 }
                 *state = end.state;
@@ -433,8 +433,8 @@ impl<M: StateMachine> Primitive for Task<M> {
 }
 
 /// What tells a task from another of the same key.
-fn birth(meta: &ObjectMeta) -> (i64, u64) {
-    (meta.created_at.as_micros(), meta.version)
+fn identity(meta: &ObjectMeta) -> (u64, u64) {
+    (meta.incarnation, meta.version)
 }
 
 fn take_over<M: StateMachine>(wishes: Wishes, turn: &mut Turn<Task<M>>) {

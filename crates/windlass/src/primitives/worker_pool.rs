@@ -799,5 +799,5 @@ where
         Box::pin(async move { run.await.map(|()| b"null".to_vec()) })
     };
     let kind = kind.to_string().into();
-    Registered { kind, needs: None, options, run: Box::new(run), conclude: None }
+    Registered { kind, needs: Vec::new(), options, run: Box::new(run), conclude: None }
 }

@@ -48,8 +48,9 @@ use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
     Announce, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue, Enqueued,
-    Promote, Promoted, QueueChange, Remove, Renew, Renewal, Renewed, Replay, ReplayEdited,
-    Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned, WorkerNews,
+    Promote, Promoted, QueueChange, Remove, RemoveGraph, Renew, Renewal, Renewed, Replay,
+    ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned,
+    WorkerNews,
 };
 use windlass_core::limits;
 use windlass_core::name::Name;
@@ -126,14 +127,14 @@ pub enum OpenError {
     },
 
     /// The disk refused.
-    #[error("cannot {doing} {path}")]
+    #[error("cannot {doing} {path}: {why}{}", remedy(why))]
     Io {
         /// What was being done.
         doing: &'static str,
         /// With what.
         path: String,
         /// Why not.
-        source: std::io::Error,
+        why: std::io::Error,
     },
 
     /// What was running could not be recovered.
@@ -145,20 +146,49 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    fn io(path: &Path, doing: &'static str, source: std::io::Error) -> Self {
-        Self::Io { doing, path: path.display().to_string(), source }
+    fn io(path: &Path, doing: &'static str, why: std::io::Error) -> Self {
+        Self::Io { doing, path: path.display().to_string(), why }
     }
 
-    fn disk(doing: &'static str, source: std::io::Error) -> Self {
-        Self::Io { doing, path: "of the store".to_string(), source }
+    fn disk(doing: &'static str, why: std::io::Error) -> Self {
+        Self::Io { doing, path: "of the store".to_string(), why }
     }
 
-    fn full(journal::Full(source): journal::Full) -> Self {
-        Self::disk("make room for a segment", source)
+    fn full(journal::Full(why): journal::Full) -> Self {
+        Self::disk("make room for a segment", why)
+    }
+
+    /// Whether a store of this very process has it.
+    pub(crate) fn is_in_use_here(&self) -> bool {
+        let us = format!("process {} ", std::process::id());
+        matches!(self, Self::InUse { holder, .. } if holder.starts_with(&us))
     }
 
     fn damaged(file: &str, at: u64, why: &str) -> Self {
         Self::Damaged { file: file.to_string(), at, why: why.to_string() }
+    }
+}
+
+/// What can be done about it, where the system's own words do not say.
+fn remedy(why: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind as Kind;
+    // Our own words say what to do.
+    if why.raw_os_error().is_none() && why.get_ref().is_some() {
+        return "";
+    }
+    match why.kind() {
+        Kind::PermissionDenied => {
+            "; a store needs a directory that this process may read and write: change its mode or \
+             owner, or choose another path"
+        }
+        Kind::ReadOnlyFilesystem => {
+            "; a store must be able to write: mount it for writing, or choose another path"
+        }
+        Kind::StorageFull | Kind::QuotaExceeded => "; free some space, or choose another path",
+        Kind::NotADirectory | Kind::AlreadyExists => {
+            "; a file stands where a directory is needed: remove it, or choose another path"
+        }
+        _ => "",
     }
 }
 
@@ -859,6 +889,11 @@ fn alter_now(
         Alteration::Remove => {
             let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
             reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
+        }
+        Alteration::RemoveGraph => {
+            let reply = book.apply(RemoveGraph { roots: jobs.clone() }, now)?;
+            let done = |jobs| Deed::GraphRemoved { jobs };
+            reply.into_iter().map(|each| each.map(done)).collect()
         }
         Alteration::Replay => {
             let reply = book.apply(Replay { jobs }, now)?;

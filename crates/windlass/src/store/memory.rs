@@ -10,12 +10,12 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
-use windlass_core::filter::Filter;
+use windlass_core::filter::{Filter, Order};
 use windlass_core::job::{Bytes, JobId, NewJob};
 use windlass_core::ledger::{
     Announce, Applied, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue,
-    Enqueued, Ledger, Promote, Promoted, QueueChange, Remove, Renew, Renewal, Renewed, Replay,
-    ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned,
+    Enqueued, Ledger, Promote, Promoted, QueueChange, Remove, RemoveGraph, Renew, Renewal, Renewed,
+    Replay, ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned,
     WorkerNews,
 };
 use windlass_core::limits::{self, Limits};
@@ -208,6 +208,7 @@ impl Book {
                 generation: claimed.generation,
                 sequence: claimed.sequence,
                 steps: record.steps.clone(),
+                last_error: record.error.clone(),
             })
         });
         Handed { jobs: jobs.collect(), ready: claims.ready, wake_in: claims.wake_in }
@@ -258,6 +259,13 @@ impl Store for MemoryStore {
             Alteration::Remove => self.commit_chosen(
                 |book, now| Remove { jobs: choose(book, now) },
                 |_, reply| reply.into_iter().map(|r| r.map(|()| Deed::Removed)).collect(),
+            ),
+            Alteration::RemoveGraph => self.commit_chosen(
+                |book, now| RemoveGraph { roots: choose(book, now) },
+                |_, reply| {
+                    let done = |jobs| Deed::GraphRemoved { jobs };
+                    reply.into_iter().map(|each| each.map(done)).collect()
+                },
             ),
             Alteration::Replay => {
                 let (reply, rings) = self.commit_chosen(
@@ -329,9 +337,13 @@ impl Store for MemoryStore {
         let limit = limit.clamp(1, limits::PAGE_JOBS);
         let before = after.map_or(u64::MAX, |Cursor(sequence)| sequence);
         let mut page = Page::default();
-        for (looked_at, (sequence, record)) in book.records.range(..before).rev().enumerate() {
+        let records: Box<dyn Iterator<Item = _> + Send> = match filter.order {
+            Order::NewestFirst => Box::new(book.records.range(..before).rev()),
+            Order::OldestFirst => Box::new(book.records.range(after.map_or(0, |at| at.0)..)),
+        };
+        for (looked_at, (sequence, record)) in records.enumerate() {
             if page.jobs.len() == limit || looked_at == limits::PAGE_SCAN {
-                page.next = Some(Cursor(sequence + 1));
+                page.next = Some(Cursor(filter.order.cursor(*sequence)));
                 break;
             }
             if filter.matches(record, now) {

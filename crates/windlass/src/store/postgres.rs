@@ -7,6 +7,8 @@
 //! A job's words never change after it was accepted; where it stands is a narrow row of its own, so
 //! that the hot path neither rewrites wide rows nor walks through history.
 
+mod cancel;
+mod clock;
 pub(crate) mod connect;
 mod event;
 mod explain;
@@ -23,6 +25,7 @@ mod wire;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -37,10 +40,10 @@ use tokio::sync::watch;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 use windlass_core::batch;
-use windlass_core::event::Event;
+use windlass_core::event::{Event, What};
 use windlass_core::explain::Explanation;
-use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, LeaseToken, NewJob, Start, StateName};
+use windlass_core::filter::{Filter, Order};
+use windlass_core::job::{JobId, LeaseToken, NewJob, Priority, Start, StateName};
 use windlass_core::ledger::{
     CancelAnswer, Claim, Cleared, Counts, Enqueued, LaneCount, LineCount, Promoted, QueueChange,
     QueueCount, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob, Ring, Settled,
@@ -55,6 +58,8 @@ use windlass_core::record::{JobRecord, QueueSettings, Report};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
+use self::cancel::UnderWay;
+use self::clock::ClockWatch;
 use self::event::{Lines, Told};
 use self::fault::Verdict;
 use self::handed::{Claims, HandedOut, Terms};
@@ -70,6 +75,9 @@ use crate::wake::Wake;
 /// How long the database may take to answer before the answer is unknown.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// How long closing may take to tell the others.
+const A_WORD: Duration = Duration::from_secs(1);
+
 /// How often a call is made again when the database rolled it back for the sake of others.
 const TRIES: u32 = 10;
 
@@ -79,6 +87,7 @@ type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
 /// Keeps jobs in a PostgreSQL database, which many processes may share.
 pub struct PostgresStore {
     pool: Pool,
+    address: Arc<PostgresAddress>,
     schema: Schema,
     limits: Limits,
     wake: Arc<dyn Wake>,
@@ -89,6 +98,9 @@ pub struct PostgresStore {
     /// For pauses of its own, and for bounds of a hundred years; jobs know the database's.
     clock: SystemClock,
     broom: Broom,
+    watch: ClockWatch,
+    /// Whether sessions have another isolation level by default, so that each call says its own.
+    names_isolation: AtomicBool,
 }
 
 /// Numbers of lines, which never change.
@@ -117,6 +129,7 @@ impl PostgresStore {
         prepare(address).await?;
         let store = Self {
             pool: connect::pool(address)?,
+            address: Arc::new(address.clone()),
             schema: address.schema.clone(),
             limits,
             wake,
@@ -126,6 +139,8 @@ impl PostgresStore {
             claims: Claims::default(),
             clock: SystemClock::new(),
             broom: Broom::default(),
+            watch: ClockWatch::start(address.clone()),
+            names_isolation: AtomicBool::new(false),
         };
         match store.settle_in().await {
             Ok(()) => Ok(store),
@@ -146,7 +161,10 @@ impl PostgresStore {
         let parameters: [Parameter<'_>; 4] =
             [(&bytes, Type::INT8), (&dead, Type::INT8), (&age, Type::INT8), (&jobs, Type::INT8)];
         self.call("write down the limits", sql, &parameters).await?;
-        let row = self.one("read the last event", "select windlass._number()", &[]).await?;
+        let sql = "select windlass._number(), \
+             current_setting('transaction_isolation') <> 'read committed'";
+        let row = self.one("read the last event", sql, &[]).await?;
+        self.names_isolation.store(row.get(1), Ordering::Relaxed);
         self.committed.send_replace(row.get::<_, i64>(0).cast_unsigned());
         self.learn_lines().await
     }
@@ -160,13 +178,26 @@ impl PostgresStore {
         let sql = self.schema.in_sql(sql);
         for attempt in 1..=TRIES {
             let client = self.pool.get().await.map_err(fault::no_connection)?;
-            let asked = client.query_typed(&sql, parameters);
+            let under_way = UnderWay::new(client, &self.address);
+            let asked = async {
+                let client = under_way.client();
+                match self.names_isolation.load(Ordering::Relaxed) {
+                    false => client.query_typed(&sql, parameters).await,
+                    true => connect::ask_in_read_committed(client, &sql, parameters).await,
+                }
+            };
             let Ok(answer) = tokio::time::timeout(PATIENCE, asked).await else {
-                // Whatever it still has to say belongs to nobody.
-                drop(deadpool_postgres::Object::take(client));
                 let why = format!("no answer within {PATIENCE:?}");
                 return Err(StoreError::Unknown { doing, source: why.into() });
             };
+            under_way.answered();
+            if let Err(error) = &answer
+                && error.code().is_some_and(|code| code.code() == fault::NOT_READ_COMMITTED)
+            {
+                // Someone has changed the default of database, role or server meanwhile.
+                self.names_isolation.store(true, Ordering::Relaxed);
+                continue;
+            }
             match answer.map_err(|error| fault::verdict(doing, error)) {
                 Ok(rows) => return Ok(rows),
                 Err(Verdict::Tell(error)) => return Err(error),
@@ -273,6 +304,31 @@ impl PostgresStore {
 
     /// The filter in JSON. `None` if nothing can match it, because no job of its queues or kinds
     /// was ever accepted.
+    /// Adds what completed jobs returned to the events that tell of it.
+    async fn look_up_results(&self, events: &mut [Event]) -> Answer<()> {
+        let mut completed: Vec<&mut Event> = events
+            .iter_mut()
+            .filter(|event| matches!(event.what, What::JobCompleted { .. }))
+            .collect();
+        if completed.is_empty() {
+            return Ok(());
+        }
+        let job = |event: &&mut Event| event.job().map(wire::uuid).unwrap_or_default();
+        let jobs: Vec<uuid::Uuid> = completed.iter().map(job).collect();
+        let ats: Vec<i64> = completed.iter().map(|event| event.at.as_micros()).collect();
+        let most = i32::try_from(limits::EVENT_RESULT_BYTES).unwrap_or(i32::MAX);
+        let parameters: [Parameter<'_>; 3] =
+            [(&jobs, Type::UUID_ARRAY), (&ats, Type::INT8_ARRAY), (&most, Type::INT4)];
+        for row in self.call("read results", event::RESULTS, &parameters).await? {
+            let place = usize::try_from(row.get::<_, i32>("n")).ok();
+            let event = place.and_then(|n| completed.get_mut(n.checked_sub(1)?));
+            if let Some(What::JobCompleted { result, .. }) = event.map(|event| &mut event.what) {
+                *result = event::result(&row);
+            }
+        }
+        Ok(())
+    }
+
     async fn filter(&self, filter: &Filter) -> Answer<Option<Value>> {
         let mut said = json!({});
         if !filter.states.is_empty() {
@@ -299,6 +355,9 @@ impl PostgresStore {
         }
         if let Some(before) = filter.created_before {
             said["before"] = before.as_micros().into();
+        }
+        if let Some(parent) = filter.parent {
+            said["parent"] = parent.to_string().into();
         }
         Ok(Some(said))
     }
@@ -354,7 +413,7 @@ pub async fn remove_schema(address: &PostgresAddress) -> Result<(), OpenFault> {
 pub fn migration_sql(schema: &Schema, from: i32) -> String {
     let due = MIGRATIONS.iter().filter(|migration| migration.version > from);
     let scripts = due.map(|migration| migrate::script(migration, schema));
-    format!("begin;\n{}commit;\n", scripts.collect::<String>())
+    format!("begin isolation level read committed;\n{}commit;\n", scripts.collect::<String>())
 }
 
 fn odd(doing: &'static str, why: &str) -> StoreError {
@@ -458,6 +517,7 @@ fn read_object(row: &Row) -> Read<ObjectView> {
     let at = |what: &str| row.get::<_, Option<i64>>(what).map(wire::time);
     let meta = ObjectMeta {
         version: row.get::<_, i64>("version").cast_unsigned(),
+        incarnation: row.get::<_, i64>("incarnation").cast_unsigned(),
         status: wire::read_status(row.get("status"))?,
         reason: row.get::<_, Option<&str>>("reason").map(ErrorText::new),
         created_at: wire::time(row.get("created_at")),
@@ -617,13 +677,10 @@ impl Runs {
     }
 }
 
-/// What of a batch can be refused without asking the database, which finds circles in small ones.
+/// What of a batch can be refused without asking the database. Whether jobs wait for each other is
+/// not: only it knows which of them are new.
 fn check_batch(jobs: &[Arc<NewJob>], limits: &Limits) -> Result<(), Refusal> {
-    batch::check(jobs, limits, about_now())?;
-    if jobs.len() <= 500 {
-        return Ok(());
-    }
-    batch::refuse_cycles(jobs.iter().map(|job| &**job))
+    batch::check(jobs, limits, about_now())
 }
 
 /// What of a settlement can be refused without asking the database.
@@ -658,12 +715,12 @@ fn write_change(change: &QueueChange) -> (&'static str, Value) {
     match change {
         QueueChange::Pause => ("pause", Value::Null),
         QueueChange::Resume => ("resume", Value::Null),
-        QueueChange::MaxDepth(limit) => ("max_depth", json!(limit)),
+        QueueChange::MaxDepth(limit) => ("max_depth", json!(limit.map(limits::countable))),
         QueueChange::Ageing(step) => ("ageing", json!(step.map(wire::micros))),
         QueueChange::Lanes(lanes) => ("lanes", json!(lanes.map(std::num::NonZeroU32::get))),
         QueueChange::PauseLane(lane) => ("pause_lane", json!(lane)),
         QueueChange::ResumeLane(lane) => ("resume_lane", json!(lane)),
-        QueueChange::LaneDepth(limit) => ("lane_depth", json!(limit)),
+        QueueChange::LaneDepth(limit) => ("lane_depth", json!(limit.map(limits::countable))),
         QueueChange::OnDead(kind) => ("on_dead", json!(kind.as_ref().map(Name::as_str))),
         QueueChange::OnEmpty(kind) => ("on_empty", json!(kind.as_ref().map(Name::as_str))),
     }
@@ -746,9 +803,20 @@ fn read_counts(value: &Value) -> Option<Counts> {
                 lane.paused = true;
             }
         }
+        // The table has those of other priorities than 0; 0 is what they leave.
+        let mut waiting_by_priority = Vec::new();
+        for said in queue["priorities"].as_array()? {
+            let priority = i32::try_from(said[0].as_i64()?).ok()?;
+            waiting_by_priority.push((Priority(priority), count(&said[1])?));
+        }
+        waiting_by_priority.push((Priority::NORMAL, count(&queue["normal"])?));
+        waiting_by_priority.retain(|(_, jobs)| *jobs > 0);
+        waiting_by_priority.sort_unstable_by(|one, other| other.cmp(one));
+        waiting_by_priority.truncate(limits::PRIORITIES_COUNTED);
         Some(QueueCount {
             queue: name(&queue["queue"])?,
             waiting: count(&queue["waiting"])?,
+            waiting_by_priority,
             dead_letters_dropped: count(&queue["dropped"])?,
             settings,
             lanes,
@@ -979,6 +1047,7 @@ impl Store for PostgresStore {
             }
             Alteration::Replay => (2, Start::Now),
             Alteration::Remove => (3, Start::Now),
+            Alteration::RemoveGraph => (4, Start::Now),
         };
         let (kind, us) = wire::start(start);
         let kind = i32::from(kind);
@@ -1010,6 +1079,9 @@ impl Store for PostgresStore {
                     }
                     (Alteration::Replay, _) => Deed::Replayed,
                     (Alteration::Remove, _) => Deed::Removed,
+                    (Alteration::RemoveGraph, jobs) => {
+                        Deed::GraphRemoved { jobs: jobs.unsigned_abs().into() }
+                    }
                 }),
             };
             altered.push(Altered { job, result });
@@ -1147,7 +1219,7 @@ impl Store for PostgresStore {
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
         let ids: Vec<uuid::Uuid> = jobs.iter().copied().map(wire::uuid).collect();
         let sql = format!(
-            "select windlass.now_us() as now, {} from {} where j.id = any ($1)",
+            "select (select windlass.now_us()) as now, {} from {} where j.id = any ($1)",
             record::COLUMNS,
             record::TABLES
         );
@@ -1163,23 +1235,38 @@ impl Store for PostgresStore {
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
         let limit = limit.clamp(1, limits::PAGE_JOBS);
         let Some(said) = self.filter(filter).await? else { return Ok(Page::default()) };
-        let before = after.map_or(i64::MAX, |Cursor(sequence)| sequence.cast_signed());
+        let before = after.map_or(i64::MAX, |Cursor(sequence)| signed(sequence));
         let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
         let scan = i64::try_from(limits::PAGE_SCAN).unwrap_or(i64::MAX);
+        let (start, beyond, way, last) = match filter.order {
+            Order::NewestFirst => (before, "<", "desc", "min"),
+            Order::OldestFirst => {
+                let from = after.map_or(0, |Cursor(sequence)| sequence);
+                (i64::try_from(from).unwrap_or(i64::MAX), ">=", "asc", "max")
+            }
+        };
+        // There is an index of jobs by their parent, so that others need not be looked at.
+        let of_parent = match filter.parent {
+            Some(_) => "and spec ? 'parent' and spec->>'parent' = $3->>'parent'",
+            None => "",
+        };
         let sql = format!(
             "with scanned as materialized (\
-               select seq from windlass.job where seq < $1 order by seq desc limit $2), \
-             ends as (select count(*) as n, min(seq) as lowest from scanned) \
-             select windlass.now_us() as now, x.n, x.lowest, y.* from ends x left join lateral (\
+               select seq from windlass.job where seq {beyond} $1 {of_parent} \
+                 order by seq {way} limit $2), \
+             ends as (select count(*) as n, {last}(seq) as last from scanned) \
+             select (select windlass.now_us()) as now, x.n, x.last, y.* \
+             from ends x left join lateral (\
                select {} from {} where j.seq in (select seq from scanned) \
-                 and windlass._means($3, case when p.state = 1 and p.at <= windlass.now_us() \
-                   then 2 else p.state end, j.line, j.spec, j.created_at) \
-               order by j.seq desc limit $4) y on true order by y.seq desc",
+                 and windlass._means($3, case when p.state = 1 \
+                   and p.at <= (select windlass.now_us()) then 2 else p.state end, \
+                   j.line, j.spec, j.created_at) \
+               order by j.seq {way} limit $4) y on true order by y.seq {way}",
             record::COLUMNS,
             record::TABLES
         );
         let parameters: [Parameter<'_>; 4] =
-            [(&before, Type::INT8), (&scan, Type::INT8), (&said, Type::JSONB), (&most, Type::INT8)];
+            [(&start, Type::INT8), (&scan, Type::INT8), (&said, Type::JSONB), (&most, Type::INT8)];
         let rows = self.call("list jobs", &sql, &parameters).await?;
         let mut page = Page::default();
         for row in &rows {
@@ -1189,17 +1276,21 @@ impl Store for PostgresStore {
             }
             let record = understood(record::read(row))?.seen_at(now);
             if page.jobs.len() == limit {
-                page.next = Some(Cursor(record.sequence + 1));
+                page.next = Some(Cursor(filter.order.cursor(record.sequence)));
                 return Ok(page);
             }
             page.jobs.push(record);
         }
         let scanned =
-            rows.first().map(|row| (row.get::<_, i64>("n"), row.get::<_, Option<i64>>("lowest")));
-        if let Some((n, Some(lowest))) = scanned
+            rows.first().map(|row| (row.get::<_, i64>("n"), row.get::<_, Option<i64>>("last")));
+        if let Some((n, Some(last))) = scanned
             && n == scan
         {
-            page.next = Some(Cursor(lowest.cast_unsigned()));
+            let beyond = match filter.order {
+                Order::NewestFirst => last - 1,
+                Order::OldestFirst => last + 1,
+            };
+            page.next = Some(Cursor(filter.order.cursor(beyond.cast_unsigned())));
         }
         Ok(page)
     }
@@ -1223,7 +1314,7 @@ impl Store for PostgresStore {
     }
 
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
-        let number = after.cast_signed();
+        let number = signed(after);
         let rows = i32::try_from(limit).unwrap_or(i32::MAX);
         let parameters: [Parameter<'_>; 2] = [(&number, Type::INT8), (&rows, Type::INT4)];
         let sql = "select * from windlass.events($1, $2)";
@@ -1248,16 +1339,16 @@ impl Store for PostgresStore {
         if told.iter().any(unknown) {
             self.learn_lines().await?;
         }
-        let names = self.names();
         let mut events = Vec::new();
         for told in &told {
-            events.extend(understood(told.events(&names.of_line, after))?);
+            events.extend(understood(told.events(&self.names().of_line, after))?);
             if events.len() >= limit {
                 break;
             }
         }
         events.truncate(limit);
-        Ok(events)
+        self.look_up_results(&mut events).await?;
+        Ok(events.into_iter().map(Arc::new).collect())
     }
 
     fn committed(&self) -> watch::Receiver<u64> {
@@ -1273,8 +1364,17 @@ impl Store for PostgresStore {
     }
 
     async fn close(&self) {
+        self.watch.stop();
+        let leaving = self.call("leave", "select windlass.leave_clock()", &[]);
+        // Without a word of it, others wait a moment longer for nobody.
+        let _ = tokio::time::timeout(A_WORD, leaving).await;
         self.pool.close();
     }
+}
+
+/// A number as PostgreSQL has it, which ends at half of what ours can be.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// The name of this machine, as far as it is known.

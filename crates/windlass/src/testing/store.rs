@@ -151,6 +151,7 @@ impl Store for MortalStore {
             Alteration::Reschedule(_) => "the rescheduling of jobs",
             Alteration::Replay => "the replay of jobs",
             Alteration::Remove => "the removal of jobs",
+            Alteration::RemoveGraph => "the removal of graphs",
         };
         self.ask(|| of.to_string(), self.inner.alter(selection, alteration)).await
     }

@@ -106,21 +106,24 @@ async fn claim(shared: Arc<Shared>, asked: Asked) -> Result<Stand, StoreError> {
     let too_late = begin(&shared, handed.jobs, began);
     drop(filling);
     if !too_late.is_empty() {
-        // Forced to stop while the claim was on its way. If this fails, they are rescued.
+        // Forced to stop while the claim was on its way, or it took too long. If this fails, they
+        // are rescued.
         let _ = shared.ask("release", shared.engine.store().settle(too_late)).await;
     }
     Ok(Stand { dry: taken < limit && handed.ready == 0, wake_in: handed.wake_in })
 }
 
-/// Starts claimed jobs. Returns how to give back those that the worker takes on no more.
+/// Starts claimed jobs. Returns how to give back those that the worker takes on no more, and those
+/// whose lease was over before the answer was here: another worker may have them already.
 fn begin(shared: &Arc<Shared>, jobs: Vec<HandedJob>, claimed: Steady) -> Vec<Settlement> {
     let mut too_late = Vec::new();
     let mut all = Vec::with_capacity(jobs.len());
+    let age = shared.steady().since(claimed);
     for handed in jobs {
         let (job, token) = (handed.job.id, handed.lease.token);
         match prepare(shared, handed, claimed) {
-            Some(begun) => all.push(begun),
-            None => too_late.push(Settlement::new(job, token, Verdict::Release)),
+            Some(begun) if age < begun.attempt.lease() => all.push(begun),
+            _ => too_late.push(Settlement::new(job, token, Verdict::Release)),
         }
     }
     if shared.register(&all, claimed) {

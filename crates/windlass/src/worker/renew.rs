@@ -1,4 +1,7 @@
 //! Renewing: keep the leases of everything that runs, in one batch, with what handlers report.
+//!
+//! This loop waits for the store, and so it does not watch: the watch loop tells the attempts whose
+//! leases end because no renewal was applied in time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +50,6 @@ pub(super) async fn renew_loop(shared: Arc<Shared>) {
             Err(error) => {
                 let failures = failures + 1;
                 warn_again(&shared, &error, failures, "renewing");
-                give_up_lost(&shared);
                 failures
             }
         };
@@ -74,30 +76,24 @@ fn until_renewal(
     now: Steady,
     failures: u32,
 ) -> (Option<Duration>, bool) {
-    if running.is_empty() {
-        return (None, false);
-    }
-    if failures > 0 {
-        // Not beyond the end of a lease: an attempt that has lost it must hear at once.
-        let untold =
-            running.values().filter(|running| !running.attempt.cancellation().is_cancelled());
-        let ends = untold.map(|running| running.lease.saturating_sub(now.since(running.renewed)));
-        let wait = ends.chain([store_backoff(failures)]).min();
-        return (wait, true);
-    }
     let due = running
         .values()
+        .filter(|running| !running.refused)
         .map(|running| renew_every(running.lease).saturating_sub(now.since(running.renewed)));
-    (due.min(), false)
+    match due.min() {
+        Some(_) if failures > 0 => (Some(store_backoff(failures)), true),
+        due => (due, false),
+    }
 }
 
 /// Renews in one batch what is due, or everything, and what has something to report.
 async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
     let _renewing = shared.renewing.lock().await;
+    // Before it is sent: a lease is as old as the question, however late the answer is.
     let now = shared.steady();
     let mut renewals = Vec::new();
-    for (token, running) in shared.running().attempts.iter() {
-        let report = running.attempt.take_report();
+    for (token, running) in shared.running().attempts.iter().filter(|(_, it)| !it.refused) {
+        let report = running.attempt.send_report();
         let due = now.since(running.renewed) >= renew_every(running.lease);
         if everything || due || !report.is_empty() {
             let (job, token, lease) = (running.attempt.id(), *token, running.lease);
@@ -108,46 +104,24 @@ async fn renew(shared: &Shared, everything: bool) -> Result<(), StoreError> {
         return Ok(());
     }
     let tokens: Vec<LeaseToken> = renewals.iter().map(|renewal| renewal.token).collect();
-    let renew = shared.engine.store().renew(renewals.clone());
-    let answers = match shared.ask("renew", renew).await {
-        Ok(answers) => answers,
-        Err(error) => {
-            return_reports(shared, renewals);
-            return Err(error);
-        }
-    };
+    let renew = shared.engine.store().renew(renewals);
+    let answers = shared.ask("renew", renew).await?;
     let mut running = shared.running();
     for (token, answer) in tokens.into_iter().zip(answers) {
         let Some(running) = running.attempts.get_mut(&token) else { continue };
         match answer {
             Ok(renewed) => {
-                running.renewed = now;
+                running.renewed = running.renewed.max(now);
+                running.attempt.report_is_written();
                 if renewed.cancel_requested {
                     running.attempt.tell(StopReason::Cancelled);
                 }
             }
-            Err(_) => drop(running.attempt.tell(StopReason::LeaseLost)),
+            Err(_) => {
+                running.refused = true;
+                running.attempt.tell(StopReason::LeaseLost);
+            }
         }
     }
     Ok(())
-}
-
-/// Gives what handlers said back to them, after it could not be written.
-fn return_reports(shared: &Shared, renewals: Vec<Renewal>) {
-    let running = shared.running();
-    for renewal in renewals.into_iter().filter(|renewal| !renewal.report.is_empty()) {
-        if let Some(running) = running.attempts.get(&renewal.token) {
-            running.attempt.return_report(renewal.report);
-        }
-    }
-}
-
-/// Stops attempts whose lease has surely ended because it could not be renewed.
-fn give_up_lost(shared: &Shared) {
-    let now = shared.steady();
-    for running in shared.running().attempts.values() {
-        if now.since(running.renewed) >= running.lease {
-            running.attempt.tell(StopReason::LeaseLost);
-        }
-    }
 }

@@ -98,8 +98,7 @@ async fn settle_batch(
             Err(error) => {
                 failures += 1;
                 warn_again(shared, &error, failures, "settling");
-                if shared.stage() >= Stage::Forced && failures > 3 {
-                    // The store is gone and so are we: the jobs are rescued when it is back.
+                if shared.gives_up_after(failures) {
                     return None;
                 }
                 shared.engine.clock().sleep(store_backoff(failures)).await;

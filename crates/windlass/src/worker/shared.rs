@@ -1,7 +1,8 @@
 //! What the loops of one worker share: its slots, the attempts that hold a lease, and its stage.
 
 use std::collections::BTreeMap;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,6 +26,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::handler::{self, States};
 use crate::middleware::Middleware;
+use crate::panics;
 use crate::store::{Answer, StoreError};
 use crate::supervise::supervise;
 
@@ -107,7 +109,10 @@ pub(super) struct RunningBook {
 pub(super) struct Running {
     pub(super) attempt: Attempt,
     pub(super) lease: Duration,
+    /// When the last renewal that was applied, or the claim, was sent.
     pub(super) renewed: Steady,
+    /// The store refused to renew it, and so would every time.
+    pub(super) refused: bool,
     /// When its time is up.
     pub(super) deadline: Option<Steady>,
     /// When it has had enough time to obey, once it was told to stop.
@@ -300,10 +305,12 @@ impl Shared {
             renew |= sooner(claimed + renew_every(lease), book.renewal_at);
             // A job that was claimed before the last request to cancel may be the one it is for.
             renew |= claimed.as_micros() < cancel_heard;
+            watch |= sooner(claimed + lease, book.watch_at);
             watch |= deadline.is_some_and(|deadline| sooner(deadline, book.watch_at));
             let attempt = attempt.clone();
             let token = attempt.token();
-            let running = Running { attempt, lease, renewed: claimed, deadline, patience: None };
+            let (renewed, refused, patience) = (claimed, false, None);
+            let running = Running { attempt, lease, renewed, refused, deadline, patience };
             book.attempts.insert(token, running);
         }
         drop(book);
@@ -316,25 +323,40 @@ impl Shared {
         true
     }
 
-    /// Waits for reports that are on their way.
-    pub(crate) async fn reports_written(&self) {
-        drop(self.renewing.lock().await);
+    /// Waits for reports of an attempt that are on their way, but for half of what is left of its
+    /// lease at most: a store that does not answer a renewal may well answer a settlement.
+    pub(crate) async fn reports_written(&self, token: LeaseToken) {
+        let now = self.steady();
+        let left = |running: &Running| (running.renewed + running.lease).since(now);
+        let left = self.running().attempts.get(&token).map_or(Duration::ZERO, left);
+        tokio::select! {
+            biased;
+            _ = self.renewing.lock() => {}
+            () = self.engine.clock().sleep(left / 2) => {}
+        }
     }
 
     /// Renews one lease now, with what its handler waits to be kept.
     pub(crate) async fn renew_one(&self, renewal: Renewal) -> Answer<Result<Renewed, Refusal>> {
         let doing = "keep a step";
+        let (token, sent) = (renewal.token, self.steady());
         let answers = self.ask(doing, self.engine.store().renew(vec![renewal])).await?;
         let missing = || StoreError::Unknown { doing, source: "the answer was empty".into() };
-        answers.into_iter().next().ok_or_else(missing)
+        let answer = answers.into_iter().next().ok_or_else(missing)?;
+        if answer.is_ok()
+            && let Some(running) = self.running().attempts.get_mut(&token)
+        {
+            running.renewed = running.renewed.max(sent);
+        }
+        Ok(answer)
     }
 
     /// Asks the store, but not for ever: a store that hangs must not hang the worker.
-    pub(super) async fn ask<T>(
+    pub(crate) async fn ask<T, E: From<StoreError>>(
         &self,
         doing: &'static str,
-        call: impl Future<Output = Answer<T>>,
-    ) -> Answer<T> {
+        call: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
         let clock = self.engine.clock();
         let forced = async {
             self.forced().await;
@@ -348,7 +370,14 @@ impl Shared {
             () = forced => FORCED_PATIENCE,
             () = late => STORE_PATIENCE,
         };
-        Err(StoreError::Unknown { doing, source: format!("no answer in {patience:?}").into() })
+        let source = format!("no answer in {patience:?}").into();
+        Err(StoreError::Unknown { doing, source }.into())
+    }
+
+    /// Whether a call that failed so often is to be given up: the store is gone and so are we. The
+    /// job is rescued when it is back.
+    pub(crate) fn gives_up_after(&self, failures: u32) -> bool {
+        self.stage() >= Stage::Forced && failures > 3
     }
 
     /// Begins to stop, once, on a task of its own: whoever asked may lose patience.
@@ -401,8 +430,15 @@ impl Shared {
 
     pub(super) async fn announce(&self, news: WorkerNews) {
         let announce = self.engine.store().announce(self.id.clone(), news);
-        if let Err(error) = self.ask("announce", announce).await {
-            tracing::warn!(worker = %self.id, %error, "the store did not take the news");
+        // A worker that stops announces it, and nothing restarts a stop: a store that panics here
+        // must not leave it half done.
+        let mut asked = pin!(self.ask("announce", announce));
+        match poll_fn(|context| panics::poll(asked.as_mut(), context)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(worker = %self.id, %error, "the store did not take the news");
+            }
+            Err(panic) => tracing::error!(worker = %self.id, panic, "the store crashed"),
         }
     }
 

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use windlass::core::filter::Filter;
-use windlass::core::job::NewJob;
+use windlass::core::job::{LeaseToken, NewJob};
 use windlass::core::ledger::{
     Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed, Rescue, Rescued,
     Ring, Settled, Settlement, Turned, WorkerNews,
@@ -19,8 +19,8 @@ use windlass::core::ledger::{
 use windlass::core::object::{Address as ObjectAddress, ObjectView, Turn};
 use windlass::core::record::QueueSettings;
 use windlass::store::{
-    Alteration, Altered, Answer, Cursor, Handed, MemoryStore, ObjectFilter, ObjectPage, Page,
-    Selection, Store, StoreError,
+    Alteration, Altered, Answer, Cursor, Handed, HandedJob, MemoryStore, ObjectFilter, ObjectPage,
+    Page, Selection, Store, StoreError,
 };
 use windlass::testing::VirtualClock;
 use windlass::wake::{Interest, Listener, LocalWake, Wake};
@@ -171,6 +171,24 @@ pub(crate) enum Fault {
     Hang,
     /// It is done, and the answer comes this much later.
     Late(Duration),
+    /// It is done this much later, and then answered.
+    Delayed(Duration),
+    /// It is done, and no answer ever comes.
+    DoneHang,
+    /// The store refuses it: every item, because its lease is lost, or the call.
+    Refused,
+}
+
+/// What the store said to the leases it was asked about, to judge a worker by.
+#[derive(Clone, Debug)]
+pub(crate) struct LeaseAnswer {
+    /// The lease, as [`windlass::Attempt::fence`] names it.
+    pub(crate) fence: String,
+    /// When the question was sent.
+    pub(crate) sent: tokio::time::Instant,
+    /// When it was applied or refused.
+    pub(crate) at: tokio::time::Instant,
+    pub(crate) applied: bool,
 }
 
 type Plan = Box<dyn Fn(u64) -> Option<Fault> + Send + Sync>;
@@ -180,6 +198,7 @@ pub(crate) struct Tampered {
     inner: Arc<dyn Store>,
     plans: Mutex<BTreeMap<&'static str, Plan>>,
     calls: Mutex<BTreeMap<&'static str, u64>>,
+    leases: Mutex<Vec<LeaseAnswer>>,
 }
 
 impl fmt::Debug for Tampered {
@@ -190,7 +209,7 @@ impl fmt::Debug for Tampered {
 
 impl Tampered {
     pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
-        Self { inner, plans: Mutex::default(), calls: Mutex::default() }
+        Self { inner, plans: Mutex::default(), calls: Mutex::default(), leases: Mutex::default() }
     }
 
     /// From now on, the `n`th call of `verb` (1 is the first) fails as `plan` says.
@@ -205,6 +224,22 @@ impl Tampered {
 
     pub(crate) fn heal(&self) {
         self.plans.lock().expect("not poisoned").clear();
+    }
+
+    /// The store itself, without faults.
+    pub(crate) fn inner(&self) -> &Arc<dyn Store> {
+        &self.inner
+    }
+
+    /// Every lease that was begun, renewed or refused by a renewal, in order.
+    pub(crate) fn leases(&self) -> Vec<LeaseAnswer> {
+        self.leases.lock().expect("not poisoned").clone()
+    }
+
+    fn note_lease(&self, job: JobId, token: LeaseToken, sent: tokio::time::Instant, applied: bool) {
+        let (fence, at) = (format!("{job}-{token}"), tokio::time::Instant::now());
+        let answer = LeaseAnswer { fence, sent, at, applied };
+        self.leases.lock().expect("not poisoned").push(answer);
     }
 
     pub(crate) fn calls(&self, verb: &'static str) -> u64 {
@@ -225,6 +260,17 @@ impl Tampered {
         verb: &'static str,
         call: impl Future<Output = Answer<T>> + Send,
     ) -> Answer<T> {
+        let refused =
+            || Err(Refusal::Unavailable { why: format!("planned refusal of {verb}") }.into());
+        self.call_or(verb, call, refused).await
+    }
+
+    async fn call_or<T>(
+        &self,
+        verb: &'static str,
+        call: impl Future<Output = Answer<T>> + Send,
+        refused: impl FnOnce() -> Answer<T> + Send,
+    ) -> Answer<T> {
         let unknown = || StoreError::Unknown { doing: verb, source: "planned".into() };
         match self.fault(verb) {
             None => call.await,
@@ -233,13 +279,25 @@ impl Tampered {
                 let _ = call.await;
                 Err(unknown())
             }
-            Some(Fault::Panic) => panic!("planned panic in {verb}"),
+            // Without the hook: a report of each of thousands of panics would take minutes.
+            Some(Fault::Panic) => {
+                std::panic::resume_unwind(Box::new(format!("planned panic in {verb}")))
+            }
             Some(Fault::Hang) => std::future::pending().await,
             Some(Fault::Late(delay)) => {
                 let answer = call.await;
                 tokio::time::sleep(delay).await;
                 answer
             }
+            Some(Fault::Delayed(delay)) => {
+                tokio::time::sleep(delay).await;
+                call.await
+            }
+            Some(Fault::DoneHang) => {
+                let _ = call.await;
+                std::future::pending().await
+            }
+            Some(Fault::Refused) => refused(),
         }
     }
 }
@@ -251,15 +309,39 @@ impl Store for Tampered {
     }
 
     async fn claim(&self, claim: Claim) -> Answer<Handed> {
-        self.call("claim", self.inner.claim(claim)).await
+        let sent = tokio::time::Instant::now();
+        let call = async {
+            let handed = self.inner.claim(claim).await?;
+            for HandedJob { job, lease, .. } in &handed.jobs {
+                self.note_lease(job.id, lease.token, sent, true);
+            }
+            Ok(handed)
+        };
+        self.call("claim", call).await
     }
 
     async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {
-        self.call("renew", self.inner.renew(renewals)).await
+        let sent = tokio::time::Instant::now();
+        let asked: Vec<_> = renewals.iter().map(|renewal| (renewal.job, renewal.token)).collect();
+        let lost = |&(job, token): &(JobId, LeaseToken)| {
+            self.note_lease(job, token, sent, false);
+            Err(Refusal::LeaseLost { job })
+        };
+        let call = async {
+            let answers = self.inner.renew(renewals).await?;
+            for ((job, token), answer) in asked.iter().zip(&answers) {
+                self.note_lease(*job, *token, sent, answer.is_ok());
+            }
+            Ok(answers)
+        };
+        self.call_or("renew", call, || Ok(asked.iter().map(lost).collect())).await
     }
 
     async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>> {
-        self.call("settle", self.inner.settle(settlements)).await
+        let jobs: Vec<_> = settlements.iter().map(|settlement| settlement.job).collect();
+        let lost = |job| Err(Refusal::LeaseLost { job });
+        let refused = move || Ok(jobs.into_iter().map(lost).collect());
+        self.call_or("settle", self.inner.settle(settlements), refused).await
     }
 
     async fn rescue(&self, rescue: Rescue) -> Answer<Rescued> {

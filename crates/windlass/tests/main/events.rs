@@ -180,3 +180,42 @@ async fn an_outcome_is_waited_for_even_by_an_engine_that_was_closed() {
     let _worker = other.worker().handle(quick).start().await.expect("it starts");
     assert_eq!(waits.await.expect("no panic").expect("it completes elsewhere"), 1);
 }
+
+#[test]
+fn a_topic_that_no_event_can_have_is_told_with_the_nearest_one() {
+    let check = |topic: &str| Topics::all().topic(topic).check().map_err(|error| error.to_string());
+    for topic in windlass::core::event::TOPICS {
+        assert_eq!(check(topic), Ok(()));
+    }
+    for topic in ["*", "job.*", "job.c*", "jo*", "debounce.flushed", "tally.failed", "mine.*"] {
+        assert_eq!(check(topic), Ok(()), "{topic}");
+    }
+    for (wrong, nearest) in [
+        ("job.complete", "job.completed"),
+        ("jobs.completed", "job.completed"),
+        ("Job.dead", "job.dead"),
+        ("job.finished*", "job.failed"),
+        ("job.*.completed", "job.completed"),
+        ("worker.eror", "worker.error"),
+    ] {
+        let refused = check(wrong).expect_err("nothing has it");
+        assert!(refused.contains(&format!("`{wrong}`")), "{refused}");
+        assert!(refused.contains(&format!("nearest is `{nearest}`")), "{refused}");
+    }
+    for wrong in ["", "completed", "job.", "."] {
+        check(wrong).expect_err("nothing has it");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_topic_that_is_told_is_a_known_one() {
+    let rig = rig().await;
+    let mut all = rig.engine.subscribe(Topics::all());
+    let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
+    rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    pass(SECOND).await;
+    while let Some(heard) = all.try_next().await {
+        let Heard::Event(event) = heard else { continue };
+        assert!(windlass::core::event::TOPICS.contains(&event.topic()), "{}", event.topic());
+    }
+}

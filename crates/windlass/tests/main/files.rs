@@ -21,7 +21,7 @@ use windlass::core::ledger::{
 };
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::{LogLine, Progress, Report};
-use windlass::core::time::Now;
+use windlass::core::time::{Now, Steady};
 use windlass::store::file::{
     Book, BookOptions, Disk, DiskFile, FileOptions, OpenError, RealDisk, Sifted, back_up, check,
 };
@@ -334,6 +334,41 @@ async fn a_relaxed_store_without_a_writer_syncs_too() {
     let syncs = switches.syncs.load(Ordering::SeqCst);
     accept(&store, [job(1)]).await;
     assert_eq!(switches.syncs.load(Ordering::SeqCst), syncs + 1);
+}
+
+/// A clock that only its test moves, for every thread.
+#[derive(Debug, Default)]
+struct Still(AtomicU64);
+
+impl Clock for Still {
+    fn now(&self) -> Now {
+        let steady = Steady::from_micros(self.0.load(Ordering::SeqCst));
+        Now { wall: Timestamp::default() + steady.since(Steady::default()), steady }
+    }
+
+    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relaxed_store_that_nobody_calls_any_more_syncs_in_time() {
+    let mut bench = Bench::new();
+    bench.options.durability = Durability::Relaxed(Duration::from_millis(5));
+    let (disk, switches) = Failing::open(&bench.path());
+    let (clock, wake) = (Arc::new(Still::default()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &bench.options, clock.clone(), wake);
+    let store = store.expect("it opens");
+    let syncs = switches.syncs.load(Ordering::SeqCst);
+    accept(&store, [job(1)]).await;
+    assert_eq!(switches.syncs.load(Ordering::SeqCst), syncs, "it is answered first");
+    clock.0.store(5_000, Ordering::SeqCst);
+    let synced = async {
+        while switches.syncs.load(Ordering::SeqCst) == syncs {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(20 * SECOND, synced).await.expect("it is synced without another call");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -464,6 +464,105 @@ async fn middleware_wraps_every_attempt_in_onion_order_and_can_carry_context() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn middleware_of_a_kind_is_inside_that_of_the_worker_and_around_no_other_kind() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Other;
+    impl windlass::Job for Other {
+        const KIND: &'static str = "other";
+        type Output = ();
+    }
+    let rig = rig().await;
+    let notes = Notes::default();
+    let layer = |name: &'static str| {
+        let notes = notes.clone();
+        move |attempt: Attempt, next: windlass::Next| {
+            let notes = notes.clone();
+            async move {
+                notes.add(format!("{name} before {}", attempt.kind()));
+                let returned = next.run().await;
+                notes.add(format!("{name} after {}", attempt.kind()));
+                returned
+            }
+        }
+    };
+    let quick = |job: Work| async move { Ok::<_, Failure>(job.number) };
+    let blocks = |_: Other, _: Attempt| Ok::<_, Failure>(());
+    let worker = rig.engine.worker().middleware(layer("worker"));
+    let worker =
+        worker.handle_with(quick, |kind| kind.middleware(layer("1")).middleware(layer("2")));
+    let worker = worker.handle_blocking_with(blocks, |kind| kind.middleware(layer("3")));
+    let _worker = worker.start().await.expect("it starts");
+    rig.engine.enqueue(work(1)).await.expect("accepted").outcome().await.expect("it completes");
+    rig.engine.enqueue(Other).await.expect("accepted").outcome().await.expect("it completes");
+    let around = |kind: &str, layers: &[&str]| {
+        let before = layers.iter().map(|layer| format!("{layer} before {kind}"));
+        let after = layers.iter().rev().map(|layer| format!("{layer} after {kind}"));
+        before.chain(after).collect::<Vec<_>>()
+    };
+    let expected = [around("work", &["worker", "1", "2"]), around("other", &["worker", "3"])];
+    assert_eq!(notes.all(), expected.concat());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_takes_several_states_with_or_without_the_attempt() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Other;
+    impl windlass::Job for Other {
+        const KIND: &'static str = "other";
+        type Output = String;
+    }
+    struct Prefix(&'static str);
+    #[expect(clippy::too_many_arguments, reason = "as many as a handler can have")]
+    async fn six(
+        job: Work,
+        attempt: Attempt,
+        a: State<u8>,
+        b: State<u16>,
+        c: State<u32>,
+        d: State<u64>,
+        e: State<i8>,
+        f: State<i64>,
+    ) -> Result<i64, Failure> {
+        let sum = i64::from(*a) + i64::from(*b) + i64::from(*c) + *d as i64 + i64::from(*e) + *f;
+        Ok(job.number + sum + i64::from(attempt.number()))
+    }
+    async fn two(_: Other, prefix: State<Prefix>, number: State<u8>) -> Result<String, Failure> {
+        Ok(format!("{}{}", prefix.0.0, *number))
+    }
+    let rig = rig().await;
+    let states = || rig.engine.worker().state(1_u8).state(20_u16).state(300_u32).state(4_000_u64);
+    let worker = states().state(Prefix("number ")).state(5_i8).handle(six).handle(two);
+    let missing = worker.start().await.expect_err("one of eight is missing");
+    assert!(matches!(missing, Error::MissingState { state: "i64", .. }), "{missing}");
+    let worker = states().state(Prefix("number ")).state(5_i8).state(60_000_i64);
+    let _worker = worker.handle(six).handle(two).start().await.expect("it starts");
+    let sum = rig.engine.enqueue(work(100_000)).await.expect("accepted").outcome().await;
+    assert_eq!(sum.expect("it completes"), 164_327);
+    let text = rig.engine.enqueue(Other).await.expect("accepted").outcome().await;
+    assert_eq!(text.expect("it completes"), "number 1");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_knows_the_error_before_it_and_its_generation() {
+    let rig = rig().await;
+    let notes = Notes::default();
+    let seen = notes.clone();
+    let fails = move |_: Work, attempt: Attempt| {
+        let (number, generation) = (attempt.number(), attempt.generation());
+        seen.add(format!("{generation}.{number} {:?}", attempt.last_error()));
+        async move { Err::<i64, _>(Failure::retry(format!("failure {generation}.{number}"))) }
+    };
+    let _worker = rig.engine.worker().handle(fails).start().await.expect("it starts");
+    let handle = rig.engine.enqueue(work(1)).max_attempts(2).await.expect("it is accepted");
+    handle.outcome().await.expect_err("it dies");
+    rig.engine.replay(handle.id()).await.expect("it is dead");
+    handle.outcome().await.expect_err("it dies again");
+    let expected =
+        ["0.1 None", "0.2 Some(\"failure 0.1\")", "1.1 None", "1.2 Some(\"failure 1.1\")"];
+    assert_eq!(notes.all(), expected);
+}
+
+#[tokio::test(start_paused = true)]
 async fn progress_and_log_lines_are_kept_with_the_job() {
     let rig = rig().await;
     let mut progress = rig.engine.subscribe(Topics::all().topic("job.progress"));

@@ -241,3 +241,10 @@ async fn verbs_on_unknown_and_finished_jobs_say_so() {
         };
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_page_of_nothing_is_refused_with_what_a_page_may_have() {
+    let rig = rig().await;
+    let refused = rig.engine.jobs().page(None, 0).await.expect_err("nothing fits on it");
+    assert!(refused.to_string().contains("page size is 0; a page has 1 to 1000 jobs"), "{refused}");
+}

@@ -348,9 +348,10 @@ async fn a_step_under_a_lost_lease_keeps_nothing_and_ends_the_handler() {
         }
     };
     let terms = |options: KindOptions| options.lease(SECOND * 3);
-    let worker = rig.engine.worker().slots(2, 2).handle_with(handler, terms);
-    let _worker = worker.start().await.expect("it starts");
-    // The first renewal hangs: the lease ends, and for ten seconds the worker does not know.
+    // Enough time to obey, so that it is the step that ends the handler.
+    let worker = rig.engine.worker().slots(2, 2).cancel_grace(SECOND * 60);
+    let _worker = worker.handle_with(handler, terms).start().await.expect("it starts");
+    // The first renewal hangs, so the lease ends.
     rig.store.tamper("renew", |call| (call == 1).then_some(Fault::Hang));
     let handle = rig.engine.enqueue(work(5)).await.expect("it is accepted");
     assert_eq!(handle.outcome().await.expect("the second attempt completes"), 5);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use windlass::{Attempt, Error, Failure, Heard, Refusal, StateName, StopReason, Topics};
+use windlass::primitives::{Continuous, Tick};
+use windlass::{Attempt, Error, Failure, Heard, Refusal, Schedule, StateName, StopReason, Topics};
 
 use crate::common::{Fault, Notes, SECOND, Work, pass, rig, settle_down, work};
 
@@ -124,6 +125,29 @@ async fn a_graceful_stop_does_not_wait_for_ever_for_a_store_that_is_gone() {
     let start = tokio::time::Instant::now();
     assert_eq!(worker.stop().await.expect("it stops all the same").lost, 1);
     assert!(start.elapsed() < SECOND * 60, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_does_not_wait_for_ever_for_an_object_that_cannot_be_read() {
+    for fault in [Fault::Hang, Fault::NotDone, Fault::Refused] {
+        let rig = rig().await;
+        let minute = Schedule::every(SECOND * 60).expect("a valid interval");
+        let counting = Continuous::new("counting", minute, |mut tick: Tick<u64>| async move {
+            tokio::time::sleep(SECOND).await;
+            tick.state += 1;
+            Ok(tick)
+        });
+        let worker = rig.engine.worker().primitive(counting.clone());
+        let worker = worker.start().await.expect("it starts");
+        rig.engine.continuous(&counting).start("a", 0).await.expect("it is started");
+        settle_down().await;
+        // Its code runs, and how it ended cannot be written.
+        rig.store.tamper("object", move |_| Some(fault));
+        pass(SECOND * 2).await;
+        let stopped = tokio::time::timeout(SECOND * 120, worker.stop()).await;
+        let report = stopped.unwrap_or_else(|_| panic!("{fault:?}: the stop hangs"));
+        assert_eq!(report.expect("it stops").lost, 1, "{fault:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

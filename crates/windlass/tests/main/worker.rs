@@ -45,7 +45,8 @@ async fn mixed_load_completes(rig: &Rig) {
         handles.push(enqueue.await.expect("it is accepted"));
     }
     for handle in &handles {
-        handle.outcome().await.expect("it completes");
+        let outcome = tokio::time::timeout(HOUR, handle.outcome()).await;
+        outcome.expect("a lost ring is not a lost job").expect("it completes");
     }
     assert_eq!(runs.get(), 40, "30 jobs, 10 of them twice");
 }

@@ -230,10 +230,10 @@ fn kill_a_backend(server: &Postgres) {
 }
 
 /// Hurts the server in every way there is, and lets things go on in between.
-async fn hurt(server: &mut Postgres, world: &World, address: &str) {
+async fn hurt(server: &mut Postgres, world: &World, address: &str, rounds: usize) {
     world.carries_on("the start").await;
     let mut process = Process::start(address);
-    for _ in 0..2 {
+    for _ in 0..rounds {
         for _ in 0..4 {
             terminate_backends(server);
             world.carries_on("its connections were ended").await;
@@ -368,7 +368,23 @@ async fn check(engine: &Engine, account: &Account) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn under_load_a_server_that_is_hurt_loses_nothing_and_repeats_no_outcome() {
-    let Some(mut server) = or_skip(Postgres::start()) else { return };
+    lose_and_repeat_nothing("read committed", 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_load_nothing_is_lost_where_sessions_are_repeatable_read_by_default() {
+    lose_and_repeat_nothing("repeatable read", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn under_load_nothing_is_lost_where_sessions_are_serializable_by_default() {
+    lose_and_repeat_nothing("serializable", 1).await;
+}
+
+/// Where sessions have this isolation level by default.
+async fn lose_and_repeat_nothing(level: &str, rounds: usize) {
+    let level = format!("default_transaction_isolation='{level}'");
+    let Some(mut server) = or_skip(Postgres::with(&[&level])) else { return };
     let address = format!("{}?windlass_schema=chaos&windlass_pool=5", server.url());
     let world = World::default();
     let (mut producers, mut workers) = (Vec::new(), Vec::new());
@@ -380,7 +396,7 @@ async fn under_load_a_server_that_is_hurt_loses_nothing_and_repeats_no_outcome()
         producers.push(tokio::spawn(producing));
         engines.push(engine);
     }
-    hurt(&mut server, &world, &address).await;
+    hurt(&mut server, &world, &address, rounds).await;
     world.stop.store(true, Ordering::SeqCst);
     for producer in producers {
         soon("a producer", producer).await.expect("it ends well");

@@ -6,13 +6,15 @@ use serde::{Deserialize, Serialize};
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 use windlass::core::filter::Filter;
 use windlass::core::ledger::QueueChange;
+use windlass::postgres::enqueue_in;
+use windlass::primitives::{Debounce, Flush};
 use windlass::store::postgres::{PostgresAddress, grant_enqueue_sql, grant_work_sql};
 use windlass::{
     Engine, Failure, Job, JobId, Name, Start, StateName, Timestamp, Topics, UniqueScope,
 };
 use windlass_testbed::Postgres;
 
-use crate::common::Ground;
+use crate::common::{Ground, Work, soon, until, work};
 
 #[derive(Serialize, Deserialize)]
 struct Letter {
@@ -325,4 +327,59 @@ async fn a_role_that_may_work_needs_not_own_the_schema() {
         let error = client.batch_execute(sql).await.expect_err(sql);
         assert_eq!(error.code().map(|code| code.code()), Some("42501"), "{sql}: {error}");
     }
+}
+
+/// Functions of the same names as PostgreSQL's own, which say so when they are called.
+const PLANTED: &[&str] = &[
+    "unnest(bigint[]) returns setof bigint",
+    "unnest(uuid[]) returns setof uuid",
+    "cardinality(anyarray) returns int",
+    "array_position(anycompatiblearray, anycompatible) returns int",
+    "nextval(regclass) returns bigint",
+    "jsonb_array_elements(jsonb) returns setof jsonb",
+    "octet_length(bytea) returns int",
+    "hashtextextended(text, bigint) returns bigint",
+    "pg_current_xact_id() returns xid8",
+    "decode(text, text) returns bytea",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_stands_in_front_of_the_path_is_not_called() {
+    let Some(ground) = Ground::new() else { return };
+    let address = ground.text_address();
+    let owner = Engine::open(&address).await.expect("it opens");
+    ground.sql("create schema evil");
+    for planted in PLANTED {
+        ground.sql(&format!(
+            "create function evil.{planted} language plpgsql as \
+             $$ begin raise exception 'planted: {planted}'; end $$"
+        ));
+    }
+    let path = "options=-csearch_path%3Devil,pg_catalog,public";
+    let engine = Engine::open(&format!("{address}&{path}")).await.expect("it opens");
+    let counted = Debounce::new("pages", Duration::from_millis(10), |_: Flush<u64>| async {
+        Ok::<(), Failure>(())
+    });
+    let worker = engine.worker().primitive(counted.clone());
+    let worker = worker.handle(|job: Work| async move { Ok::<u64, Failure>(job.number) });
+    let worker = worker.start().await.expect("it starts");
+    let first = engine.enqueue(work(1)).unique("k").await.expect("accepted");
+    let next = engine.enqueue(work(2)).depends_on(&first).await.expect("accepted");
+    assert_eq!(soon("a dependent", next.outcome()).await.expect("it completes"), 2);
+    engine.debounce(&counted).add("home", 1).await.expect("it is added");
+    let later = engine.enqueue(work(3)).delay(Duration::from_secs(3_600)).await.expect("accepted");
+    later.cancel().await.expect("it is cancelled");
+    let mut client = ground.client().await;
+    client.batch_execute("set search_path = evil, pg_catalog").await.expect("it is set");
+    let transaction = client.transaction().await.expect("it begins");
+    enqueue_in(&transaction, engine.enqueue(work(4))).await.expect("accepted");
+    transaction.commit().await.expect("it commits");
+    until("all is done", || async {
+        let counts = owner.counts().await.expect("answered");
+        let open = [StateName::Scheduled, StateName::Ready, StateName::Running];
+        open.iter().all(|state| counts.in_state(*state) == 0)
+    })
+    .await;
+    let report = worker.stop().await.expect("it stops");
+    assert_eq!((report.failed, report.lost), (0, 0), "{report}");
 }

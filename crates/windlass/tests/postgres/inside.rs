@@ -4,10 +4,16 @@ use serde::{Deserialize, Serialize};
 use sqlx::Connection as _;
 use tokio::sync::Mutex;
 use tokio_postgres::{Client, NoTls};
+use windlass::core::event::RecoveryReason;
+use windlass::core::ledger::{Recovery, Rescue, Settlement};
+use windlass::core::outcome::Verdict;
 use windlass::postgres::{complete_in, enqueue_in, enqueue_many_in};
+use windlass::store::Store as _;
+use windlass::store::postgres::{PostgresAddress, PostgresStore};
+use windlass::wake::LocalWake;
 use windlass::{Attempt, Engine, Error, Failure, Job, Options, Refusal, State, StateName};
 
-use crate::common::Ground;
+use crate::common::{Ground, claim, raw};
 
 #[derive(Clone, Serialize, Deserialize)]
 struct Charge {
@@ -178,4 +184,51 @@ async fn an_engine_on_another_store_cannot_join() {
     let transaction = client.transaction().await.expect("it begins");
     let refused = enqueue_in(&transaction, elsewhere.enqueue(Charge { order: 1 })).await;
     assert!(matches!(refused.expect_err("it cannot"), Error::NotPostgres));
+}
+
+/// Whether a completion is refused whose worker has lost its lease to another, and leaves nothing.
+/// The schema is on the clock of its ground.
+pub(crate) async fn is_refused_with_a_lost_lease(
+    ground: &Ground,
+    address: &PostgresAddress,
+) -> bool {
+    let wake = std::sync::Arc::new(LocalWake::new());
+    let store = PostgresStore::open(address, windlass::Limits::default(), wake).await;
+    let store = store.expect("it opens");
+    let job = std::sync::Arc::new(raw(1));
+    store.enqueue(vec![job.clone()]).await.expect("it is accepted");
+    let stale = store.claim(claim("one", 1)).await.expect("answered").jobs.remove(0);
+    ground.advance(std::time::Duration::from_secs(3_600));
+    let recovery = Recovery { delay: std::time::Duration::ZERO, ..Recovery::default() };
+    let rescue = Rescue { recovery, reason: RecoveryReason::LeaseExpired };
+    store.rescue(rescue).await.expect("answered");
+    let held = store.claim(claim("two", 1)).await.expect("answered").jobs.remove(0);
+    let mut client = ground.client().await;
+    client.batch_execute("create table kept (id bigint)").await.expect("it is new");
+    let transaction = client.transaction().await.expect("it begins");
+    transaction.execute("insert into kept values (1)", &[]).await.expect("it is inserted");
+    let said = format!(
+        "{{\"job\":\"{}\",\"token\":{},\"output\":\"\",\"extra\":null}}",
+        job.id,
+        stale.lease.token.0.cast_signed()
+    );
+    let complete = format!("select {}.complete_in('{said}')", address.schema);
+    let refused = transaction.batch_execute(&complete).await.err();
+    // Whoever commits nevertheless has kept nothing.
+    transaction.batch_execute("commit").await.expect("it ends");
+    let settlement = Settlement::new(job.id, held.lease.token, Verdict::Complete);
+    let settled = store.settle(vec![settlement]).await.expect("answered").remove(0);
+    let nothing = ground.sql("select count(*) from kept") == "0";
+    let code = refused.as_ref().and_then(tokio_postgres::Error::code);
+    code.is_some_and(|code| code.code() == "WL001") && nothing && settled.is_ok()
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_completion_whose_lease_is_lost_is_refused_and_nothing_of_it_is_kept() {
+    let Some(ground) = Ground::new() else { return };
+    ground.make_clock();
+    let address = ground.text_address();
+    ground.store_at(&address, windlass::Limits::default()).await;
+    let address: PostgresAddress = address.parse().expect("it is well formed");
+    assert!(is_refused_with_a_lost_lease(&ground, &address).await);
 }

@@ -5,14 +5,18 @@
 
 mod bloat;
 mod bouncer;
+mod cancel;
 mod chaos;
+mod clock;
 mod common;
 mod conformance;
 mod cuts;
 mod failover;
 mod foreign;
+mod growth;
 mod halves;
 mod inside;
+mod isolation;
 mod many;
 mod moving;
 mod planted;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use windlass::core::event::RecoveryReason;
 use windlass::core::job::{Lane, LeaseToken, NewJob, Unique};
 use windlass::core::ledger::{QueueChange, Settlement};
 use windlass::core::outcome::Verdict;
@@ -314,7 +315,7 @@ async fn ten_thousand_leases_of_a_vanished_worker_are_given_back_within_two_seco
         assert_eq!(record.attempts.len(), 1, "{record:?}");
         let attempt = &record.attempts[0];
         let (ended, how) = attempt.ended.expect("it has ended");
-        assert_eq!(how, AttemptEnd::Crashed);
+        assert_eq!(how, AttemptEnd::Crashed(RecoveryReason::LeaseExpired));
         slowest = slowest.max(ended.since(until_by_job[&record.id()]));
     }
     assert!(slowest <= 2 * SECOND, "the last came back {slowest:?} after its lease");

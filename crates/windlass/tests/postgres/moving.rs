@@ -156,6 +156,7 @@ impl Life {
             progress: self.random.percent(50).then_some(progress),
             lines: if self.random.percent(60) { vec![line; 30] } else { Vec::new() },
             steps: if self.random.percent(60) { vec![step] } else { Vec::new() },
+            lines_dropped: 0,
         }
     }
 

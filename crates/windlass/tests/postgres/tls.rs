@@ -150,6 +150,16 @@ async fn connections_are_encrypted_as_the_address_says() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_up_stops_over_an_encrypted_connection() {
+    let Some(secure) = or_skip(secure()) else { return };
+    let address = secure.address(
+        "localhost",
+        "sslmode=verify-full&sslrootcert=ROOTS/root.pem&windlass_schema=given_up",
+    );
+    crate::cancel::stops_when_it_is_given_up(&secure.server, "postgres", &address).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_that_does_not_verify_is_told_in_one_sentence() {
     let Some(secure) = or_skip(secure()) else { return };
     for (host, encryption, words) in [

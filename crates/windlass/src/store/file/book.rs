@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::explain::Explanation;
-use windlass_core::filter::Filter;
+use windlass_core::filter::{Filter, Order};
 use windlass_core::job::{Condition, JobId, Lease, State, StateName};
 use windlass_core::ledger::{
     Applied, Claims, Command, Counts, Glimpse, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
@@ -30,7 +30,7 @@ use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
 use self::objects::States;
-use self::recent::Recent;
+use self::recent::{Past, Recent};
 use self::tend::{Checkpoint, Survey, Sweep};
 use super::OpenError;
 use super::codec::{self, Entry};
@@ -631,9 +631,16 @@ impl Book {
         let before = after.map_or(u64::MAX, |Cursor(sequence)| sequence);
         let mut chosen = Vec::new();
         let mut next = None;
-        for (looked_at, glimpse) in self.ledger.glimpses_before(before).enumerate() {
+        let glimpses: Box<dyn Iterator<Item = Glimpse<'_>>> = match filter.order {
+            Order::NewestFirst => Box::new(self.ledger.glimpses_before(before)),
+            Order::OldestFirst => {
+                let first = after.map_or(0, |Cursor(sequence)| sequence);
+                Box::new(self.ledger.glimpses_after(first.saturating_sub(1)))
+            }
+        };
+        for (looked_at, glimpse) in glimpses.enumerate() {
             if looked_at == limits::PAGE_SCAN || chosen.len() == limit.max(PAGE_READS) {
-                next = Some(Cursor(glimpse.sequence + 1));
+                next = Some(Cursor(filter.order.cursor(glimpse.sequence)));
                 break;
             }
             if filter.may_match(&glimpse) {
@@ -643,7 +650,7 @@ impl Book {
         let mut page = Page { jobs: Vec::new(), next };
         for (sequence, job) in chosen {
             if page.jobs.len() == limit {
-                page.next = Some(Cursor(sequence + 1));
+                page.next = Some(Cursor(filter.order.cursor(sequence)));
                 break;
             }
             let record = self.record(job, now)?;
@@ -702,21 +709,21 @@ impl Book {
         for claimed in claims.jobs {
             let since = claimed.lease.since;
             let recalled = self.recent.claimed(claimed.id, since);
-            let (job, created_at, first_started_at, steps) = match recalled {
+            let past = match recalled {
                 Some(recent) => recent,
                 None => {
                     let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
                     let record = self.stored(claimed.id, Place::unpack(tip));
                     let record = record.map_err(|why| self.break_down(why))?;
-                    let started = record.first_started_at.unwrap_or(since);
-                    (record.job, record.created_at, started, record.steps)
+                    Past::of(record, since)
                 }
             };
             jobs.push(HandedJob {
-                job,
-                created_at,
-                first_started_at,
-                steps,
+                job: past.job,
+                created_at: past.created_at,
+                first_started_at: past.first_started_at,
+                steps: past.steps,
+                last_error: past.last_error,
                 lease: claimed.lease,
                 attempt: claimed.attempt,
                 recoveries: claimed.recoveries,

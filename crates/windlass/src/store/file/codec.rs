@@ -173,6 +173,7 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
     time(record.updated_at, to);
     condition(&record.condition, record.updated_at, to);
     option(record.first_started_at, to, time);
+    option(record.last_recovery_at, to, time);
     option(record.output.as_deref(), to, bytes);
     option(record.error.as_ref(), to, error);
     varint(record.attempts.len() as u64, to);
@@ -182,7 +183,7 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
         time(attempt.started_at, to);
         option(attempt.ended, to, |(at, end), to| {
             time(at, to);
-            to.push(attempt_end(end));
+            to.push(end.number());
         });
         option(attempt.error.as_ref(), to, error);
     }
@@ -578,17 +579,24 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
         },
         Some(Note::Ended { end, output, error: why }) => {
             to.push(3);
-            to.push(attempt_end(*end));
+            to.push(end.number());
             option(output.as_deref(), to, bytes);
             option(why.as_ref(), to, error);
         }
         Some(Note::Reported(report)) => {
-            let has_steps = !report.steps.is_empty();
-            to.push(if has_steps { REPORTED_STEPS } else { 4 });
+            let (cut, has_steps) = (report.lines_dropped > 0, !report.steps.is_empty());
+            to.push(match (cut, has_steps) {
+                (true, _) => REPORTED_CUT,
+                (false, true) => REPORTED_STEPS,
+                (false, false) => 4,
+            });
             option(report.progress.as_ref(), to, progress);
             lines(report.lines.iter(), to);
-            if has_steps {
+            if cut || has_steps {
                 steps(&report.steps, to);
+            }
+            if cut {
+                varint(report.lines_dropped.into(), to);
             }
         }
         Some(Note::Failed(why)) => {
@@ -609,22 +617,14 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
 /// A note that is a report with finished steps.
 const REPORTED_STEPS: u8 = 16;
 
+/// A note that is a report of which lines were dropped before it was made.
+const REPORTED_CUT: u8 = 17;
+
 fn steps(steps: &[Step], to: &mut Vec<u8>) {
     varint(steps.len() as u64, to);
     for step in steps {
         text(step.name.as_str(), to);
         bytes(&step.result, to);
-    }
-}
-
-fn attempt_end(end: AttemptEnd) -> u8 {
-    match end {
-        AttemptEnd::Completed => 0,
-        AttemptEnd::Failed => 1,
-        AttemptEnd::Snoozed => 2,
-        AttemptEnd::Released => 3,
-        AttemptEnd::Cancelled => 4,
-        AttemptEnd::Crashed => 5,
     }
 }
 
@@ -928,15 +928,7 @@ impl<'a> Reader<'a> {
     }
 
     fn attempt_end(&mut self) -> Result<AttemptEnd, Wrong> {
-        Ok(match self.byte()? {
-            0 => AttemptEnd::Completed,
-            1 => AttemptEnd::Failed,
-            2 => AttemptEnd::Snoozed,
-            3 => AttemptEnd::Released,
-            4 => AttemptEnd::Cancelled,
-            5 => AttemptEnd::Crashed,
-            _ => return Err(RANGE),
-        })
+        AttemptEnd::from_number(self.byte()?).ok_or(RANGE)
     }
 
     fn note(&mut self, condition: &Condition) -> Result<Option<Note>, Wrong> {
@@ -955,12 +947,19 @@ impl<'a> Reader<'a> {
             4 => Note::Reported(Report {
                 progress: self.option(Reader::progress)?,
                 lines: self.lines()?,
-                steps: Vec::new(),
+                ..Report::default()
             }),
             REPORTED_STEPS => Note::Reported(Report {
                 progress: self.option(Reader::progress)?,
                 lines: self.lines()?,
                 steps: self.steps()?,
+                lines_dropped: 0,
+            }),
+            REPORTED_CUT => Note::Reported(Report {
+                progress: self.option(Reader::progress)?,
+                lines: self.lines()?,
+                steps: self.steps()?,
+                lines_dropped: self.short()?,
             }),
             5 => Note::Failed(self.error()?),
             6 => Note::Replayed { met: self.ids()? },
@@ -1038,6 +1037,7 @@ impl<'a> Reader<'a> {
             created_at,
             updated_at,
             first_started_at: self.option(Reader::time)?,
+            last_recovery_at: self.option(Reader::time)?,
             output: self.option(Reader::bytes)?.map(Into::into),
             error: self.option(Reader::error)?,
             attempts: (0..self.count(12)?)
@@ -1079,6 +1079,7 @@ mod tests {
     fn meta(status: ObjectStatus) -> ObjectMeta {
         ObjectMeta {
             version: u64::MAX,
+            incarnation: u64::MAX - 1,
             status,
             reason: Some(ErrorText::new("why")),
             created_at: at(1),
@@ -1161,21 +1162,14 @@ mod tests {
     }
 
     fn notes() -> Vec<Option<Note>> {
-        let ends = [
-            AttemptEnd::Completed,
-            AttemptEnd::Failed,
-            AttemptEnd::Snoozed,
-            AttemptEnd::Released,
-            AttemptEnd::Cancelled,
-            AttemptEnd::Crashed,
-        ];
+        let ends = (0..).map_while(AttemptEnd::from_number);
         let line = LogLine { at: at(3), attempt: 2, text: "a line".to_string() };
         let progress = Some(Progress { percent: 100, note: "done".to_string() });
         let ended = |end| {
             let (output, error) = (Some(vec![0].into()), Some(ErrorText::new("why")));
             Some(Note::Ended { end, output, error })
         };
-        let mut notes: Vec<Option<Note>> = ends.into_iter().map(ended).collect();
+        let mut notes: Vec<Option<Note>> = ends.map(ended).collect();
         notes.extend([
             None,
             Some(Note::Started { worker: "worker".into() }),
@@ -1183,9 +1177,20 @@ mod tests {
             Some(Note::Reported(Report {
                 progress: progress.clone(),
                 lines: vec![line.clone()],
-                steps: Vec::new(),
+                ..Report::default()
             })),
-            Some(Note::Reported(Report { progress, lines: vec![line], steps: finished() })),
+            Some(Note::Reported(Report {
+                progress: progress.clone(),
+                lines: vec![line.clone()],
+                steps: finished(),
+                lines_dropped: 0,
+            })),
+            Some(Note::Reported(Report {
+                progress,
+                lines: vec![line],
+                steps: Vec::new(),
+                lines_dropped: 50,
+            })),
             Some(Note::Failed(ErrorText::new("gone"))),
             Some(Note::Replayed { met: vec![id(1), id(2)] }),
             Some(Note::Met { on: id(3) }),
@@ -1209,6 +1214,7 @@ mod tests {
             record.absorb(&Update { job, at: at(10), condition, note });
         }
         record.output = Some(vec![9; 300].into());
+        record.last_recovery_at = Some(at(8));
         record.attempts_dropped = 4;
         record.log_dropped = 5;
         record

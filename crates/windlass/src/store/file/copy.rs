@@ -7,13 +7,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::OpenError;
 use super::book::{Book, BookOptions, COPY_MARK};
-use super::disk::RealDisk;
+use super::disk::{RealDisk, open_plain, open_to_read};
 use super::layout::FORMAT;
 use crate::store::file::Space;
 
@@ -104,7 +104,7 @@ fn claim_directory(path: &Path) -> Result<(), OpenError> {
 }
 
 fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+    open_plain(path, OpenOptions::new().create(true).truncate(true))
 }
 
 /// Copies until the copy is whole, which takes more than once only if segments leave meanwhile.
@@ -157,7 +157,7 @@ fn copy_segments(from: &Path, to: &Path) -> io::Result<u64> {
     names.sort_unstable();
     let mut bytes = 0;
     for name in names.iter().rev() {
-        let mut source = match File::open(from.join(name)) {
+        let mut source = match open_to_read(&from.join(name)) {
             Ok(source) => source,
             // It left. If it is missed, the check will tell.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,

@@ -6,12 +6,15 @@
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::OpenError;
+use super::layout::{FORMAT, SPARE, parse_name};
 
 /// A flat directory of files.
 ///
@@ -37,6 +40,17 @@ pub trait Disk: Send + Sync + fmt::Debug {
 
     /// Makes names durable.
     fn sync_directory(&self) -> io::Result<()>;
+
+    /// Whether something outside of the journal says that a store was here, so that a journal
+    /// without a single segment is one that was lost. A disk that keeps nothing else cannot tell.
+    fn has_held_a_store(&self) -> bool {
+        false
+    }
+
+    /// Keeps for good, outside of the journal, that a store is here.
+    fn note_store(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// One open file of fixed size.
@@ -56,32 +70,48 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
 }
 
 /// A directory of the machine, held by this process alone for as long as the value lives.
+///
+/// Its rules: it belongs to the user this process runs as, nobody else may write to it, and no
+/// symbolic link in it is followed. So whatever is written here is written here, to files that
+/// nobody else has put there.
 pub struct RealDisk {
     path: PathBuf,
-    /// The lock lives with the open file: the system gives it back however the process ends.
+    /// The directory itself, which is what is locked: whoever deletes the file `lock` lets nobody
+    /// in. The lock lives with the descriptor: the system gives it back however the process ends.
+    directory: File,
+    /// Says who has the directory, and whether it has held a store. Locked as well, for programs
+    /// that know no other lock.
     lock: File,
+    held_a_store: AtomicBool,
 }
 
 const LOCK: &str = "lock";
+/// The first line of the lock file of a directory that has held a store.
+const HELD_A_STORE: &str = "Windlass store\n";
 
 impl Drop for RealDisk {
     /// Gives the lock up by itself: a process that is being started at this moment still has the
     /// file open, and would keep it until it is another program.
     fn drop(&mut self) {
         let _ = self.lock.unlock();
+        let _ = self.directory.unlock();
     }
 }
 
 impl RealDisk {
     /// Opens the directory, making it if need be, and takes its lock.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
-        Self::make_directory(path).map_err(|error| OpenError::io(path, "open", error))?;
+        let failed = |error| OpenError::io(path, "open", error);
+        if path.is_dir() {
+            refuse_others(path).map_err(failed)?;
+        }
+        Self::make_directory(path).map_err(failed)?;
         Self::take(path)
     }
 
     /// Opens a directory that must exist, and takes its lock.
     pub fn open_existing(path: &Path) -> Result<Self, OpenError> {
-        if !path.join(LOCK).exists() {
+        if !names_in(path).is_ok_and(|names| names.iter().any(|name| is_of_a_store(name))) {
             return Err(OpenError::NoStore { path: path.display().to_string() });
         }
         Self::take(path)
@@ -89,23 +119,46 @@ impl RealDisk {
 
     fn take(path: &Path) -> Result<Self, OpenError> {
         let failed = |error| OpenError::io(path, "lock", error);
-        let options = OpenOptions::new().read(true).write(true).create(true).mode(0o600).clone();
-        let mut lock = options.open(path.join(LOCK)).map_err(failed)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let mut holder = String::new();
-                let _ = lock.read_to_string(&mut holder);
-                let holder = holder.trim().to_string();
-                return Err(OpenError::InUse { path: path.display().to_string(), holder });
+        let directory = File::open(path).map_err(failed)?;
+        refuse_others(path).map_err(failed)?;
+        let was_there = path.join(LOCK).symlink_metadata().is_ok();
+        let mut options = OpenOptions::new();
+        let lock = open_plain(&path.join(LOCK), options.create(true)).map_err(failed)?;
+        if !(try_lock(&directory).map_err(failed)? && try_lock(&lock).map_err(failed)?) {
+            let said = read_lock(&lock);
+            let mut holder = said.strip_prefix(HELD_A_STORE).unwrap_or(&said).trim().to_string();
+            if holder.is_empty() {
+                holder = "another process".to_string();
             }
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
+            return Err(OpenError::InUse { path: path.display().to_string(), holder });
         }
+        let names = names_in(path).map_err(failed)?;
+        // The lock file is made before anything else: what is there without one has lost it.
+        let lost = !was_there && names.iter().any(|name| name != LOCK && is_of_a_store(name));
+        let held_a_store = lost || read_lock(&lock).starts_with(HELD_A_STORE);
+        let disk =
+            Self { path: path.to_path_buf(), directory, lock, held_a_store: held_a_store.into() };
+        disk.write_lock().map_err(failed)?;
+        Ok(disk)
+    }
+
+    /// Writes who has the directory. It is never empty meanwhile: what it says must not be lost
+    /// with the power.
+    fn write_lock(&self) -> io::Result<()> {
         let program = std::env::args().next().unwrap_or_default();
         let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy();
-        let line = format!("process {} ({program})\n", std::process::id());
-        lock.set_len(0).and_then(|()| lock.write_all(line.as_bytes())).map_err(failed)?;
-        Ok(Self { path: path.to_path_buf(), lock })
+        let held = if self.has_held_a_store() { HELD_A_STORE } else { "" };
+        let text = format!("{held}process {} ({program})\n", std::process::id());
+        self.lock.write_all_at(text.as_bytes(), 0)?;
+        self.lock.set_len(text.len() as u64)
+    }
+
+    /// Fails when another directory stands in the place of the one that is locked: names would go
+    /// there, where they are missed or do harm.
+    fn still_here(&self) -> io::Result<()> {
+        let (here, there) = (self.directory.metadata()?, fs::metadata(&self.path));
+        let same = there.is_ok_and(|there| (here.dev(), here.ino()) == (there.dev(), there.ino()));
+        if same { Ok(()) } else { Err(io::Error::other("the directory was moved or replaced")) }
     }
 
     fn make_directory(path: &Path) -> io::Result<()> {
@@ -126,8 +179,7 @@ impl RealDisk {
     /// Keeps others out of a directory that was there before. One that holds something else is left
     /// as it is: it is not ours alone.
     fn tighten(path: &Path) -> io::Result<()> {
-        let ours = path.join(LOCK).exists() || fs::read_dir(path)?.next().is_none();
-        if !ours || fs::metadata(path)?.permissions().mode() & 0o077 == 0 {
+        if !is_ours_alone(path)? || fs::metadata(path)?.permissions().mode() & 0o077 == 0 {
             return Ok(());
         }
         match fs::set_permissions(path, fs::Permissions::from_mode(0o700)) {
@@ -152,6 +204,98 @@ impl RealDisk {
     }
 }
 
+/// Refuses a directory that another user owns, or that others may write to. One that holds a store
+/// or nothing is closed to them instead; one that holds something else is not ours to close.
+///
+/// That goes for root too: it would leave files that the owner of the directory cannot open.
+fn refuse_others(path: &Path) -> io::Result<()> {
+    let refused = |why: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    let (meta, us) = (fs::metadata(path)?, effective_user()?);
+    if meta.uid() != us {
+        return refused(format!(
+            "it belongs to user {} and this process runs as user {us}; run as its owner, or name \
+             a directory that is not there yet",
+            meta.uid()
+        ));
+    }
+    if meta.mode() & 0o022 != 0 && !is_ours_alone(path)? {
+        return refused(format!(
+            "others may write to it (mode {:o}) and it holds other files; take that away \
+             (chmod go-w), or name a directory of its own",
+            meta.mode() & 0o7777
+        ));
+    }
+    Ok(())
+}
+
+/// Whether the directory holds a store, or nothing at all.
+fn is_ours_alone(path: &Path) -> io::Result<bool> {
+    Ok(path.join(LOCK).symlink_metadata().is_ok() || names_in(path)?.is_empty())
+}
+
+/// The user this process runs as: whoever makes a pipe owns it.
+fn effective_user() -> io::Result<u32> {
+    let (pipe, _) = io::pipe()?;
+    Ok(File::from(OwnedFd::from(pipe)).metadata()?.uid())
+}
+
+fn names_in(path: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path)? {
+        names.extend(entry?.file_name().into_string());
+    }
+    Ok(names)
+}
+
+/// Whether only a store leaves a file of this name.
+fn is_of_a_store(name: &str) -> bool {
+    name == LOCK || name == FORMAT || name.starts_with(SPARE) || parse_name(name).is_some()
+}
+
+/// Opens a plain file for reading and writing, and nothing else: no link is followed, no pipe and
+/// no device is opened for a file.
+pub(super) fn open_plain(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    open_no_link(path, options.read(true).write(true).mode(0o600))
+}
+
+/// The same for reading only.
+pub(super) fn open_to_read(path: &Path) -> io::Result<File> {
+    open_no_link(path, OpenOptions::new().read(true))
+}
+
+fn open_no_link(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let options = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path).map_err(|error| match path.symlink_metadata() {
+        Ok(meta) if meta.file_type().is_symlink() => other_than_a_file(path, "a symbolic link"),
+        _ => error,
+    })?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(other_than_a_file(path, "no plain file"))
+    }
+}
+
+fn other_than_a_file(path: &Path, what: &str) -> io::Error {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    io::Error::other(format!("`{name}` in it is {what}; a store follows none, remove it"))
+}
+
+fn try_lock(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+fn read_lock(lock: &File) -> String {
+    let mut text = vec![0; 4096];
+    let read = lock.read_at(&mut text, 0).unwrap_or(0);
+    text.truncate(read);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
 /// Whether a directory that someone else has made cannot be synced by us: it may not be read, or
 /// lies on a filesystem that does not know how.
 fn is_not_ours(error: &io::Error) -> bool {
@@ -167,24 +311,21 @@ impl fmt::Debug for RealDisk {
 
 impl Disk for RealDisk {
     fn list(&self) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&self.path)? {
-            names.extend(entry?.file_name().into_string());
-        }
-        Ok(names)
+        self.still_here()?;
+        names_in(&self.path)
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
-        let file = OpenOptions::new().read(true).write(true).open(self.of(name))?;
-        Ok(Arc::new(RealFile(file)))
+        self.still_here()?;
+        Ok(Arc::new(RealFile(open_plain(&self.of(name), &mut OpenOptions::new())?)))
     }
 
     fn create(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn DiskFile>> {
+        self.still_here()?;
         let path = self.of(name);
         let make = || {
             let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).create(true).truncate(true).mode(0o600);
-            let mut file = file.open(&path)?;
+            let mut file = open_plain(&path, options.create(true).truncate(true))?;
             file.set_permissions(fs::Permissions::from_mode(0o600))?;
             let zeros = vec![0; 1 << 20];
             let mut left = bytes;
@@ -202,15 +343,29 @@ impl Disk for RealDisk {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.still_here()?;
         fs::rename(self.of(from), self.of(to))
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        self.still_here()?;
         fs::remove_file(self.of(name))
     }
 
     fn sync_directory(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
+        self.directory.sync_all()
+    }
+
+    fn has_held_a_store(&self) -> bool {
+        self.held_a_store.load(Ordering::SeqCst)
+    }
+
+    fn note_store(&self) -> io::Result<()> {
+        if self.held_a_store.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.write_lock()?;
+        self.lock.sync_all()
     }
 }
 

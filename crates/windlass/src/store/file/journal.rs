@@ -220,6 +220,11 @@ impl Journal {
             }
             journal.segments.insert(*number, segment);
         }
+        if numbers.is_empty() && !used_before && journal.disk.has_held_a_store() {
+            let why = "every segment is gone, and so is `format`, but the directory has held a \
+                       store; if it is to be a new one, remove what is left in it";
+            return Err(OpenError::damaged("the journal", 0, why));
+        }
         let found = scan.finish(used_before)?;
         journal.resume(&found);
         journal.unused.extend(leftovers);
@@ -316,7 +321,7 @@ impl Journal {
             file.sync()?;
             self.disk.sync_directory()?;
         }
-        Ok(())
+        self.disk.note_store()
     }
 
     /// Where the last checkpoint begins, as the newest commit that can be read says.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, QueueMode, RecyclingMethod, Runtime};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls};
+use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls, Row};
 
 use super::fault::{OpenFault, causes, open_fault};
 use super::tls::{Asked, Tls};
@@ -67,7 +67,7 @@ impl Schema {
 #[derive(Clone)]
 pub struct PostgresAddress {
     pub(crate) config: tokio_postgres::Config,
-    tls: Tls,
+    pub(super) tls: Tls,
     /// `windlass_schema`: the schema, `windlass` unless said otherwise.
     pub schema: Schema,
     /// `windlass_pool`: how many connections at most.
@@ -210,6 +210,26 @@ pub(crate) async fn connect(address: &PostgresAddress) -> Result<Client, OpenFau
         }
     });
     Ok(client)
+}
+
+/// Makes a call in a transaction in READ COMMITTED, whatever the default of the session is.
+///
+/// The three go out together, so it is one round trip. A setting of the session would be shorter,
+/// but behind a pooler in transaction mode it is lost, or left to somebody else.
+pub(super) async fn ask_in_read_committed(
+    client: &Client,
+    sql: &str,
+    parameters: &[super::Parameter<'_>],
+) -> Result<Vec<Row>, Error> {
+    let begin = client.batch_execute("begin isolation level read committed");
+    let asked = client.query_typed(sql, parameters);
+    let commit = client.batch_execute("commit");
+    // Sent in this order, as each is when it is first polled.
+    let (begun, answer, committed) = futures_util::future::join3(begin, asked, commit).await;
+    begun?;
+    let rows = answer?;
+    committed?;
+    Ok(rows)
 }
 
 pub(super) fn pool(address: &PostgresAddress) -> Result<Pool, OpenFault> {

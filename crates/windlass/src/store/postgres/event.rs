@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio_postgres::Row;
 use uuid::Uuid;
-use windlass_core::event::{Event, RecoveryReason, RemoveReason, Subject, What};
+use windlass_core::event::{Event, EventResult, RecoveryReason, RemoveReason, Subject, What};
 use windlass_core::job::Priority;
 use windlass_core::name::Name;
 use windlass_core::outcome::ErrorText;
@@ -43,7 +43,7 @@ impl Told {
     }
 
     /// The events after number `after`.
-    pub(super) fn events(&self, lines: &Lines, after: u64) -> Read<Vec<Arc<Event>>> {
+    pub(super) fn events(&self, lines: &Lines, after: u64) -> Read<Vec<Event>> {
         let mut events = Vec::new();
         for index in 0..self.jobs.len().max(1) {
             let number = self.first.cast_unsigned() + index as u64;
@@ -52,7 +52,7 @@ impl Told {
             }
             let at = wire::time(self.at);
             let (subject, what) = (self.subject(index, lines)?, self.what(index)?);
-            events.push(Arc::new(Event { number, at, subject, what }));
+            events.push(Event { number, at, subject, what });
         }
         Ok(events)
     }
@@ -83,6 +83,10 @@ impl Told {
         let worker = || -> Arc<str> { self.detail["worker"].as_str().unwrap_or_default().into() };
         let error = || self.detail["error"].as_str().map(ErrorText::new);
         let detail = |what: &str| self.detail[what].as_u64().ok_or_else(|| self.strange());
+        let reason = || {
+            let reason = usize::try_from(detail("reason")?).map_err(|_| self.strange())?;
+            RecoveryReason::ALL.get(reason).copied().ok_or_else(|| self.strange())
+        };
         Ok(match self.topic.as_str() {
             "job.enqueued" => {
                 let priority = i32::try_from(a()?).map_err(|_| self.strange())?;
@@ -102,7 +106,9 @@ impl Told {
             }
             "job.completed" => {
                 let duration = wire::duration(b()?);
-                What::JobCompleted { worker: worker(), attempt: number(a()?)?, duration }
+                // Looked up when the events to be answered are known.
+                let result = EventResult::Gone;
+                What::JobCompleted { worker: worker(), attempt: number(a()?)?, duration, result }
             }
             "job.failed" => What::JobFailed {
                 worker: worker(),
@@ -129,11 +135,15 @@ impl Told {
                 },
             },
             "recovery.detected" => {
-                What::RecoveryDetected { reason: recovery(b()?), attempt: number(a()?)? }
+                let stale_for = wire::duration(b()?);
+                What::RecoveryDetected { reason: reason()?, attempt: number(a()?)?, stale_for }
             }
-            "recovery.executed" => {
-                What::RecoveryExecuted { reason: recovery(b()?), recovery: number(a()?)? }
-            }
+            "job.recovered" => What::JobRecovered {
+                reason: reason()?,
+                attempt: number(a()?)?,
+                recovery: number(detail("recovery")?.cast_signed())?,
+                stale_for: wire::duration(b()?),
+            },
             "recovery.exhausted" => What::RecoveryExhausted { recoveries: number(a()?)? },
             "queue.paused" => What::QueuePaused,
             "queue.resumed" => What::QueueResumed,
@@ -166,18 +176,30 @@ fn of<T>(said: &[T], index: usize) -> Option<&T> {
     if said.len() == 1 { said.first() } else { said.get(index) }
 }
 
-fn recovery(number: i64) -> RecoveryReason {
-    match number {
-        0 => RecoveryReason::LeaseExpired,
-        1 => RecoveryReason::Restart,
-        _ => RecoveryReason::Manual,
+/// Reads the outputs of jobs that completed at these times, if they are still kept: how many
+/// bytes, -1 for none, and the bytes if they fit an event.
+///
+/// A copy in the event would make every completion write its output twice. An output does not
+/// change once the job has completed, so what is read later is what was true then. The time tells
+/// the job from a later one with its id.
+pub(super) const RESULTS: &str = "select c.n::int as n, \
+      coalesce(octet_length(p.output), -1) as bytes, \
+      case when octet_length(p.output) <= $3 then p.output end as output \
+    from unnest($1::uuid[], $2::bigint[]) with ordinality as c(job, at, n) \
+      cross join lateral (select j.seq from windlass.job j where j.id = c.job offset 0) j \
+      cross join lateral (select p.output from windlass.place p \
+        where p.seq = j.seq and p.state = 4 and p.at = c.at offset 0) p";
+
+/// What a row of [`RESULTS`] says.
+pub(super) fn result(row: &Row) -> EventResult {
+    let bytes: i32 = row.get("bytes");
+    match (usize::try_from(bytes), row.get::<_, Option<Vec<u8>>>("output")) {
+        (Err(_), _) => EventResult::None,
+        (Ok(_), Some(output)) => EventResult::Output(wire::bytes(output)),
+        (Ok(bytes), None) => EventResult::TooLarge { bytes },
     }
 }
 
 pub(super) fn recovery_number(reason: RecoveryReason) -> i32 {
-    match reason {
-        RecoveryReason::LeaseExpired => 0,
-        RecoveryReason::Restart => 1,
-        RecoveryReason::Manual => 2,
-    }
+    reason.noticed() as i32
 }

@@ -28,6 +28,10 @@ impl OpenFault {
 /// The SQL state of our own refusals.
 pub(super) const REFUSED: &str = "WL001";
 
+/// The SQL state of a call that was made in another isolation level than READ COMMITTED, by
+/// default, and has done nothing.
+pub(super) const NOT_READ_COMMITTED: &str = "WL002";
+
 /// What to make of a call that failed.
 pub(super) enum Verdict {
     /// The transaction was rolled back for the sake of others: do it again.
@@ -198,6 +202,7 @@ pub(super) fn refusal(detail: &Value, job: Option<JobId>) -> Option<Refusal> {
             state: state()?,
             operation: known(detail["operation"].as_str()?, OPERATIONS)?,
         },
+        "still_needed" => Refusal::StillNeeded { job: own()?, by: id("by")? },
         "key_taken" => Refusal::KeyTaken { job: own()?, holder: id("holder")? },
         "lease_lost" => Refusal::LeaseLost { job: own()? },
         "object_changed" => Refusal::ObjectChanged {
@@ -219,6 +224,7 @@ pub(super) fn refusal(detail: &Value, job: Option<JobId>) -> Option<Refusal> {
 const OPERATIONS: &[&str] = &["cancel", "reschedule", "replay", "remove", "edit and replay"];
 
 const BOUNDED: &[&str] = &[
+    "isolation level of the transaction",
     "distinct queues",
     "distinct kinds",
     "distinct names of objects",

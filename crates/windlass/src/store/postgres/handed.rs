@@ -11,6 +11,7 @@ use uuid::Uuid;
 use windlass_core::job::{JobId, Lease, LeaseToken, NewJob};
 use windlass_core::ledger::{Claim, KindClaim};
 use windlass_core::name::Name;
+use windlass_core::outcome::ErrorText;
 use windlass_core::record::Step;
 use windlass_core::time::Timestamp;
 use windlass_core::worker::ASK_AHEAD;
@@ -129,9 +130,7 @@ impl<'a> Terms<'a> {
             max_attempts: each().map(|kind| i64::from(kind.most_runs(None))).collect(),
             concurrency: each().map(|kind| kind.concurrency.map(count)).collect(),
             rate_jobs: each().map(|kind| kind.rate.map(|rate| count(rate.jobs))).collect(),
-            rate_periods: each()
-                .map(|kind| kind.rate.map(|rate| wire::micros(rate.period)))
-                .collect(),
+            rate_periods: each().map(|kind| kind.rate.map(|rate| rate.period_micros())).collect(),
             rate_bursts: each().map(|kind| kind.rate.map(|rate| count(rate.burst))).collect(),
             limit: i32::try_from(claim.limit).unwrap_or(i32::MAX),
             half: part.half,
@@ -185,6 +184,7 @@ struct Hand {
     created_at: i64,
     first_started_at: Option<i64>,
     steps: Vec<Step>,
+    last_error: Option<ErrorText>,
 }
 
 impl Reader<'_> {
@@ -214,6 +214,7 @@ impl Reader<'_> {
             created_at: wire::time(hand.created_at),
             first_started_at: hand.first_started_at.map_or(self.since, wire::time),
             steps: hand.steps,
+            last_error: hand.last_error,
         }
     }
 
@@ -240,6 +241,7 @@ impl Reader<'_> {
             created_at: row.get(8),
             first_started_at: row.get(12),
             steps: record::steps(row.get(13), row.get(14))?,
+            last_error: row.get::<_, Option<&str>>(27).map(ErrorText::new),
         };
         Ok(self.hand(columns.into_job()?, &line, hand))
     }
@@ -281,6 +283,7 @@ impl Reader<'_> {
                 created_at,
                 first_started_at: None,
                 steps: Vec::new(),
+                last_error: None,
             };
             jobs.push(self.hand(columns.into_job()?, line, hand));
         }

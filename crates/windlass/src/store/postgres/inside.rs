@@ -82,6 +82,9 @@ impl Transaction for &mut sqlx::PgConnection {
 /// A refusal is an error of the transaction, which PostgreSQL then lets do nothing but roll back,
 /// unless the call was made behind a savepoint. A queue with a limit of its depth, and a lane, are
 /// held by the transaction until it ends: keep it short.
+///
+/// In REPEATABLE READ and SERIALIZABLE such a queue and a lane are refused, as they cannot be exact
+/// there; the rest is, or fails as your own statements do: see `docs/postgres.md`.
 pub async fn enqueue_in<J: Job>(
     transaction: impl Transaction,
     job: EnqueueJob<J>,
@@ -117,7 +120,6 @@ async fn accept(
     let limits =
         Limits { payload_bytes: windlass_core::limits::PAYLOAD_BYTES_MAX, ..Limits::default() };
     batch::check(jobs, &limits, about_now())?;
-    batch::refuse_cycles(jobs.iter().map(|job| &**job))?;
     let said: Value = jobs.iter().map(|job| wire::whole_job(job)).collect();
     let sql = schema.in_sql("select windlass.enqueue_in($1::jsonb)::text");
     let answer = ask(&mut transaction, &sql, &said).await?;
@@ -132,7 +134,8 @@ async fn accept(
 ///
 /// Commit, and return the same output from the handler. Returning `Ok` without having committed is
 /// found out, and is a failed attempt. Refused if the lease is lost: then the transaction must be
-/// rolled back, since another worker may be running the job.
+/// rolled back, since another worker may be running the job. Refused in REPEATABLE READ and
+/// SERIALIZABLE too, from which a job that begins to wait for this one cannot be seen.
 pub async fn complete_in<T: serde::Serialize>(
     mut transaction: impl Transaction,
     attempt: &Attempt,

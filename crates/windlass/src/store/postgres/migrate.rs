@@ -3,6 +3,7 @@
 //! Whoever migrates holds a lock that ends with its transaction, so any number of processes may
 //! start at once, also through a pooler; one that is killed leaves what was there before.
 
+use tokio_postgres::IsolationLevel::ReadCommitted;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
@@ -25,6 +26,7 @@ pub const MIGRATIONS: &[Migration] = &[Migration {
     title: "jobs, queues, objects and the rules they live by",
     parts: &[
         include_str!("sql/tables.sql"),
+        include_str!("sql/clock.sql"),
         include_str!("sql/common.sql"),
         include_str!("sql/graph.sql"),
         include_str!("sql/time.sql"),
@@ -89,7 +91,9 @@ pub(super) fn refuse_newer(found: i32, schema: &Schema) -> Result<(), OpenFault>
 pub(super) async fn up(client: &mut Client, schema: &Schema) -> Result<Vec<i32>, OpenFault> {
     let mut applied = Vec::new();
     for migration in MIGRATIONS {
-        let transaction = client.transaction().await.map_err(open_fault)?;
+        // Whoever waited for the lock must see what its holder has done.
+        let read_committed = client.build_transaction().isolation_level(ReadCommitted);
+        let transaction = read_committed.start().await.map_err(open_fault)?;
         let lock = "select pg_advisory_xact_lock(hashtextextended($1, 0))";
         let name = format!("{schema}.migration");
         one(transaction.client(), lock, &[(&name, Type::TEXT)]).await?;

@@ -45,6 +45,8 @@ pub(super) async fn refuse_half_moved(client: &Client, schema: &Schema) -> Resul
 pub(in crate::store) struct PostgresSide {
     client: Client,
     schema: Schema,
+    /// Whether it reads in one transaction, from one snapshot.
+    is_snapshot: bool,
 }
 
 /// How far a move has come.
@@ -76,7 +78,7 @@ impl PostgresSide {
         force: bool,
     ) -> Result<Self, Error> {
         let client = connect::connect(address).await?;
-        let side = Self { client, schema: address.schema.clone() };
+        let mut side = Self { client, schema: address.schema.clone(), is_snapshot: false };
         let found = migrate::version(&side.client, &side.schema).await?;
         if found != super::VERSION {
             migrate::refuse_newer(found, &side.schema)?;
@@ -87,14 +89,16 @@ impl PostgresSide {
         refuse_half_moved(&side.client, &side.schema).await?;
         side.come_to_rest(force).await?;
         side.run("begin isolation level repeatable read read only").await?;
+        side.is_snapshot = true;
         Ok(side)
     }
 
     /// Sees to it that nothing runs.
     async fn come_to_rest(&self, force: bool) -> Result<(), Error> {
         let sql = "select (select string_agg(id, ', ' order by id) from windlass.worker \
-               where seen_at > windlass.now_us() - 60000000), \
-             (select count(*) from windlass.standing where state = 3 and at > windlass.now_us())";
+               where seen_at > (select windlass.now_us()) - 60000000), \
+             (select count(*) from windlass.standing \
+               where state = 3 and at > (select windlass.now_us()))";
         let row = self.ask(sql, &[]).await?;
         let (workers, held): (Option<String>, i64) = (row[0].get(0), row[0].get(1));
         if let (Some(workers), false) = (workers, force) {
@@ -124,7 +128,7 @@ impl PostgresSide {
             }
             let sql = "select exists (select from windlass.lease)";
             if !self.ask(sql, &[]).await?[0].get::<_, bool>(0) {
-                return self.run("select windlass._number()").await;
+                return self.ask("select windlass._number()", &[]).await.map(drop);
             }
             passed_over += 1;
             SystemClock::new().sleep(REST_PAUSE).await;
@@ -147,7 +151,7 @@ impl PostgresSide {
             return Err(Error::NotMoved { why: format!("{why}; run `windlass migrate up`") });
         }
         migrate::up(&mut client, &address.schema).await?;
-        let side = Self { client, schema: address.schema.clone() };
+        let side = Self { client, schema: address.schema.clone(), is_snapshot: false };
         let rows = side
             .ask(
                 "select * from windlass.move_begin($1, $2)",
@@ -171,7 +175,10 @@ impl PostgresSide {
         parameters: &[super::Parameter<'_>],
     ) -> Result<Vec<tokio_postgres::Row>, Error> {
         let sql = self.schema.in_sql(sql);
-        let rows = self.client.query_typed(&sql, parameters).await;
+        let rows = match self.is_snapshot {
+            true => self.client.query_typed(&sql, parameters).await,
+            false => connect::ask_in_read_committed(&self.client, &sql, parameters).await,
+        };
         rows.map_err(|error| match error.code().map(|code| code.code().to_string()) {
             // It says already what to do.
             Some(code) if code == super::fault::REFUSED => {
@@ -469,6 +476,7 @@ fn row_of(record: &JobRecord) -> Result<Value, Error> {
         "generation": record.condition.generation,
         "begun": record.condition.begun,
         "first_started": record.first_started_at.map(Timestamp::as_micros),
+        "recovered_at": record.last_recovery_at.map(Timestamp::as_micros),
         "met": (!record.met.is_empty())
             .then(|| record.met.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "output": record.output.as_deref().map(wire::hex),
@@ -494,7 +502,7 @@ fn attempt(attempt: &AttemptRecord) -> Option<Value> {
         "worker": &*attempt.worker,
         "started": attempt.started_at.as_micros(),
         "ended": ended.as_micros(),
-        "end": end as i64,
+        "end": end.number(),
         "error": attempt.error.as_ref().map(ErrorText::as_str),
     }))
 }
@@ -507,6 +515,7 @@ fn object_row(object: &ObjectRecord) -> Value {
         "name": address.name().as_str(),
         "key": address.key(),
         "version": meta.version,
+        "incarnation": meta.incarnation,
         "status": wire::status_number(meta.status),
         "reason": meta.reason.as_ref().map(|reason| wire::text(reason.as_str())),
         "created_at": meta.created_at.as_micros(),

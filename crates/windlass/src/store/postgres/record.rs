@@ -8,7 +8,7 @@ use tokio_postgres::Row;
 use windlass_core::job::{Condition, JobId, Lease, LeaseToken, State};
 use windlass_core::limits;
 use windlass_core::outcome::ErrorText;
-use windlass_core::record::{AttemptRecord, JobRecord, LogLine, Progress, Step};
+use windlass_core::record::{AttemptEnd, AttemptRecord, JobRecord, LogLine, Progress, Step};
 use windlass_core::time::Timestamp;
 
 use super::wire::{self, JobColumns, Read, Strange};
@@ -20,8 +20,8 @@ pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, 
     p.state::bigint as state, p.at, p.updated_at, p.attempts, p.recoveries, p.generation, p.begun, \
     p.first_started, p.met, p.token, p.worker, p.since, p.unmet, p.max_attempts, \
     p.cancel_requested, p.reason::bigint as reason, p.attempt_end::bigint as attempt_end, \
-    p.output, d.error, d.attempts as diary_attempts, d.attempts_dropped, d.progress, \
-    d.progress_token, d.log, d.log_dropped, \
+    p.output, d.error, d.attempts as diary_attempts, d.attempts_dropped, d.recovered_at, \
+    d.progress, d.progress_token, d.log, d.log_dropped, \
     case when p.steps > 0 then \
       (select array_agg(s.name order by s.number) from windlass.step s where s.seq = j.seq) end \
       as step_names, \
@@ -51,6 +51,7 @@ pub(super) fn read(row: &Row) -> Read<JobRecord> {
         created_at: wire::time(row.get("created_at")),
         updated_at: wire::time(row.get("updated_at")),
         first_started_at: row.get::<_, Option<i64>>("first_started").map(wire::time),
+        last_recovery_at: row.get::<_, Option<i64>>("recovered_at").map(wire::time),
         output: row.get::<_, Option<Vec<u8>>>("output").map(wire::bytes),
         error: row.get::<_, Option<&str>>("error").map(ErrorText::new),
         attempts,
@@ -129,7 +130,8 @@ fn attempts(row: &Row, condition: &Condition) -> Read<(VecDeque<AttemptRecord>, 
             Some(end),
         ) => {
             let end = wire::attempt_end(end)?;
-            let error = matches!(row.get("attempt_end"), Some(1_i64 | 4 | 5));
+            let error =
+                matches!(end, AttemptEnd::Failed | AttemptEnd::Cancelled | AttemptEnd::Crashed(_));
             let error = row.get::<_, Option<&str>>("error").filter(|_| error).map(ErrorText::new);
             let since = wire::time(row.get::<_, Option<i64>>("since").unwrap_or(0));
             Some((since, Some((*at, end)), error))

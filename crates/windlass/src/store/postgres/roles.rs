@@ -28,6 +28,8 @@ pub fn grant_work_sql(schema: &Schema, role: &str) -> String {
          grant truncate on {schema}.ready_0, {schema}.ready_1 to {role};\n\
          grant truncate on {schema}.tally_0, {schema}.tally_1, {schema}.floor to {role};\n\
          grant usage, select on all sequences in schema {schema} to {role};\n\
+         grant update on {schema}.clock_shift, {schema}.clock_mark to {role};\n\
+         grant update on {schema}.clock_watch to {role};\n\
          grant execute on all functions in schema {schema} to {role};\n"
     )
 }

@@ -10,6 +10,7 @@ use deadpool_postgres::{Client, Pool};
 use tokio_postgres::Row;
 use windlass_core::time::Steady;
 
+use super::connect::ask_in_read_committed;
 use super::{PATIENCE, Schema};
 use crate::clock::{Clock, SystemClock};
 
@@ -203,7 +204,10 @@ impl Floor {
     /// Calls a function of the schema that is given nothing.
     async fn call(&self, function: &str) -> Swiped<()> {
         let sql = self.schema.in_sql(&format!("select windlass.{function}()"));
-        let call = async { Ok(self.pool.get().await?.query_typed(&sql, &[]).await?) };
+        let call = async {
+            let client = self.pool.get().await?;
+            Ok(ask_in_read_committed(&client, &sql, &[]).await?)
+        };
         let called: Swiped<Vec<Row>> = tokio::time::timeout(PATIENCE, call).await?;
         called.map(drop)
     }

@@ -43,8 +43,11 @@ pub(super) fn job_id(uuid: Uuid) -> JobId {
 }
 
 /// Microseconds, saturating: no bound of ours comes near.
+/// A duration as it is kept. The longest is far beyond every life and yet so short that PostgreSQL
+/// can add it to any time it may see: its sums fail where those of the ledger saturate, and a sum
+/// that fails stops whatever it is part of.
 pub(super) fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 2)
 }
 
 pub(super) fn duration(micros: i64) -> Duration {
@@ -483,6 +486,7 @@ pub(super) fn report(report: &Report) -> Option<Value> {
             json!({ "at": at, "attempt": line.attempt, "text": text })
         };
         said["lines"] = report.lines.iter().map(line).collect();
+        said["lines_dropped"] = report.lines_dropped.min(i32::MAX as u32).into();
     }
     if !report.steps.is_empty() {
         let step = |step: &Step| {
@@ -538,15 +542,8 @@ pub(super) fn cancel_reason(number: i64) -> Read<CancelReason> {
 }
 
 pub(super) fn attempt_end(number: i64) -> Read<AttemptEnd> {
-    Ok(match number {
-        0 => AttemptEnd::Completed,
-        1 => AttemptEnd::Failed,
-        2 => AttemptEnd::Snoozed,
-        3 => AttemptEnd::Released,
-        4 => AttemptEnd::Cancelled,
-        5 => AttemptEnd::Crashed,
-        other => return Err(strange("the end of an attempt", other)),
-    })
+    let end = u8::try_from(number).ok().and_then(AttemptEnd::from_number);
+    end.ok_or_else(|| strange("the end of an attempt", number))
 }
 
 pub(super) fn settings(value: &Value) -> Read<QueueSettings> {

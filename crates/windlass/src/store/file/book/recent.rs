@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use windlass_core::job::{JobId, NewJob};
+use windlass_core::outcome::ErrorText;
 use windlass_core::record::{Accepted, JobRecord, Step, Update};
 use windlass_core::time::Timestamp;
 
@@ -32,6 +33,30 @@ enum Recalled {
     /// Nothing has happened yet.
     Accepted(Box<Accepted>),
     Record(Box<JobRecord>),
+}
+
+/// What a worker needs of a job it claimed, beside its lease.
+pub(super) struct Past {
+    pub(super) job: Arc<NewJob>,
+    pub(super) created_at: Timestamp,
+    /// Now, unless it did before.
+    pub(super) first_started_at: Timestamp,
+    /// What earlier attempts have finished.
+    pub(super) steps: Vec<Step>,
+    /// What went wrong in the attempt before.
+    pub(super) last_error: Option<ErrorText>,
+}
+
+impl Past {
+    pub(super) fn of(record: JobRecord, now: Timestamp) -> Self {
+        Self {
+            job: record.job,
+            created_at: record.created_at,
+            first_started_at: record.first_started_at.unwrap_or(now),
+            steps: record.steps,
+            last_error: record.error,
+        }
+    }
 }
 
 impl Recalled {
@@ -103,19 +128,23 @@ impl Recent {
         })
     }
 
-    /// What a worker needs of a job it claimed: the job, when it was accepted, when it first
-    /// started, which is now unless it did before, and the steps it has finished.
-    pub(super) fn claimed(
-        &self,
-        job: JobId,
-        now: Timestamp,
-    ) -> Option<(Arc<NewJob>, Timestamp, Timestamp, Vec<Step>)> {
+    /// What a worker needs of a job it claimed.
+    pub(super) fn claimed(&self, job: JobId, now: Timestamp) -> Option<Past> {
         Some(match self.jobs.get(&job)? {
-            Recalled::Accepted(accepted) => (accepted.job.clone(), accepted.at, now, Vec::new()),
-            Recalled::Record(record) => {
-                let started = record.first_started_at.unwrap_or(now);
-                (record.job.clone(), record.created_at, started, record.steps.clone())
-            }
+            Recalled::Accepted(accepted) => Past {
+                job: accepted.job.clone(),
+                created_at: accepted.at,
+                first_started_at: now,
+                steps: Vec::new(),
+                last_error: None,
+            },
+            Recalled::Record(record) => Past {
+                job: record.job.clone(),
+                created_at: record.created_at,
+                first_started_at: record.first_started_at.unwrap_or(now),
+                steps: record.steps.clone(),
+                last_error: record.error.clone(),
+            },
         })
     }
 }

@@ -41,6 +41,7 @@ pub(super) fn address(address: &Address, to: &mut Vec<u8>) {
 
 fn meta(meta: &ObjectMeta, to: &mut Vec<u8>) {
     varint(meta.version, to);
+    varint(meta.incarnation, to);
     to.push(match meta.status {
         ObjectStatus::Active => 0,
         ObjectStatus::Stopped => 1,
@@ -75,6 +76,7 @@ impl Reader<'_> {
     pub(super) fn object_meta(&mut self) -> Result<ObjectMeta, Wrong> {
         Ok(ObjectMeta {
             version: self.varint()?,
+            incarnation: self.varint()?,
             status: match self.byte()? {
                 0 => ObjectStatus::Active,
                 1 => ObjectStatus::Stopped,

@@ -4,7 +4,8 @@
 create function windlass._admit(_full_at bigint, _jobs int, _period bigint, _burst int, _most int, _now bigint,
     out admitted int, out full_at bigint, out wait bigint) language plpgsql immutable as $$
 declare
-  _spacing bigint := greatest(_period / greatest(_jobs, 1), 1);
+  -- Rounded up: a spacing that is a little too short adds up to more starts than were allowed.
+  _spacing bigint := greatest(_period / greatest(_jobs, 1) + (_period % greatest(_jobs, 1) > 0)::int, 1);
   _tolerance numeric := _spacing::numeric * (greatest(_burst, 1) - 1);
 begin
   admitted := 0;
@@ -14,7 +15,7 @@ begin
       wait := least(full_at - _tolerance - _now, 9223372036854775807)::bigint;
       exit;
     end if;
-    full_at := greatest(full_at, _now) + _spacing;
+    full_at := least(greatest(full_at, _now)::numeric + _spacing, 9223372036854775807)::bigint;
     admitted := admitted + 1;
   end loop;
 end $$;
@@ -24,7 +25,7 @@ end $$;
 create function windlass._standing(_ageing bigint, _rank bigint, _at bigint, _now bigint) returns float8
 language sql immutable as $$
   select case when _ageing is null then -_rank::float8 * 1000000
-    else (_at - _rank)::float8 / _ageing * 1000000 + trunc((_now - _at)::float8 * 1000000 / _ageing) end
+    else (_at::float8 - _rank::float8) / _ageing * 1000000 + trunc((_now - _at)::float8 * 1000000 / _ageing) end
 $$;
 
 -- Hands out jobs in rows, and tells how things stand in a last one. What is as usual is null: no priority,
@@ -39,7 +40,8 @@ create function windlass.claim(_worker text, _queues text[], _kinds text[], _lea
 returns table (id uuid, seq bigint, line int, payload bytea, spec jsonb, priority int, start_kind smallint,
     start_us bigint, created_at bigint, token bigint, attempt int, recoveries int, first_started bigint,
     step_names text[], step_results bytea[], involved boolean, ready bigint, since bigint, wake_in bigint,
-    ids uuid[], seqs bigint[], payloads bytea, sizes int[], created bigint[], lines int[], details jsonb[], generation int)
+    ids uuid[], seqs bigint[], payloads bytea, sizes int[], created bigint[], lines int[], details jsonb[], generation int,
+    last_error text)
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
@@ -83,6 +85,7 @@ declare
   _attempts int[];
   _recoveries int[];
   _generations int[];
+  _begun boolean[];
   _first_starts bigint[];
   _steps smallint[];
   _plains boolean[];
@@ -96,6 +99,7 @@ declare
   _taken int := 0;
   _capped int[] := '{}';
   _rate_wait bigint;
+  _at_once bigint;
   _admitted record;
 begin
   update windlass.worker w set seen_at = _now where w.id = _worker and w.seen_at < _now - 5000000;
@@ -177,6 +181,9 @@ begin
       exit when _heads is not null or _half is null;
       _half := null;
     end loop;
+    -- Read when the jobs have been seen: a lease that began before those ended that made room for it
+    -- would overlap with them in the store's own time.
+    _since := greatest(_now, windlass.now_us());
     -- Fresh jobs that start in the order of their numbers, all on the same terms, are leased by one row.
     if _speaks then
       if _many then
@@ -202,10 +209,15 @@ begin
       _all := true;
       _fresh := true;
     else
-      -- The others are held by their places, which are the jobs' locks.
-      select array_agg(h.seq), array_agg(h.place), array_agg(h.of), bool_and(h.fresh) into _seqs, _places, _ofs, _fresh from (
+      -- The others are held by their places, which are the jobs' locks. One that has expired is left to the next
+      -- sweep: there are more than one takes. A fresh one cannot expire.
+      select array_agg(h.seq) filter (where not h.expired), array_agg(h.place) filter (where not h.expired),
+          array_agg(h.of) filter (where not h.expired), bool_and(h.fresh) filter (where not h.expired),
+          case when bool_or(h.expired) then 0 end into _seqs, _places, _ofs, _fresh, _at_once from (
         select p.seq, p.ctid as place, array_position(_lines, p.line) as of,
-            not p.begun and p.attempts = 0 and p.recoveries = 0 and p.generation = 0 and p.steps = 0 and p.plain as fresh
+            not p.begun and p.attempts = 0 and p.recoveries = 0 and p.generation = 0 and p.steps = 0 and
+              p.plain as fresh,
+            coalesce(p.expires_at <= _since, false) and p.attempts = 0 and p.generation = 0 as expired
           from windlass.place p where p.seq = any (_heads) and p.state = 2 order by p.seq for update skip locked) h;
       _all := cardinality(_seqs) = cardinality(_heads);
       -- In which order they start, where it is not that of their numbers.
@@ -220,9 +232,6 @@ begin
     _taken := coalesce(cardinality(_seqs), 0);
   end if;
   if _taken > 0 then
-    -- Read when the jobs have been seen: a lease that began before those ended that made room for it
-    -- would overlap with them in the store's own time.
-    _since := greatest(_now, windlass.now_us());
     _base := nextval('windlass.token') * 16384;
     select r.firsts, r.lows, r.highs into _firsts, _lows, _highs from windlass._runs(_seqs) r;
     if _speaks then
@@ -240,6 +249,11 @@ begin
             select l.ctid from windlass.lined l where l.queue = p.lane_queue and l.lane = p.lane and l.rank = p.rank
               and l.at = p.at and l.seq = p.seq offset 0) l
           where p.ctid = any (_places)));
+      delete from windlass.held x where x.ctid = any (array(
+        select h.ctid from windlass.place p cross join lateral (
+            select h.ctid from windlass.held h where h.queue = p.lane_queue and h.lane = p.lane
+              and h.partition = p.partition and h.seq = p.seq offset 0) h
+          where p.ctid = any (_places) and p.begun));
       insert into windlass.tally (queue, lane, ready, running)
         select p.lane_queue, p.lane, -count(*), count(*) from windlass.place p
           where p.ctid = any (_places) and p.lane_queue is not null and _lanes[array_position(_lines, p.line)] is not null
@@ -269,9 +283,9 @@ begin
     -- Most have no past.
     if not _fresh then
       select array_agg(h.attempts + 1), array_agg(h.recoveries), array_agg(h.first_started), array_agg(h.steps),
-          array_agg(h.plain), array_agg(h.generation)
-          into _attempts, _recoveries, _first_starts, _steps, _plains, _generations from (
-        select p.attempts, p.recoveries, p.generation, p.first_started, p.steps, p.plain from windlass.place p
+          array_agg(h.plain), array_agg(h.generation), array_agg(h.begun)
+          into _attempts, _recoveries, _first_starts, _steps, _plains, _generations, _begun from (
+        select p.attempts, p.recoveries, p.generation, p.first_started, p.steps, p.plain, p.begun from windlass.place p
           where p.ctid = any (_places) order by p.seq) h;
     end if;
     if not _speaks then
@@ -298,7 +312,16 @@ begin
         from unnest(_lows, _highs) as r(low, high) cross join lateral (
           select j.* from windlass.job j where j.seq between r.low and r.high offset 0) j;
       if not _many then _of_lines := _lines; end if;
-      if not _detailed then _details := null; end if;
+      if _detailed then
+        insert into windlass.tally (queue, priority, ready)
+          select l.queue, j.priority, -count(*) from unnest(_lows, _highs) as r(low, high)
+              cross join lateral (select j.line, j.priority from windlass.job j
+                where j.seq between r.low and r.high and j.priority <> 0 offset 0) j
+              join windlass.line l on l.id = j.line
+            group by l.queue, j.priority;
+      else
+        _details := null;
+      end if;
       insert into windlass.event (at, n, topic, jobs, lines, a, detail)
         values (_since, _taken, 'job.started', _ids, _of_lines, array[1], jsonb_build_object('worker', _worker));
       -- What is left after so many is looked for behind them, not among what was just taken.
@@ -316,6 +339,10 @@ begin
         insert into windlass.event (at, n, topic, jobs, lines, a, detail)
           select _since, count(*), 'job.started', array_agg(id), array_agg(line),
               array_agg(coalesce(_attempts[k], 1)::bigint), jsonb_build_object('worker', _worker) from begun
+      ), ranked as (
+        insert into windlass.tally (queue, priority, ready)
+          select l.queue, b.priority, -count(*) from begun b join windlass.line l on l.id = b.line
+            where b.priority <> 0 group by l.queue, b.priority
       )
       select b.id, b.seq, b.line, b.payload, b.spec, nullif(b.priority, 0), nullif(b.start_kind, 0), b.start_us,
           b.created_at, _base + coalesce(_order[k], k), nullif(_attempts[k], 1), nullif(_recoveries[k], 0),
@@ -323,7 +350,8 @@ begin
           case when _steps[k] > 0 then (select array_agg(x.name order by x.number) from windlass.step x where x.seq = b.seq) end,
           case when _steps[k] > 0 then (select array_agg(x.result order by x.number) from windlass.step x where x.seq = b.seq) end,
           case when not _plains[k] then true end, null::bigint, null::bigint, null::bigint, null::uuid[], null::bigint[],
-          null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[], nullif(_generations[k], 0)
+          null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[], nullif(_generations[k], 0),
+          case when _begun[k] then (select d.error from windlass.diary d where d.seq = b.seq) end
         from begun b;
     end if;
   end if;
@@ -367,6 +395,6 @@ begin
         order by r.rank, r.at, r.seq limit 100) heads) c
       where not _terms[t.of] = any (_capped)),
     coalesce(_since, _now),
-    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait),
-    _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details, null::int;
+    least((select greatest(d.at - _now, 0) from windlass.due d order by d.at limit 1), _rate_wait, _at_once),
+    _ids, _numbers, _payloads, _sizes, _created, _of_lines, _details, null::int, null::text;
 end $$;

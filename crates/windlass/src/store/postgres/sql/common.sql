@@ -1,10 +1,5 @@
 -- Small things everything else is made of.
 
--- The store's clock, and no other.
-create function windlass.now_us() returns bigint language sql volatile as $$
-  select (extract(epoch from clock_timestamp()) * 1000000)::bigint
-$$;
-
 -- Refuses a call as a whole: `detail` is for programs, `message` for people.
 create function windlass._refuse(_message text, _detail jsonb) returns void language plpgsql as $$
 begin
@@ -109,7 +104,7 @@ create function windlass._tell_of(_now bigint, _topic text, _detail jsonb) retur
 $$;
 
 -- Counts a job that went from one state to another; null for none.
-create function windlass._count(_line int, _lane_queue int, _lane bigint, _from int, _to int) returns void
+create function windlass._count(_seq bigint, _line int, _lane_queue int, _lane bigint, _from int, _to int) returns void
 language plpgsql as $$
 declare
   _d int[] := array[0,0,0,0,0,0,0];
@@ -123,6 +118,11 @@ begin
     from windlass.line l join windlass.queue q on q.id = l.queue where l.id = _line;
   insert into windlass.tally (line, queue, lane, blocked, scheduled, ready, running, completed, dead, cancelled)
     values (_line, _queue, null, _d[1], _d[2], _d[3], _d[4], _d[5], _d[6], _d[7]);
+  if coalesce(_from < 3, false) <> coalesce(_to < 3, false) then
+    insert into windlass.tally (queue, priority, ready)
+      select _queue, j.priority, case when _to < 3 then 1 else -1 end
+        from windlass.job j where j.seq = _seq and j.priority <> 0;
+  end if;
   if _lane_queue is not null and _lanes is not null then
     insert into windlass.tally (queue, lane, blocked, scheduled, ready, running, completed, dead, cancelled)
       values (_queue, _lane, _d[1], _d[2], _d[3], _d[4], _d[5], _d[6], _d[7]);
@@ -195,6 +195,10 @@ end $$;
 -- Takes a waiting job out of where it is found.
 create function windlass._unlist(_p windlass.place) returns void language plpgsql as $$
 begin
+  if _p.begun and _p.lane_queue is not null and _p.state < 3 then
+    delete from windlass.held where queue = _p.lane_queue and lane = _p.lane and partition = _p.partition
+      and seq = _p.seq;
+  end if;
   if _p.state = 1 then
     delete from windlass.due where at = _p.at and seq = _p.seq;
   elsif _p.state = 2 then
@@ -211,6 +215,9 @@ end $$;
 -- Puts a waiting job where it is found.
 create function windlass._list(_p windlass.place) returns void language plpgsql as $$
 begin
+  if _p.begun and _p.lane_queue is not null and _p.state < 3 then
+    insert into windlass.held (queue, lane, partition, seq) values (_p.lane_queue, _p.lane, _p.partition, _p.seq);
+  end if;
   if _p.state = 1 then
     insert into windlass.due (at, seq) values (_p.at, _p.seq);
   elsif _p.state = 2 and _p.lane_queue is null then
@@ -234,7 +241,7 @@ begin
     lane_queue = _new.lane_queue, lane = _new.lane, partition = _new.partition, object = _new.object
     where seq = _new.seq;
   perform windlass._list(_new);
-  perform windlass._count(_new.line, _new.lane_queue, _new.lane, _old.state, _new.state);
+  perform windlass._count(_new.seq, _new.line, _new.lane_queue, _new.lane, _old.state, _new.state);
   if _new.lane_queue is not null then
     perform windlass._after(1, _new.lane_queue, _new.lane, null);
   end if;
@@ -248,12 +255,12 @@ declare
     'ended', _now, 'end', _end, 'error', _error);
 begin
   insert into windlass.diary as d (seq, attempts, error)
-    values (_p.seq, jsonb_build_array(_entry), case when _end in (1, 4, 5) then _error end)
+    values (_p.seq, jsonb_build_array(_entry), case when _end = 1 or _end >= 4 then _error end)
     on conflict (seq) do update set
       attempts = case when jsonb_array_length(coalesce(d.attempts, '[]')) >= 20
         then (d.attempts - 0) || _entry else coalesce(d.attempts, '[]') || _entry end,
       attempts_dropped = d.attempts_dropped + (jsonb_array_length(coalesce(d.attempts, '[]')) >= 20)::int,
-      error = case when _end in (1, 4, 5) then _error else d.error end;
+      error = case when _end = 1 or _end >= 4 then _error else d.error end;
 end $$;
 
 -- An open job has ended. Its key, lane and object are told. `_end` is how its last attempt ended, null
@@ -281,7 +288,7 @@ begin
   else
     insert into windlass.past (at, n, lows, highs) values (_now, 1, array[_p.seq], array[_p.seq]);
   end if;
-  perform windlass._count(_p.line, _p.lane_queue, _p.lane, _p.state, _state);
+  perform windlass._count(_p.seq, _p.line, _p.lane_queue, _p.lane, _p.state, _state);
   if not _p.plain then
     delete from windlass.key k using windlass.job j
       where k.seq = _p.seq and j.seq = _p.seq
@@ -385,8 +392,8 @@ begin
   insert into windlass.tally
     select line, queue, lane, sum(blocked), sum(scheduled), sum(ready), sum(running), sum(completed), sum(dead),
         sum(cancelled), sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried), sum(t_rescued),
-        sum(t_dead), sum(t_cancelled)
-      from gone group by line, queue, lane;
+        sum(t_dead), sum(t_cancelled), priority
+      from gone group by line, queue, lane, priority having priority is null or sum(ready) <> 0;
 end $$;
 
 -- One call in so many does it, so that there is never much to add up.

@@ -85,7 +85,7 @@ begin
   end if;
   if _p.worker is not null then
     perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
-      where d.seq = _p.seq and _p.attempt_end in (1, 4, 5)));
+      where d.seq = _p.seq and (_p.attempt_end = 1 or _p.attempt_end >= 4)));
   end if;
   update windlass.diary set error = null, progress = null where seq = _p.seq;
   select q.* into _queue from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
@@ -122,6 +122,7 @@ language sql stable as $$
     and (not (_filter ? 'tags') or coalesce(_spec->'tags', '[]') @> (_filter->'tags'))
     and (not (_filter ? 'from') or _created >= (_filter->>'from')::bigint)
     and (not (_filter ? 'before') or _created < (_filter->>'before')::bigint)
+    and (not (_filter ? 'parent') or coalesce(_spec->>'parent' = _filter->>'parent', false))
 $$;
 
 -- The jobs a filter means, by acceptance.
@@ -134,26 +135,88 @@ $$;
 -- Each of these jobs after those of them that it depends on, otherwise by acceptance.
 create function windlass._dependencies_first(_ids uuid[]) returns uuid[] language plpgsql as $$
 declare
-  _left uuid[];
-  _placed uuid[] := '{}';
-  _free uuid[];
+  _numbers jsonb;
+  _waiting int[];
+  _on int[];
+  _generations int[];
 begin
-  select array_agg(i.id order by j.seq nulls first, i.id) into _left
-    from (select distinct unnest(_ids) as id) i left join windlass.job j on j.id = i.id;
-  while cardinality(_left) > 0 loop
-    select array_agg(l.id order by l.n) into _free from unnest(_left) with ordinality as l(id, n)
-      left join windlass.job j on j.id = l.id
-      where not exists (select from jsonb_array_elements(coalesce(j.spec->'depends_on', '[]')) d
-        where (d->>'on')::uuid = any (_left) and (d->>'on')::uuid <> l.id);
-    if _free is null then return _placed || _left; end if;
-    _placed := _placed || _free;
-    select array_agg(l.id order by l.n) into _left from unnest(_left) with ordinality as l(id, n)
-      where not l.id = any (_free);
-  end loop;
-  return _placed;
+  select array_agg(i.id order by j.seq nulls first, i.id) into _ids
+    from (select distinct unnest(_ids) as id) i
+      left join lateral (select j.seq from windlass.job j where j.id = i.id offset 0) j on true;
+  select jsonb_object_agg(i.id, i.n) into _numbers from unnest(_ids) with ordinality as i(id, n);
+  select array_agg(d.n), array_agg(d.m) into _waiting, _on from (
+      select i.n, (_numbers->>((d->>'on')::uuid::text))::int as m from unnest(_ids) with ordinality as i(id, n)
+        cross join lateral (select j.spec from windlass.job j where j.id = i.id offset 0) j
+        cross join lateral jsonb_array_elements(coalesce(j.spec->'depends_on', '[]')) d) d
+    where d.m <> d.n;
+  if _waiting is null then return _ids; end if;
+  _generations := windlass._generations(cardinality(_ids), _waiting, _on);
+  return array(select i.id from unnest(_ids) with ordinality as i(id, n) order by _generations[i.n], i.n);
 end $$;
 
--- Calls off (0), moves (1), replays (2) or deletes (3) jobs, each answered on its own.
+-- A job and all that depend on it, directly or through others that are kept; more than so many are cut off.
+create function windlass._graph(_seq bigint, _most int) returns bigint[] language plpgsql as $$
+declare
+  _dependents jsonb;
+  _found bigint[] := array[_seq];
+  _new bigint;
+  _next int := 1;
+begin
+  -- Looked up in one object, because a query for each step would look at all of them again: a chain of ten thousand
+  -- jobs has as many steps.
+  select coalesce(jsonb_object_agg(d.on_id, d.seqs), '{}') into _dependents from (
+    select o.seq::text as on_id, jsonb_agg(j.seq) as seqs from windlass.job j
+        cross join lateral jsonb_array_elements(j.spec->'depends_on') e
+        cross join lateral (select o.seq from windlass.job o where o.id = (e->>'on')::uuid offset 0) o
+      where j.spec ? 'depends_on' group by o.seq) d;
+  while _next <= cardinality(_found) and cardinality(_found) <= _most loop
+    for _new in
+      select distinct s::bigint from jsonb_array_elements_text(_dependents->(_found[_next]::text)) s
+    loop
+      continue when _new = any (_found);
+      _found := _found || _new;
+    end loop;
+    _next := _next + 1;
+  end loop;
+  return _found;
+end $$;
+
+-- Deletes a finished job and all that depend on it; how many they were. Refused whole if one has not finished.
+create function windlass._remove_graph(_root bigint, _now bigint) returns int language plpgsql as $$
+declare
+  _most int := 10000;
+  _graph bigint[];
+  _again bigint[] := windlass._graph(_root, _most);
+  _open record;
+  _seq bigint;
+begin
+  -- Whoever begins to depend on one of them waits for its place, or was there before and is found the next time.
+  loop
+    _graph := _again;
+    perform from windlass.place p where p.seq = any (_graph) order by p.seq for update;
+    _again := windlass._graph(_root, _most);
+    exit when _again <@ _graph;
+  end loop;
+  _graph := _again;
+  if cardinality(_graph) > _most then
+    perform windlass._refuse('too many jobs', jsonb_build_object('refusal', 'out_of_bounds',
+      'what', 'jobs of one graph', 'got', cardinality(_graph)::text,
+      'allowed', format('at most %s are allowed; delete them by a filter', _most)));
+  end if;
+  select j.id, p.state into _open from windlass.standing p join windlass.job j on j.seq = p.seq
+    where p.seq = any (_graph) and p.state < 4 order by p.seq limit 1;
+  if found then
+    perform windlass._refuse('not finished', jsonb_build_object('refusal', 'wrong_state', 'job', _open.id,
+      'state', _open.state, 'operation', 'remove'));
+  end if;
+  foreach _seq in array _graph loop
+    perform windlass._remove(_seq, 0, _now);
+  end loop;
+  return cardinality(_graph);
+end $$;
+
+-- Calls off (0), moves (1), replays (2) or deletes jobs, alone (3) or with all that depend on them (4), each answered
+-- on its own.
 create function windlass.alter(_ids uuid[], _filter jsonb, _what int, _start_kind int, _start_us bigint)
 returns table (job uuid, deed int, refusal jsonb, rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
@@ -164,10 +227,16 @@ declare
   _p windlass.place;
   _at bigint := windlass._start_time(_start_kind, _start_us, _now);
   _detail text;
-  _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}'])[_what + 1]::int[];
+  _by uuid;
+  _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}', '{0,1,2,3,4,5,6}'])[_what + 1]::int[];
 begin
   if _filter is not null then _ids := windlass._select(_filter, _now); end if;
   if _what = 2 then _ids := windlass._dependencies_first(_ids); end if;
+  if _what = 4 then
+    perform from windlass.place p where p.seq = any (array(
+        select g from windlass.job j cross join lateral unnest(windlass._graph(j.seq, 10000)) g where j.id = any (_ids)))
+      order by p.seq for update;
+  end if;
   -- In this order, so that two calls that name the same jobs do not wait for each other.
   perform from windlass.place p where p.seq = any (array(select j.seq from windlass.job j where j.id = any (_ids)))
     order by p.seq for update;
@@ -181,6 +250,14 @@ begin
         'operation', (array['cancel', 'reschedule', 'replay', 'remove'])[_what + 1]), null::text[];
       continue;
     end if;
+    -- An open job may read the output of one it depends on.
+    if _what = 3 and _p.state = 4 then
+      select j.id into _by from windlass.edge e join windlass.job j on j.seq = e.seq where e.on_id = _id order by j.id limit 1;
+      if found then
+        return query select _id, null::int, jsonb_build_object('refusal', 'still_needed', 'job', _id, 'by', _by), null::text[];
+        continue;
+      end if;
+    end if;
     begin
       if _what = 0 then
         return query select _id, windlass._cancel(_p, 0, _now), null::jsonb, null::text[];
@@ -189,9 +266,11 @@ begin
       elsif _what = 2 then
         perform windlass._replay(_p, _id, _now);
         return query select _id, 0, null::jsonb, null::text[];
-      else
+      elsif _what = 3 then
         perform windlass._remove(_p.seq, 0, _now);
         return query select _id, 0, null::jsonb, null::text[];
+      else
+        return query select _id, windlass._remove_graph(_p.seq, _now), null::jsonb, null::text[];
       end if;
     exception when sqlstate 'WL001' then
       get stacked diagnostics _detail = pg_exception_detail;
@@ -221,12 +300,12 @@ begin
     where l.id = _p.line and d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;
   if _p.worker is not null then
     perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
-      where d.seq = _p.seq and _p.attempt_end in (1, 4, 5)));
+      where d.seq = _p.seq and (_p.attempt_end = 1 or _p.attempt_end >= 4)));
   end if;
   update windlass.place set state = 6, reason = 5, at = _now, updated_at = _now, attempt_end = null, worker = null,
     since = null where seq = _p.seq;
   insert into windlass.past (at, n, lows, highs) values (_now, 1, array[_p.seq], array[_p.seq]);
-  perform windlass._count(_p.line, _p.lane_queue, _p.lane, 5, 6);
+  perform windlass._count(_p.seq, _p.line, _p.lane_queue, _p.lane, 5, 6);
   perform windlass._tell_end(_p, _now, 6, 5, null);
   perform windlass._spread(_p.seq, null, _now);
   perform windlass._after(7, null, null, null);
@@ -242,7 +321,7 @@ declare
   _q windlass.queue;
   _old windlass.queue;
   _topic text := 'queue.configured';
-  _lane int;
+  _lane bigint;
 begin
   select * into _q from windlass.queue where name = _queue for update;
   if not found then
@@ -261,13 +340,13 @@ begin
     when 'ageing' then _q.ageing := (_value #>> '{}')::bigint;
     when 'lanes' then _q.lanes := (_value #>> '{}')::int;
     when 'pause_lane' then
-      _lane := (_value #>> '{}')::int;
+      _lane := (_value #>> '{}')::bigint;
       if _lane >= coalesce(_q.lanes, 0) then
         perform windlass._refuse('no such lane', jsonb_build_object('refusal', 'out_of_bounds', 'what', 'lane',
           'got', _lane::text, 'allowed', format('the queue has %s lanes, numbered from 0', coalesce(_q.lanes, 0))));
       end if;
-      select array_agg(distinct l order by l) into _q.paused_lanes from unnest(_q.paused_lanes || _lane) l;
-    when 'resume_lane' then _q.paused_lanes := array_remove(_q.paused_lanes, (_value #>> '{}')::int);
+      select array_agg(distinct l order by l) into _q.paused_lanes from unnest(_q.paused_lanes || _lane::int) l;
+    when 'resume_lane' then _q.paused_lanes := array_remove(_q.paused_lanes, least((_value #>> '{}')::bigint, 2147483647)::int);
     when 'lane_depth' then _q.lane_depth := (_value #>> '{}')::bigint;
     when 'on_dead' then _q.on_dead := _value #>> '{}';
     when 'on_empty' then _q.on_empty := _value #>> '{}';

@@ -37,312 +37,311 @@ create function windlass._dependable(_id uuid) returns int language sql as $$
   select p.state::int from windlass.job j join windlass.place p using (seq) where j.id = _id for share of p
 $$;
 
--- Accepts a job that has passed every check, and tells the state it is in.
-create function windlass._accept(_item windlass.item, _seq bigint, _now bigint) returns int language plpgsql as $$
+-- Accepting a batch is a handful of statements over all of its items, whatever is in it: an item is what stands at its
+-- number in each of the arrays. One thing is found by another in an index (always by a lateral look-up, so that no
+-- statistics make the planner read a whole table) or in an object of JSON, which is sorted.
+
+-- Refuses a batch with a job of an object that is not there, but for `_object`, which comes with it.
+create function windlass._refuse_unknown_objects(_items windlass.item[], _object text) returns void
+language plpgsql as $$
 declare
-  _p windlass.place;
-  _met uuid[];
-  _unmet int := 0;
-  _not_before bigint := windlass._start_time(_item.start_kind, _item.start_us, _now);
+  _unknown jsonb;
 begin
-  insert into windlass.job (seq, created_at, id, line, priority, start_kind, start_us, max_attempts, payload, spec)
-    values (_seq, _now, _item.id, _item.line, _item.priority, _item.start_kind, _item.start_us,
-      _item.max_attempts, _item.payload, _item.spec)
-    on conflict (id) do nothing;
-  if not found then
-    -- Someone accepts it at the same time: whoever tries again finds it.
-    raise exception 'job % is being accepted elsewhere', _item.id using errcode = '40001';
+  if not exists (select from unnest(_items) i where i.spec ? 'object') then return; end if;
+  select i.object into _unknown from (
+      select i.spec->'object' as object, min(i.n) as n from unnest(_items) with ordinality
+          as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+        where i.spec ? 'object' and windlass._address(i.spec->'object') is distinct from _object group by 1) i
+    left join lateral (select true as there from windlass.object o
+      where o.address = windlass._address(i.object) offset 0 for key share) o on true
+    where o.there is null order by i.n limit 1;
+  if found then
+    perform windlass._refuse(format('there is no object %s; start it, or check its name and key',
+        windlass._address(_unknown)),
+      jsonb_build_object('refusal', 'unknown_object', 'object', _unknown));
   end if;
-  if _item.spec ? 'depends_on' then
-    select array_agg((d->>'on')::uuid order by n) filter (where s.met),
-        count(*) filter (where not s.met) into _met, _unmet
-      from jsonb_array_elements(_item.spec->'depends_on') with ordinality as e(d, n)
-      cross join lateral (select coalesce((select x.state = 4 or (x.state > 4 and (d->>'on_failure')::int = 1)
-          from windlass.job o join windlass.place x using (seq) where o.id = (d->>'on')::uuid), false) as met) s;
-    insert into windlass.edge (on_id, seq, on_failure, met)
-      select (d->>'on')::uuid, _seq, (d->>'on_failure')::int, coalesce((d->>'on')::uuid = any (_met), false)
-        from jsonb_array_elements(_item.spec->'depends_on') d;
-  end if;
-  _p.seq := _seq;
-  _p.updated_at := _now;
-  _p.line := _item.line;
-  _p.own_max_attempts := _item.max_attempts;
-  _p.met := _met;
-  _p.attempts := 0; _p.recoveries := 0; _p.generation := 0; _p.steps := 0;
-  _p.begun := false; _p.cancel_requested := false; _p.told := false;
-  _p.plain := windlass._is_plain(_item.spec);
-  _p.rank := 0;
-  _p.offered := false;
-  if _unmet > 0 then
-    _p.state := 0;
-    _p.at := _not_before;
-    _p.unmet := _unmet;
-  else
-    _p := windlass._wait_until(_p, _not_before, _now);
-  end if;
-  _p := windlass._belonging(_p, _item.spec);
-  if _p.lane_queue is not null then
-    perform windlass._after(1, _p.lane_queue, _p.lane, null);
-  end if;
-  if _item.spec ? 'expires_after' then
-    _p.expires_at := _now + (_item.spec->>'expires_after')::bigint;
-  end if;
-  insert into windlass.place select _p.*;
-  perform windlass._list(_p);
-  perform windlass._count(_p.line, _p.lane_queue, _p.lane, null, _p.state);
-  perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'enqueued');
-  perform windlass._tell(_now, 'job.enqueued', _seq, null, _item.priority);
-  if _p.state = 0 then
-    perform windlass._tell(_now, 'job.blocked', _seq, null, _p.unmet);
-  else
-    if _p.state = 1 then perform windlass._tell(_now, 'job.scheduled', _seq, null, _p.at); end if;
-    perform windlass._ring(_p.line);
-  end if;
-  return _p.state;
 end $$;
 
--- Which job stands for an item: itself if it is new, or the one that was accepted under its id or
--- holds its key. Takes the key of a new one, which gets the sequence number `_fresh`.
-create function windlass._identify(_item windlass.item, _fresh bigint, _now bigint, out stand uuid, out seq bigint,
-                                   out acceptance int) language plpgsql as $$
+-- Locks what a batch asks about, in one order, so that two batches do not wait for each other: queues with limits or
+-- turns, and then the jobs that it depends on.
+create function windlass._lock_for_batch(_items windlass.item[]) returns void language plpgsql
+set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
-  _known record;
-  _key text := _item.spec->'unique'->>'key';
+  _queues int[];
+  _spread int[];
 begin
-  select j.seq, j.line = _item.line and j.payload = _item.payload as same into _known
-    from windlass.job j where j.id = _item.id;
-  if found then
-    if not _known.same then
-      perform windlass._refuse(format('job id %s is already taken by a different job; choose a fresh id', _item.id),
-        jsonb_build_object('refusal', 'id_reused', 'job', _item.id));
-    end if;
-    stand := _item.id; seq := _known.seq; acceptance := 1;
-    return;
+  select array_agg(l.queue), array_agg(l.queue) filter (where i.spread) into _queues, _spread
+    from (select i.line, bool_or(coalesce(i.spec->'lane' ? 'spread', false)) as spread from unnest(_items) i group by i.line) i
+      cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l;
+  perform from windlass.queue q where q.id = any (_queues)
+      and (q.max_depth is not null or q.lane_depth is not null or q.id = any (coalesce(_spread, '{}')))
+    order by q.id for no key update;
+  perform from windlass.place p where p.seq = any (array(
+      select j.seq from (select distinct (d->>'on')::uuid as id
+          from unnest(_items) i cross join jsonb_array_elements(i.spec->'depends_on') d) d
+        cross join lateral (select j.seq from windlass.job j where j.id = d.id offset 0) j))
+    order by p.seq for share;
+end $$;
+
+-- Which job stands for each item: itself if it is new (0), the one that was accepted under its id (1), or the one that
+-- holds its key (2, or 3 if its payload is another). Takes the keys of new ones.
+create function windlass._identify(_items windlass.item[], _now bigint, out stands uuid[], out seqs bigint[],
+    out acceptances int[]) language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _fresh bigint[] := array(select nextval('windlass.job_seq_seq') from generate_series(1, cardinality(_items)));
+  _reused uuid;
+  _keyed boolean[];
+begin
+  select array_agg(i.id order by i.n), array_agg(coalesce(j.seq, _fresh[i.n]) order by i.n),
+      array_agg((j.seq is not null)::int order by i.n),
+      (array_agg(i.id order by i.n) filter (where not j.same))[1],
+      array_agg(j.seq is null and i.spec ? 'unique' order by i.n)
+    into stands, seqs, acceptances, _reused, _keyed
+    from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+      left join lateral (select j.seq, j.line = i.line and j.payload = i.payload as same from windlass.job j
+        where j.id = i.id offset 0) j on true;
+  if _reused is not null then
+    perform windlass._refuse(format('job id %s is already taken by a different job; choose a fresh id', _reused),
+      jsonb_build_object('refusal', 'id_reused', 'job', _reused));
   end if;
-  stand := _item.id;
-  seq := _fresh;
-  acceptance := 0;
-  if _key is null then return; end if;
   for _try in 1..100 loop
+    if not coalesce(true = any (_keyed), false) then return; end if;
+    -- The first item of each key takes it if nobody has it. By their keys, so that two batches do not wait for each
+    -- other.
     insert into windlass.key as k (line, key, seq, id, until)
-      values (_item.line, _key, seq, _item.id, _now + (_item.spec->'unique'->>'window')::bigint)
+      select distinct on (i.line, i.key) i.line, i.key, seqs[i.n], i.id, _now + i.length from (
+          select i.line, i.spec->'unique'->>'key' as key, i.id, (i.spec->'unique'->>'window')::bigint as length, i.n
+            from unnest(_items) with ordinality
+              as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+            where _keyed[i.n]) i
+        order by i.line, i.key, i.n
       on conflict (line, key) do update set seq = excluded.seq, id = excluded.id, until = excluded.until
         where k.until <= _now;
-    if found then return; end if;
-    select k.id, k.seq, j.payload is distinct from _item.payload as differs into _known
-      from windlass.key k left join windlass.job j on j.seq = k.seq
-      where k.line = _item.line and k.key = _key;
-    if found then
-      stand := _known.id; seq := _known.seq; acceptance := case when _known.differs then 3 else 2 end;
-      return;
-    end if;
+    select array_agg(case when i.asks and k.seq <> seqs[i.n] then k.id else stands[i.n] end order by i.n),
+        array_agg(case when i.asks and k.seq <> seqs[i.n] then k.seq else seqs[i.n] end order by i.n),
+        array_agg(case when i.asks and k.seq <> seqs[i.n]
+          then case when i.payload = case when k.seq = i.first then i.first_payload else j.payload end then 2 else 3 end
+          else acceptances[i.n] end order by i.n),
+        array_agg(i.asks and k.seq is null order by i.n)
+      into stands, seqs, acceptances, _keyed
+      from (
+        select i.line, i.payload, i.spec->'unique'->>'key' as key, i.n, _keyed[i.n] as asks,
+            first_value(seqs[i.n]) over same_key as first, first_value(i.payload) over same_key as first_payload
+          from unnest(_items) with ordinality
+            as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          window same_key as (partition by _keyed[i.n], i.line, i.spec->'unique'->>'key' order by i.n)) i
+        left join lateral (select k.id, k.seq from windlass.key k
+          where i.asks and k.line = i.line and k.key = i.key offset 0) k on true
+        left join lateral (select j.payload from windlass.job j
+          where j.seq = k.seq and k.seq <> i.first offset 0) j on true;
   end loop;
-  raise exception 'key % moves too fast', _key using errcode = '40001';
+  raise exception 'keys move too fast' using errcode = '40001';
 end $$;
 
--- The dependencies of an item with aliases resolved and doubles left out, each of which must be there
--- and must not have failed.
-create function windlass._resolve(_item windlass.item, _aliases jsonb, _accepted uuid[]) returns jsonb
-language plpgsql as $$
+-- The items with the dependencies of new ones resolved: aliases as the jobs that stand for them, and none twice. Each
+-- must be there and must not have failed, and none may wait for itself.
+create function windlass._resolve(_items windlass.item[], _stands uuid[], _acceptances int[])
+returns windlass.item[] language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
-  _dependency jsonb;
-  _on uuid;
-  _seen uuid[] := '{}';
-  _resolved jsonb := '[]';
-  _state int;
+  _aliases jsonb;
+  _numbers jsonb;
+  _ids uuid[];
+  _ns int[];
+  _ons uuid[];
+  _failures int[];
+  _said bigint;
+  _bad record;
 begin
-  for _dependency in select d from jsonb_array_elements(_item.spec->'depends_on') d loop
-    _on := coalesce(_aliases->>(_dependency->>'on'), _dependency->>'on')::uuid;
-    if _on = _item.id then
-      perform windlass._refuse(format('job %s depends on itself, directly or through others', _item.id),
-        jsonb_build_object('refusal', 'dependency_cycle', 'job', _item.id));
-    end if;
-    continue when _on = any (_seen);
-    _seen := _seen || _on;
-    _resolved := _resolved || jsonb_build_array(jsonb_build_object('on', _on,
-      'on_failure', (_dependency->>'on_failure')::int));
-    continue when _on = any (_accepted);
-    _state := windlass._dependable(_on);
-    if _state is null then
-      perform windlass._refuse(format('job %s depends on %s, which is unknown', _item.id, _on),
-        jsonb_build_object('refusal', 'unknown_dependency', 'job', _item.id, 'dependency', _on));
-    elsif _state in (5, 6) and (_dependency->>'on_failure')::int = 0 then
-      perform windlass._refuse(format('job %s depends on %s, which has failed (%s)', _item.id, _on,
-          windlass._state_name(_state)),
-        jsonb_build_object('refusal', 'dependency_failed', 'job', _item.id, 'dependency', _on, 'state', _state));
-    end if;
-  end loop;
-  return _resolved;
-end $$;
-
--- Refuses jobs that wait for each other. Only jobs of one batch can.
-create function windlass._refuse_cycles(_ids uuid[], _specs jsonb[]) returns void language plpgsql as $$
-declare
-  _left uuid[] := _ids;
-  _stuck uuid[];
-begin
-  loop
-    select array_agg(i.id order by i.id) into _stuck
-      from unnest(_ids, _specs) as i(id, spec)
-      where i.id = any (_left) and exists (
-        select from jsonb_array_elements(coalesce(i.spec->'depends_on', '[]')) d
-          where (d->>'on')::uuid = any (_left));
-    exit when coalesce(cardinality(_stuck), 0) = coalesce(cardinality(_left), 0);
-    _left := coalesce(_stuck, '{}');
-  end loop;
-  if cardinality(_left) > 0 then
-    perform windlass._refuse(format('job %s depends on itself, directly or through others', _left[1]),
-      jsonb_build_object('refusal', 'dependency_cycle', 'job', _left[1]));
+  if not exists (select from unnest(_items) with ordinality
+      as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+      where _acceptances[i.n] = 0 and i.spec ? 'depends_on')
+  then
+    return _items;
   end if;
+  select coalesce(jsonb_object_agg(i.id, _stands[i.n]) filter (where _acceptances[i.n] > 1), '{}'),
+      coalesce(jsonb_object_agg(i.id, i.n) filter (where _acceptances[i.n] = 0), '{}'), array_agg(i.id order by i.n)
+    into _aliases, _numbers, _ids
+    from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n);
+  select array_agg(d.n order by d.n, d.k), array_agg(d.id order by d.n, d.k), array_agg(d.on_failure order by d.n, d.k),
+      sum(d.times)
+    into _ns, _ons, _failures, _said from (
+      select distinct on (d.n, d.id) d.n, d.k, d.id, d.on_failure, count(*) over (partition by d.n, d.id) as times from (
+          select i.n::int as n, d.k, coalesce(_aliases->>((d.d->>'on')::uuid::text), d.d->>'on')::uuid as id,
+              (d.d->>'on_failure')::int as on_failure
+            from unnest(_items) with ordinality
+              as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+              cross join lateral jsonb_array_elements(i.spec->'depends_on') with ordinality as d(d, k)
+            where _acceptances[i.n] = 0) d
+        order by d.n, d.id, d.k) d;
+  if _aliases <> '{}' then
+    -- Those were not locked by their names in the batch.
+    perform from windlass.place p where p.seq = any (array(
+        select j.seq from (select distinct a.value::uuid as id from jsonb_each_text(_aliases) a) d
+          cross join lateral (select j.seq from windlass.job j where j.id = d.id offset 0) j))
+      order by p.seq for share;
+  end if;
+  select d.n, d.id, _ids[d.n] = d.id as itself, p.state into _bad
+    from unnest(_ns, _ons, _failures) with ordinality as d(n, id, on_failure, k)
+      left join lateral (
+        select p.state from windlass.job j
+          cross join lateral (select p.state from windlass.place p where p.seq = j.seq offset 0) p
+          where j.id = d.id and not _numbers ? d.id::text offset 0) p on true
+    where _ids[d.n] = d.id
+      or not _numbers ? d.id::text and (p.state is null or p.state in (5, 6) and d.on_failure = 0)
+    order by d.k limit 1;
+  if found and _bad.itself then
+    perform windlass._refuse_cycle(_bad.id);
+  elsif found and _bad.state is null then
+    perform windlass._refuse(format('job %s depends on %s, which is unknown', _ids[_bad.n], _bad.id),
+      jsonb_build_object('refusal', 'unknown_dependency', 'job', _ids[_bad.n], 'dependency', _bad.id));
+  elsif found then
+    perform windlass._refuse(format('job %s depends on %s, which has failed (%s)', _ids[_bad.n], _bad.id,
+        windlass._state_name(_bad.state)),
+      jsonb_build_object('refusal', 'dependency_failed', 'job', _ids[_bad.n], 'dependency', _bad.id,
+        'state', _bad.state));
+  end if;
+  perform windlass._refuse_cycles(_ids, array_agg(d.n order by d.k), array_agg(d.m order by d.k)) from (
+      select d.n, d.k, (_numbers->>(d.id::text))::int as m from unnest(_ns, _ons) with ordinality as d(n, id, k)) d
+    where d.m is not null
+    having bool_or(d.m > d.n);
+  if _aliases = '{}' and _said = cardinality(_ns) then return _items; end if;
+  return array(
+    select case when _acceptances[i.n] = 0 and i.spec ? 'depends_on' then row(i.id, i.line, i.payload, i.priority,
+          i.start_kind, i.start_us, i.max_attempts, jsonb_set(i.spec, '{depends_on}', (
+            select jsonb_agg(jsonb_build_object('on', d.id, 'on_failure', d.on_failure) order by d.k) from (
+              select distinct on (d.id) d.id, d.k, d.on_failure from (
+                  select coalesce(_aliases->>((d.d->>'on')::uuid::text), d.d->>'on')::uuid as id, d.k,
+                      (d.d->>'on_failure')::int as on_failure
+                    from jsonb_array_elements(i.spec->'depends_on') with ordinality as d(d, k)) d
+                order by d.id, d.k) d)))::windlass.item
+        else row(i.id, i.line, i.payload, i.priority, i.start_kind, i.start_us, i.max_attempts, i.spec)::windlass.item end
+      from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+      order by i.n);
 end $$;
 
--- Accepts a batch, all or none, and answers for each item. `_object` is an object that comes into
--- being in the same commit. With `_must_add`, that item (from 1) must be a new job.
-create function windlass._accept_batch(_items windlass.item[], _object text, _must_add int, _now bigint)
-returns jsonb language plpgsql as $$
-declare
-  _item windlass.item;
-  _who record;
-  _q record;
-  _depth bigint;
-  _i int;
-  _fresh bigint[];
-  _stands uuid[] := '{}';
-  _seqs bigint[] := '{}';
-  _acceptances int[] := '{}';
-  _accepted uuid[] := '{}';
-  _aliases jsonb := '{}';
-  _address text;
-  _twice uuid;
+create function windlass._refuse_cycle(_job uuid) returns void language plpgsql as $$
 begin
-  foreach _item in array _items loop
-    continue when (_item.spec ? 'object') is not true;
-    _address := windlass._address(_item.spec->'object');
-    if _address is distinct from _object
-      and not exists (select from windlass.object where address = _address for key share)
-    then
-      perform windlass._refuse(format('there is no object %s; start it, or check its name and key', _address),
-        jsonb_build_object('refusal', 'unknown_object', 'object', _item.spec->'object'));
+  perform windlass._refuse(format('job %s depends on itself, directly or through others', _job),
+    jsonb_build_object('refusal', 'dependency_cycle', 'job', _job));
+end $$;
+
+-- Things numbered from 1, of which `_waiting[i]` waits for `_on[i]`, in generations: those that wait for none are the
+-- first, and who waits for one comes after it. Null for what waits for itself, directly or through others. Each thing
+-- and each wait is looked at once.
+create function windlass._generations(_count int, _waiting int[], _on int[]) returns int[] language plpgsql as $$
+declare
+  _generations int[] := array_fill(null::int, array[_count]);
+  _waits int[] := array_fill(0, array[_count]);
+  _first int[] := array_fill(0, array[_count]);
+  _next int[] := '{}';
+  _free int[] := '{}';
+  _last int := 0;
+  _at int := 0;
+  _edge int;
+  _one int;
+begin
+  for _e in 1..coalesce(cardinality(_waiting), 0) loop
+    _waits[_waiting[_e]] := _waits[_waiting[_e]] + 1;
+    _next[_e] := _first[_on[_e]];
+    _first[_on[_e]] := _e;
+  end loop;
+  for _i in 1.._count loop
+    if _waits[_i] = 0 then
+      _last := _last + 1;
+      _free[_last] := _i;
+      _generations[_i] := 1;
     end if;
   end loop;
-  select i.id into _twice from unnest(_items) i group by i.id having count(*) > 1 limit 1;
-  if found then
-    perform windlass._refuse(format('job id %s stands twice in one batch', _twice),
-      jsonb_build_object('refusal', 'id_twice', 'job', _twice));
-  end if;
-  -- In this order, so that two batches do not wait for each other.
-  perform from windlass.queue q where q.id in (
-      select l.queue from windlass.line l join unnest(_items) i on i.line = l.id
-        where q.max_depth is not null or q.lane_depth is not null or i.spec->'lane' ? 'spread')
-    order by q.id for no key update;
-  perform from windlass.place p where p.seq = any (array(select j.seq from windlass.job j where j.id = any (array(
-        select (d->>'on')::uuid from unnest(_items) i cross join jsonb_array_elements(i.spec->'depends_on') d))))
-    order by p.seq for share;
-  _fresh := array(select nextval('windlass.job_seq_seq') from generate_series(1, cardinality(_items)));
-  -- By their keys, so that two batches do not wait for each other.
-  for _i in
-    select i.n from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us,
-        max_attempts, spec, n)
-      order by i.line, i.spec->'unique'->>'key', i.n
-  loop
-    _item := _items[_i];
-    select * into _who from windlass._identify(_item, _fresh[_i], _now);
-    if _must_add = _i and _who.acceptance <> 0 then
-      if _who.acceptance = 1 then
-        perform windlass._refuse(format('job id %s is already taken', _item.id),
-          jsonb_build_object('refusal', 'id_reused', 'job', _item.id));
+  while _at < _last loop
+    _at := _at + 1;
+    _edge := _first[_free[_at]];
+    while _edge > 0 loop
+      _one := _waiting[_edge];
+      _waits[_one] := _waits[_one] - 1;
+      if _waits[_one] = 0 then
+        _last := _last + 1;
+        _free[_last] := _one;
+        _generations[_one] := _generations[_free[_at]] + 1;
       end if;
-      perform windlass._refuse(format('job %s holds the unique key', _who.stand),
-        jsonb_build_object('refusal', 'key_taken', 'job', _item.id, 'holder', _who.stand));
-    end if;
-    _stands[_i] := _who.stand;
-    _seqs[_i] := _who.seq;
-    _acceptances[_i] := _who.acceptance;
-    if _who.acceptance = 0 then
-      _accepted := _accepted || _item.id;
-    elsif _who.acceptance > 1 then
-      _aliases := _aliases || jsonb_build_object(_item.id::text, _who.stand);
-    end if;
+      _edge := _next[_edge];
+    end loop;
   end loop;
-  for _i in 1..coalesce(cardinality(_items), 0) loop
-    if _acceptances[_i] = 0 and _items[_i].spec ? 'depends_on' then
-      _item := _items[_i];
-      _item.spec := jsonb_set(_item.spec, '{depends_on}', windlass._resolve(_item, _aliases, _accepted));
-      _items[_i] := _item;
-    end if;
-  end loop;
-  -- Larger batches were looked at before they came here, but for what goes through an alias.
-  if cardinality(_accepted) > 1 and (_aliases <> '{}' or cardinality(_accepted) <= 500) then
-    perform windlass._refuse_cycles(array_agg(i.id), array_agg(i.spec))
-      from unnest(_items, _acceptances) as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, acceptance)
-      where acceptance = 0 and spec ? 'depends_on';
-  end if;
-  _items := windlass._take_turns(_items, _acceptances);
-  perform windlass._refuse_overflow(_items, _acceptances);
-  for _i in 1..coalesce(cardinality(_items), 0) loop
-    if _acceptances[_i] = 0 then
-      perform windlass._accept(_items[_i], _seqs[_i], _now);
-    elsif _acceptances[_i] > 1 then
-      perform windlass._tell(_now, 'job.deduplicated', _seqs[_i], null, _acceptances[_i] - 2);
-    end if;
-  end loop;
-  for _q in
-    select distinct q.id, q.name, q.max_depth from unnest(_items, _acceptances)
-        as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, acceptance)
-      join windlass.line l on l.id = i.line join windlass.queue q on q.id = l.queue
-      where i.acceptance = 0 and q.max_depth is not null order by q.name
-  loop
-    if windlass._depth(_q.id) = _q.max_depth then
-      perform windlass._tell_of(_now, 'queue.full', jsonb_build_object('queue', _q.name, 'limit', _q.max_depth));
-    end if;
-  end loop;
-  return windlass._placed(_items, _stands, _seqs, _acceptances);
+  return _generations;
 end $$;
 
-create function windlass._placed(_items windlass.item[], _stands uuid[], _seqs bigint[], _acceptances int[])
-returns jsonb language sql as $$
-  select coalesce(jsonb_agg(jsonb_build_object('id', s.stand, 'acceptance', s.acceptance,
-      'depth', windlass._depth(l.queue), 'sequence', case when j.seq is null then 0 else s.seq end,
-      'lane', case when q.lanes is not null and p.state < 3 then p.lane end,
-      'position', case when q.lanes is not null and p.state < 3 and p.lane is not null
-        then windlass._position(p) end) order by s.n), '[]')
-    from unnest(_stands, _seqs, _acceptances) with ordinality as s(stand, seq, acceptance, n)
-    join windlass.line l on l.id = (_items[s.n]).line
-    join windlass.queue q on q.id = l.queue
-    left join lateral (select j.seq from windlass.job j where j.seq = s.seq offset 0) j on true
-    left join lateral (select p.* from windlass.place p where p.seq = s.seq offset 0) p on true
-$$;
-
--- Gives new jobs that are spread over the lanes of their queue their turns.
-create function windlass._take_turns(_items windlass.item[], _acceptances int[]) returns windlass.item[]
-language plpgsql as $$
+-- Refuses jobs that wait for each other, as told by their numbers in the batch. Only jobs of one batch can.
+create function windlass._refuse_cycles(_ids uuid[], _waiting int[], _on int[]) returns void language plpgsql as $$
 declare
-  _item windlass.item;
-  _turn bigint;
+  _generations int[] := windlass._generations(cardinality(_ids), _waiting, _on);
+  _stuck int[] := array_fill(0, array[cardinality(_ids)]);
+  _walked boolean[] := array_fill(false, array[cardinality(_ids)]);
+  _one int;
 begin
-  for _i in 1..coalesce(cardinality(_items), 0) loop
-    if _acceptances[_i] = 0 and _items[_i].spec->'lane' ? 'spread' then
-      _item := _items[_i];
-      update windlass.queue q set next_turn = next_turn + 1 from windlass.line l
-        where l.id = _item.line and q.id = l.queue returning next_turn - 1 into _turn;
-      _item.spec := jsonb_set(_item.spec, '{lane}', jsonb_build_object('turn', _turn, 'partition', _turn));
-      _items[_i] := _item;
-    end if;
+  select i.n into _one from unnest(_ids) with ordinality as i(id, n)
+    where _generations[i.n] is null order by i.id limit 1;
+  if not found then return; end if;
+  -- What is left is in a circle or waits for one: who follows it backwards ends up in one.
+  for _e in reverse cardinality(_waiting)..1 loop
+    if _generations[_on[_e]] is null then _stuck[_waiting[_e]] := _e; end if;
   end loop;
-  return _items;
+  while not _walked[_one] loop
+    _walked[_one] := true;
+    _one := _on[_stuck[_one]];
+  end loop;
+  perform windlass._refuse_cycle(_ids[_one]);
 end $$;
 
+-- The items with turns for new jobs that are spread over the lanes of their queue.
+create function windlass._take_turns(_items windlass.item[], _acceptances int[]) returns windlass.item[]
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _firsts jsonb := '{}';
+  _queue record;
+begin
+  for _queue in
+    select l.queue, sum(i.n) as n from (
+        select i.line, count(*) as n from unnest(_items) with ordinality
+            as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          where _acceptances[i.n] = 0 and i.spec->'lane' ? 'spread' group by i.line) i
+      cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+      group by l.queue
+  loop
+    update windlass.queue q set next_turn = q.next_turn + _queue.n where q.id = _queue.queue
+      returning _firsts || jsonb_build_object(_queue.queue::text, q.next_turn - _queue.n) into _firsts;
+  end loop;
+  if _firsts = '{}' then return _items; end if;
+  return array(
+    select row(i.id, i.line, i.payload, i.priority, i.start_kind, i.start_us, i.max_attempts,
+        case when not i.spread then i.spec else jsonb_set(i.spec, '{lane}', jsonb_build_object(
+          'turn', i.first + i.turn - 1, 'partition', i.first + i.turn - 1)) end)::windlass.item
+      from (
+        select i.*, (_firsts->>(l.queue::text))::bigint as first,
+            row_number() over (partition by i.spread, l.queue order by i.n) as turn
+          from (select i.*, _acceptances[i.n] = 0 and coalesce(i.spec->'lane' ? 'spread', false) as spread
+              from unnest(_items) with ordinality
+                as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)) i
+            cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l) i
+      order by i.n);
+end $$;
+
+-- Refuses a batch for which a queue, or a lane of one, has no room.
 create function windlass._refuse_overflow(_items windlass.item[], _acceptances int[]) returns void
-language plpgsql as $$
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
   _q record;
   _depth bigint;
+  _depths jsonb;
+  _full record;
 begin
   for _q in
-    select q.id, q.name, q.max_depth, count(*) as added from unnest(_items, _acceptances)
-        as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, acceptance)
-      join windlass.line l on l.id = i.line join windlass.queue q on q.id = l.queue
-      where i.acceptance = 0 and q.max_depth is not null group by q.id order by q.name
+    select q.id, q.name, q.max_depth, q.lanes, q.lane_depth, array_agg(i.line) as lines, sum(i.n) as added from (
+        select i.line, count(*) as n from unnest(_items) with ordinality
+            as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          where _acceptances[i.n] = 0 group by i.line) i
+      cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+      cross join lateral (select q.* from windlass.queue q where q.id = l.queue offset 0) q
+      where q.max_depth is not null
+      group by q.id, q.name, q.max_depth, q.lanes, q.lane_depth order by q.name
   loop
     _depth := windlass._depth(_q.id);
     if _depth + _q.added > _q.max_depth then
@@ -351,23 +350,199 @@ begin
         jsonb_build_object('refusal', 'queue_full', 'queue', _q.name, 'depth', _depth, 'limit', _q.max_depth));
     end if;
   end loop;
+  if not exists (select from unnest(_items) i where i.spec ? 'lane') then return; end if;
+  -- What waits in each lane of a queue that has a limit there, and the first item that is one too many.
+  select jsonb_object_agg(t.queue || '/' || t.lane, t.depth) into _depths from (
+    select t.queue, t.lane, sum(t.depth) as depth from (
+        select distinct l.queue from (select distinct i.line from unnest(_items) i) i
+          cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+          cross join lateral (select from windlass.queue q
+            where q.id = l.queue and q.lanes is not null and q.lane_depth is not null offset 0) q) q
+      cross join lateral (select t.queue, t.lane, t.blocked + t.scheduled + t.ready as depth from windlass.tally t
+        where t.queue = q.queue and t.lane is not null offset 0) t
+      group by t.queue, t.lane) t;
+  select x.name, x.lane, x.depth, x.lane_depth into _full from (
+      select q.name, q.lane_depth, y.lane, i.n, coalesce((_depths->>(q.id || '/' || y.lane))::bigint, 0) as depth,
+          row_number() over (partition by q.id, y.lane order by i.n) as added
+        from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+          cross join lateral (select q.id, q.name, q.lanes, q.lane_depth from windlass.queue q
+            where q.id = l.queue and q.lanes is not null and q.lane_depth is not null offset 0) q
+          cross join lateral (select windlass._lane((i.spec->'lane'->>'partition')::bigint, q.lanes) as lane) y
+        where _acceptances[i.n] = 0 and i.spec ? 'lane') x
+    where x.depth + x.added > x.lane_depth order by x.n limit 1;
+  if found then
+    perform windlass._refuse(format('lane %s of queue `%s` holds %s waiting jobs and its limit is %s; slow down, use more lanes, or raise the limit',
+        _full.lane, _full.name, _full.depth, _full.lane_depth),
+      jsonb_build_object('refusal', 'lane_full', 'queue', _full.name, 'lane', _full.lane, 'depth', _full.depth,
+        'limit', _full.lane_depth));
+  end if;
+end $$;
+
+-- Accepts the items that are new, under these numbers, and tells of those that are not.
+create function windlass._accept(_items windlass.item[], _seqs bigint[], _acceptances int[], _now bigint) returns void
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _new int := (select count(*) from unnest(_acceptances) a where a = 0);
+  _added int;
+begin
+  insert into windlass.job (seq, created_at, id, line, priority, start_kind, start_us, max_attempts, payload, spec)
+    select _seqs[i.n], _now, i.id, i.line, i.priority, i.start_kind, i.start_us, i.max_attempts, i.payload, i.spec
+      from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+      where _acceptances[i.n] = 0 order by i.n
+    on conflict (id) do nothing;
+  get diagnostics _added = row_count;
+  if _added < _new then
+    -- Someone accepts one of them at the same time: whoever tries again finds it.
+    raise exception 'a job of the batch is being accepted elsewhere' using errcode = '40001';
+  end if;
+  insert into windlass.edge (on_id, seq, on_failure, met)
+    select d.id, _seqs[i.n], d.on_failure, coalesce(x.met, false)
+      from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+        cross join lateral (select (e.d->>'on')::uuid as id, (e.d->>'on_failure')::int as on_failure
+          from jsonb_array_elements(i.spec->'depends_on') as e(d)) d
+        left join lateral (
+          select x.state = 4 or (x.state > 4 and d.on_failure = 1) as met from windlass.job o
+            cross join lateral (select x.state from windlass.place x where x.seq = o.seq offset 0) x
+            where o.id = d.id offset 0) x on true
+      where _acceptances[i.n] = 0;
+  with item as materialized (
+    select i.n, _seqs[i.n] as seq, i.id, i.line, i.priority, i.max_attempts, i.spec, l.queue, q.lanes, e.met,
+        coalesce(e.unmet, 0) as unmet, windlass._is_plain(i.spec) as plain, d.due,
+        case when e.unmet > 0 then 0 when d.due > _now then 1 else 2 end as state,
+        case when e.unmet > 0 or d.due > _now then d.due else _now end as at,
+        case when e.unmet > 0 or d.due > _now then 0 else windlass._rank(q.ageing, i.priority, _now) end as rank,
+        case when i.spec ? 'lane' then l.queue end as lane_queue,
+        (i.spec->'lane'->>'partition')::bigint as partition,
+        windlass._lane((i.spec->'lane'->>'partition')::bigint, q.lanes) as lane
+      from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+        cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+        cross join lateral (select q.ageing, q.lanes from windlass.queue q where q.id = l.queue offset 0) q
+        cross join lateral (select windlass._start_time(i.start_kind, i.start_us, _now) as due) d
+        left join lateral (
+          select array_agg(e.on_id order by d.k) filter (where e.met) as met, count(*) filter (where not e.met) as unmet
+            from jsonb_array_elements(i.spec->'depends_on') with ordinality as d(d, k)
+              cross join lateral (select e.on_id, e.met from windlass.edge e
+                where e.on_id = (d.d->>'on')::uuid and e.seq = _seqs[i.n] offset 0) e) e on i.spec ? 'depends_on'
+      where _acceptances[i.n] = 0
+  ), placed as (
+    insert into windlass.place (seq, at, rank, updated_at, line, state, plain, own_max_attempts, met, unmet, lane_queue,
+        partition, lane, object, expires_at)
+      select seq, at, rank, _now, line, state, plain, max_attempts, met, nullif(unmet, 0), lane_queue,
+          partition, lane, case when spec ? 'object' then windlass._address(spec->'object') end,
+          _now + (spec->>'expires_after')::bigint
+        from item order by n
+  ), listed as (
+    insert into windlass.ready (line, rank, at, seq, fresh, epoch)
+      select line, rank, at, seq, plain, (select windlass._epoch()) from item where state = 2 and lane_queue is null
+  ), lined as (
+    insert into windlass.lined (queue, lane, rank, at, seq)
+      select lane_queue, lane, rank, at, seq from item where state = 2 and lane_queue is not null
+  ), waiting as (
+    insert into windlass.due (at, seq) select at, seq from item where state = 1
+  ), counted as (
+    insert into windlass.tally (line, queue, lane, blocked, scheduled, ready, t_enqueued)
+      select line, queue, null, count(*) filter (where state = 0), count(*) filter (where state = 1),
+          count(*) filter (where state = 2), count(*) from item group by line, queue
+      union all
+      select null, lane_queue, lane, count(*) filter (where state = 0), count(*) filter (where state = 1),
+          count(*) filter (where state = 2), count(*) from item
+        where lane_queue is not null and lanes is not null group by lane_queue, lane
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue, priority, count(*) from item where priority <> 0 group by queue, priority
+  ), seen_to as (
+    insert into windlass.after (what, a, b)
+      select distinct 1, lane_queue, lane from item where lane_queue is not null
+      union all
+      select distinct 4, queue, null::bigint from item where state > 0
+  )
+  insert into windlass.event (at, n, topic, jobs, lines, a)
+    select _now, count(*), t.topic, array_agg(t.id order by t.n), array_agg(t.line order by t.n), array_agg(t.a order by t.n)
+      from (
+        select 1 as first, 'job.enqueued' as topic, id, line, n, priority::bigint as a from item
+        union all
+        select 2, 'job.blocked', id, line, n, unmet from item where state = 0
+        union all
+        select 3, 'job.scheduled', id, line, n, at from item where state = 1
+        union all
+        select 4, 'job.deduplicated', j.id, j.line, x.n, x.acceptance - 2
+          from unnest(_seqs, _acceptances) with ordinality as x(seq, acceptance, n)
+            cross join lateral (select j.id, j.line from windlass.job j where j.seq = x.seq offset 0) j
+          where x.acceptance > 1) t
+      group by t.first, t.topic, (t.n - 1) / 10000 order by t.first, min(t.n);
+end $$;
+
+-- Accepts a batch, all or none, and answers for each item. `_object` is an object that comes into
+-- being in the same commit. With `_must_add`, that item (from 1) must be a new job.
+create function windlass._accept_batch(_items windlass.item[], _object text, _must_add int, _now bigint)
+returns jsonb language plpgsql as $$
+declare
+  _who record;
+  _q record;
+  _twice uuid;
+begin
+  if coalesce(cardinality(_items), 0) = 0 then return '[]'; end if;
+  perform windlass._refuse_unknown_objects(_items, _object);
+  select i.id into _twice from unnest(_items) i group by i.id having count(*) > 1 limit 1;
+  if found then
+    perform windlass._refuse(format('job id %s stands twice in one batch', _twice),
+      jsonb_build_object('refusal', 'id_twice', 'job', _twice));
+  end if;
+  perform windlass._lock_for_batch(_items);
+  select * into _who from windlass._identify(_items, _now);
+  if _who.acceptances[_must_add] = 1 then
+    perform windlass._refuse(format('job id %s is already taken', _items[_must_add].id),
+      jsonb_build_object('refusal', 'id_reused', 'job', _items[_must_add].id));
+  elsif _who.acceptances[_must_add] > 1 then
+    perform windlass._refuse(format('job %s holds the unique key', _who.stands[_must_add]),
+      jsonb_build_object('refusal', 'key_taken', 'job', _items[_must_add].id, 'holder', _who.stands[_must_add]));
+  end if;
+  _items := windlass._resolve(_items, _who.stands, _who.acceptances);
+  _items := windlass._take_turns(_items, _who.acceptances);
+  perform windlass._refuse_overflow(_items, _who.acceptances);
+  perform windlass._accept(_items, _who.seqs, _who.acceptances, _now);
   for _q in
-    select q.id, q.name, q.lane_depth, x.lane, count(*) as added, min(i.n) as first from unnest(_items, _acceptances)
-        with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, acceptance, n)
-      join windlass.line l on l.id = i.line join windlass.queue q on q.id = l.queue
-      cross join lateral (select windlass._lane((i.spec->'lane'->>'partition')::bigint, q.lanes) as lane) x
-      where i.acceptance = 0 and q.lanes is not null and q.lane_depth is not null and i.spec ? 'lane'
-      group by q.id, x.lane order by 6
+    select distinct q.id, q.name, q.max_depth from (
+        select distinct i.line from unnest(_items) with ordinality
+            as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          where _who.acceptances[i.n] = 0) i
+      cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+      cross join lateral (select q.id, q.name, q.max_depth from windlass.queue q
+        where q.id = l.queue and q.max_depth is not null offset 0) q
+      order by q.name
   loop
-    select coalesce(sum(blocked + scheduled + ready), 0) into _depth from windlass.tally
-      where queue = _q.id and lane = _q.lane and line is null;
-    if _depth + _q.added > _q.lane_depth then
-      perform windlass._refuse(format('lane %s of queue `%s` holds %s waiting jobs and its limit is %s; slow down, use more lanes, or raise the limit',
-          _q.lane, _q.name, _depth, _q.lane_depth),
-        jsonb_build_object('refusal', 'lane_full', 'queue', _q.name, 'lane', _q.lane, 'depth', _depth,
-          'limit', _q.lane_depth));
+    if windlass._depth(_q.id) = _q.max_depth then
+      perform windlass._tell_of(_now, 'queue.full', jsonb_build_object('queue', _q.name, 'limit', _q.max_depth));
     end if;
   end loop;
+  return windlass._placed(_items, _who.stands, _who.seqs, _who.acceptances);
+end $$;
+
+create function windlass._placed(_items windlass.item[], _stands uuid[], _seqs bigint[], _acceptances int[])
+returns jsonb language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _depths jsonb;
+  _has_lanes boolean;
+  _positions jsonb;
+begin
+  select jsonb_object_agg(q.id, windlass._depth(q.id)), bool_or(q.lanes is not null) into _depths, _has_lanes from (
+      select distinct l.queue from (select distinct i.line from unnest(_items) i) i
+        cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l) l
+    cross join lateral (select q.id, q.lanes from windlass.queue q where q.id = l.queue offset 0) q;
+  if _has_lanes then _positions := windlass._positions(_seqs); end if;
+  return (
+    select coalesce(jsonb_agg(jsonb_build_object('id', s.stand, 'acceptance', s.acceptance,
+        'depth', _depths->(l.queue::text), 'sequence', coalesce(j.seq, 0),
+        'lane', case when q.lanes is not null and p.state < 3 then p.lane end,
+        'position', case when q.lanes is not null and p.state < 3 and p.lane is not null
+          then (_positions->>(p.seq::text))::bigint end) order by s.n), '[]')
+      from rows from (unnest(_items), unnest(_stands, _seqs, _acceptances)) with ordinality
+          as s(id, line, payload, priority, start_kind, start_us, max_attempts, spec, stand, seq, acceptance, n)
+        cross join lateral (select l.queue from windlass.line l where l.id = s.line offset 0) l
+        cross join lateral (select q.lanes from windlass.queue q where q.id = l.queue offset 0) q
+        left join lateral (select j.seq from windlass.job j where j.seq = s.seq offset 0) j on true
+        left join lateral (select p.* from windlass.place p where p.seq = s.seq offset 0) p on true);
 end $$;
 
 -- Accepts a batch. A row per job, in order, and one with no id that tells whom to ring.
@@ -440,6 +615,9 @@ begin
     insert into windlass.tally (line, queue, scheduled, ready, t_enqueued)
       select line, queue, count(*) filter (where due > _now), count(*) filter (where due <= _now), count(*)
         from timed group by line, queue
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue, priority, count(*) from timed where priority <> 0 group by queue, priority
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a)
       select _now, n, topic, jobs, lines, a from (

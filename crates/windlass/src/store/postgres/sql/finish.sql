@@ -6,17 +6,20 @@ declare
   _house windlass.house;
   _queue bigint;
   _surplus bigint;
-  _seq bigint;
+  _at bigint;
+  _seq bigint := 0;
 begin
   select * into _house from windlass.house;
   loop
-    delete from windlass.after where ctid = (
-      select ctid from windlass.after where tx = pg_current_xact_id() and what = 6 limit 1)
-      returning a into _queue;
+    select a into _queue from windlass.after where tx = pg_current_xact_id() and what = 6 limit 1;
     exit when not found;
+    delete from windlass.after where tx = pg_current_xact_id() and what = 6 and a = _queue;
     select sum(dead) - _house.dead_letters into _surplus from windlass.tally where queue = _queue and line is not null;
+    _at := -9223372036854775808;
     while _surplus > 0 loop
-      select seq into _seq from windlass.dead where queue = _queue order by at, seq limit 1;
+      -- Behind those that went before, so that nobody walks over them again.
+      select at, seq into _at, _seq from windlass.dead
+        where queue = _queue and (at, seq) > (_at, _seq) order by at, seq limit 1;
       exit when not found;
       update windlass.queue set dropped = dropped + 1 where id = _queue;
       perform windlass._remove(_seq, 2, _now);
@@ -152,40 +155,54 @@ begin
   end loop;
 end $$;
 
+-- Offers what is next in the lanes that this call has changed, and tells of those that it has left empty.
+create function windlass._offer_lanes(_now bigint) returns void language plpgsql
+set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _queues int[];
+  _lanes bigint[];
+  _totals jsonb;
+  _each record;
+begin
+  select array_agg(f.queue order by q.name, f.lane), array_agg(f.lane order by q.name, f.lane) into _queues, _lanes
+    from (select distinct f.a::int as queue, f.b as lane from windlass.after f
+        where f.tx = pg_current_xact_id() and f.what = 1) f
+      cross join lateral (select q.name from windlass.queue q where q.id = f.queue offset 0) q;
+  if _queues is null then return; end if;
+  select array_agg(e.queue), array_agg(e.lane) into _queues, _lanes from windlass._offer(_queues, _lanes) e
+    cross join lateral (select from windlass.queue q
+      where q.id = e.queue and e.lane between 0 and q.lanes - 1 offset 0) q;
+  if _queues is null then return; end if;
+  select jsonb_object_agg(t.queue || '/' || t.lane, t.completed) into _totals from (
+    select t.queue, t.lane, sum(t.t_completed) as completed from (select distinct q from unnest(_queues) q) q
+      cross join lateral (select t.queue, t.lane, t.t_completed from windlass.tally t
+        where t.queue = q.q and t.lane is not null offset 0) t group by t.queue, t.lane) t;
+  for _each in
+    select q.name, q.on_empty, e.lane, coalesce((_totals->>(e.queue || '/' || e.lane))::bigint, 0) as completed
+      from unnest(_queues, _lanes) with ordinality as e(queue, lane, n)
+        cross join lateral (select q.name, q.on_empty from windlass.queue q where q.id = e.queue offset 0) q
+      order by e.n
+  loop
+    if _each.on_empty is not null then
+      perform windlass._after(2, null, null, _each.on_empty, jsonb_build_object('payload',
+        format('{"lane":%s,"completed":%s}', _each.lane, _each.completed))::text);
+    end if;
+    perform windlass._tell_of(_now, 'pool.empty', jsonb_build_object('queue', _each.name,
+      'lane', _each.lane, 'completed', _each.completed));
+  end loop;
+end $$;
+
 -- Ends a call and answers whom to ring: `q:` and a queue, or `c` for workers that run jobs.
 create function windlass._finish(_now bigint) returns text[] language plpgsql as $$
 declare
   _each record;
-  _completed bigint;
   _rings text[];
 begin
   if not exists (select from windlass.after where tx = pg_current_xact_id()) then return '{}'; end if;
   perform windlass._keep_bounded(_now);
   perform windlass._tell_objects(_now);
-  for _each in
-    select distinct f.a::int as queue, f.b as lane, q.name, q.lanes, q.on_empty
-      from windlass.after f join windlass.queue q on q.id = f.a
-      where f.tx = pg_current_xact_id() and f.what = 1 order by q.name, f.b
-  loop
-    if windlass._offer(_each.queue, _each.lane) and _each.lanes is not null
-      and (_each.lane between 0 and _each.lanes - 1)
-    then
-      select coalesce(sum(t_completed), 0) into _completed from windlass.tally
-        where queue = _each.queue and lane = _each.lane and line is null;
-      if _each.on_empty is not null then
-        perform windlass._after(2, null, null, _each.on_empty, jsonb_build_object('payload',
-          format('{"lane":%s,"completed":%s}', _each.lane, _completed))::text);
-      end if;
-      perform windlass._tell_of(_now, 'pool.empty', jsonb_build_object('queue', _each.name,
-        'lane', _each.lane, 'completed', _completed));
-    end if;
-  end loop;
-  for _each in
-    select c as kind, d::jsonb as detail from windlass.after
-      where tx = pg_current_xact_id() and what = 2 order by id
-  loop
-    perform windlass._add_hook(_each.kind, _each.detail, _now);
-  end loop;
+  perform windlass._offer_lanes(_now);
+  perform windlass._add_hooks(_now);
   for _each in
     select distinct q.id, q.name from windlass.after f join windlass.queue q on q.id = f.a
       where f.tx = pg_current_xact_id() and f.what = 3 order by q.name
@@ -214,19 +231,23 @@ begin
   end if;
 end $$;
 
--- Adds a job that a queue asked for.
-create function windlass._add_hook(_kind text, _detail jsonb, _now bigint) returns void language plpgsql as $$
+-- Adds the jobs that queues asked for.
+create function windlass._add_hooks(_now bigint) returns void language plpgsql as $$
 declare
-  _item windlass.item;
+  _items windlass.item[];
 begin
-  _item.id := gen_random_uuid();
-  _item.line := windlass.register(_kind, _kind);
-  _item.payload := convert_to(_detail->>'payload', 'UTF8');
-  _item.priority := 0;
-  _item.start_kind := 0;
-  _item.spec := '{"trace":null}';
-  if _detail ? 'parent' then
-    _item.spec := _item.spec || jsonb_build_object('parent', _detail->>'parent');
-  end if;
-  perform windlass._accept(_item, nextval(pg_get_serial_sequence('windlass.job', 'seq')), _now);
+  if not exists (select from windlass.after where tx = pg_current_xact_id() and what = 2) then return; end if;
+  perform windlass.register(k.kind, k.kind) from (
+    select distinct c as kind from windlass.after where tx = pg_current_xact_id() and what = 2) k;
+  select array_agg(row(gen_random_uuid(), l.id, convert_to(f.d::jsonb->>'payload', 'UTF8'), 0, 0::smallint, null::bigint,
+      null::bigint, case when f.d::jsonb ? 'parent'
+        then jsonb_build_object('trace', null, 'parent', f.d::jsonb->>'parent')
+        else '{"trace":null}' end)::windlass.item order by f.id) into _items
+    from windlass.after f
+      cross join lateral (select k.id from windlass.kind k where k.name = f.c offset 0) k
+      cross join lateral (select q.id from windlass.queue q where q.name = f.c offset 0) q
+      cross join lateral (select l.id from windlass.line l where l.kind = k.id and l.queue = q.id offset 0) l
+    where f.tx = pg_current_xact_id() and f.what = 2;
+  perform windlass._accept(_items, array(select nextval('windlass.job_seq_seq') from generate_series(1, cardinality(_items))),
+    array_fill(0, array[cardinality(_items)]), _now);
 end $$;

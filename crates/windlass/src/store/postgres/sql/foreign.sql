@@ -106,7 +106,7 @@ begin
   _item.start_us := coalesce((extract(epoch from delay) * _us)::bigint, (extract(epoch from run_at) * _us)::bigint);
   _item.max_attempts := max_attempts;
   _item.spec := nullif(_spec, '{}');
-  _now := windlass._begin();
+  _now := windlass._begin_within(array[_item]);
   _placed := windlass._accept_batch(array[_item], null, null, _now);
   foreach _ring in array windlass._finish(_now) loop
     perform pg_notify('windlass', _ring);
@@ -127,3 +127,19 @@ end $$;
 revoke all on schema windlass from public;
 revoke all on all tables in schema windlass from public;
 revoke all on all functions in schema windlass from public;
+
+-- Whoever is called from outside finds what it means and not what stands in front of it on the caller's path: all
+-- names of ours say their schema, and this is for functions and operators of PostgreSQL itself. Not on helpers, which
+-- are called with that path already, and which PostgreSQL could no longer inline; nor on the clock, which every call
+-- reads. Guarded by tests/postgres/foreign.rs.
+do $$
+declare
+  _entry regprocedure;
+begin
+  for _entry in
+    select p.oid from pg_catalog.pg_proc p where p.pronamespace = 'windlass'::regnamespace
+      and (p.proname !~ '^_' or p.proname = '_number') and p.proname <> 'now_us'
+  loop
+    execute format('alter function %s set search_path = pg_catalog, pg_temp', _entry);
+  end loop;
+end $$;

@@ -1,81 +1,273 @@
 -- Who waits for whom, and what spreads when a job ends.
+--
+-- Thousands may wait for one job, or in a row behind it: they are found, held and written down in a few statements for
+-- all of them. Only who comes before whom is decided one by one, on numbers in memory.
 
 -- Tells a finished job's dependents, theirs if they follow, and so on.
 create function windlass._spread(_root bigint, _error text, _now bigint) returns void language plpgsql as $$
 declare
-  _stack bigint[] := array[_root];
-  _seq bigint;
-  _id uuid;
-  _root_id uuid;
   _state int;
-  _edge record;
-  _next bigint;
 begin
-  select id into _root_id from windlass.job where seq = _root;
-  while cardinality(_stack) > 0 loop
-    _seq := _stack[cardinality(_stack)];
-    _stack := _stack[1 : cardinality(_stack) - 1];
-    select j.id, p.state into _id, _state from windlass.job j join windlass.place p using (seq) where j.seq = _seq;
-    delete from windlass.edge where seq = _seq;
-    for _edge in
-      select e.seq, e.on_failure from windlass.edge e
-          cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) j
-        where e.on_id = _id and not e.met order by j.id
-    loop
-      if _state <> 4 and _edge.on_failure = 2 then
-        continue;
-      elsif _state <> 4 and _edge.on_failure = 0 then
-        _next := windlass._follow(_edge.seq, _id, _root_id, _state, _error, _now);
-        if _next is not null then _stack := _stack || _next; end if;
-      else
-        perform windlass._release(_id, _edge.seq, _now);
-      end if;
-    end loop;
-  end loop;
-end $$;
-
--- A blocked job dies or is cancelled with one it depends on.
-create function windlass._follow(_seq bigint, _on uuid, _root uuid, _state int, _error text, _now bigint)
-returns bigint language plpgsql as $$
-declare
-  _p windlass.place := windlass._hold(_seq);
-  _word text := windlass._state_name(_state);
-  _text text;
-begin
-  if _p.seq is null or _p.state <> 0 then return null; end if;
-  _text := case when _on = _root
-    then format('depends on job %s, which is %s: %s', _on, _word, coalesce(_error, _word))
-    else format('depends on job %s, which is %s because job %s failed: %s', _on, _word, _root,
-                coalesce(_error, _word)) end;
-  perform windlass._end(_p, _now, case when _state = 6 then 6 else 5 end, 4, null, null, _text, _p.recoveries);
-  perform windlass._tell_end(_p, _now, case when _state = 6 then 6 else 5 end, 4, _text);
-  return _seq;
-end $$;
-
--- One of a blocked job's dependencies is met.
-create function windlass._release(_on uuid, _seq bigint, _now bigint) returns void language plpgsql as $$
-declare
-  _p windlass.place := windlass._hold(_seq);
-  _q windlass.place;
-begin
-  update windlass.edge set met = true where on_id = _on and seq = _seq;
-  if _p.seq is null or _p.state <> 0 then return; end if;
-  _q := _p;
-  _q.updated_at := _now;
-  _q.met := coalesce(_p.met, '{}') || _on;
-  if _p.unmet > 1 then
-    _q.unmet := _p.unmet - 1;
-    perform windlass._put(_p, _q);
+  delete from windlass.edge where seq = _root;
+  if not exists (select from windlass.edge e
+      where e.on_id = (select j.id from windlass.job j where j.seq = _root) and not e.met)
+  then
     return;
   end if;
-  _q.unmet := null;
-  _q := windlass._wait_until(_q, _p.at, _now);
-  perform windlass._put(_p, _q);
-  perform windlass._tell(_now, 'job.unblocked', _seq, null);
-  if _q.state = 1 then
-    perform windlass._tell(_now, 'job.scheduled', _seq, null, _q.at);
+  select p.state into _state from windlass.place p where p.seq = _root;
+  if _state = 4 then
+    perform windlass._spread_success(array[_root], _now);
+  else
+    perform windlass._spread_failure(_root, _state, _error, _now);
   end if;
-  perform windlass._ring(_q.line);
+end $$;
+
+-- These jobs are completed, and nobody waits for them any longer. Their dependents are told in the order of the jobs,
+-- and of each job by their ids.
+create function windlass._spread_success(_roots bigint[], _now bigint) returns void language plpgsql
+set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _seqs bigint[];
+  _ons uuid[];
+begin
+  select array_agg(e.seq order by r.n, d.id), array_agg(j.id order by r.n, d.id) into _seqs, _ons
+    from unnest(_roots) with ordinality as r(seq, n)
+      cross join lateral (select j.id from windlass.job j where j.seq = r.seq offset 0) j
+      cross join lateral (select e.seq from windlass.edge e where e.on_id = j.id and not e.met offset 0) e
+      cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) d;
+  perform from windlass.place p where p.seq = any (_seqs) order by p.seq for update;
+  perform windlass._release(_seqs, _ons, _now);
+end $$;
+
+-- A job has failed: who must follow ends with it, and so do those who must follow them; who ignores it is released. Of
+-- those who can be reached in several ways, the first way counts: from job to job, and of each by the ids of its
+-- dependents, those of the last one first.
+create function windlass._spread_failure(_root bigint, _state int, _error text, _now bigint) returns void
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _reached bigint[];
+  _seen bigint[] := '{}';
+  _first int[];
+  _next int[];
+  _ones int[];
+  _others int[];
+  _follows boolean[];
+  _open boolean[];
+  _ids uuid[];
+  _top int := 1;
+  _stack int[];
+  _one int;
+  _edge int;
+  _other int;
+  _followed int := 0;
+  _follow bigint[] := '{}';
+  _follow_on uuid[] := '{}';
+  _freed int := 0;
+  _release bigint[] := '{}';
+  _release_on uuid[] := '{}';
+begin
+  -- Whoever wants to depend on one of them holds it, so that when all are held, nobody comes to them any more: they
+  -- are looked for until there is nobody new.
+  loop
+    with recursive reach(seq, follows) as (
+      select _root, true
+      union
+      select e.seq, e.on_failure = 0 from reach r
+        cross join lateral (select j.id from windlass.job j where j.seq = r.seq and r.follows offset 0) j
+        cross join lateral (select e.seq, e.on_failure from windlass.edge e
+          where e.on_id = j.id and not e.met and e.on_failure <> 2 offset 0) e
+    )
+    select array_agg(distinct seq order by seq) into _reached from reach;
+    exit when _reached = _seen;
+    perform from windlass.place p where p.seq = any (_reached) order by p.seq for update;
+    _seen := _reached;
+  end loop;
+  select array_agg(p.state = 0 order by s.n), array_agg(j.id order by s.n), max(s.n) filter (where s.seq = _root)
+    into _open, _ids, _one
+    from unnest(_reached) with ordinality as s(seq, n)
+      cross join lateral (select p.state from windlass.place p where p.seq = s.seq offset 0) p
+      cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j;
+  -- Edges as numbers, those to the last id first: so the list of each job has them by id.
+  select array_agg(e.one order by e.id desc), array_agg(e.other order by e.id desc),
+      array_agg(e.follows order by e.id desc)
+    into _ones, _others, _follows from (
+      select s.n::int as one, width_bucket(e.seq, f.seqs) as other, e.follows, d.id
+        from (select array(select unnest(_reached)) as seqs offset 0) f
+          cross join lateral unnest(_ids) with ordinality as s(id, n)
+          cross join lateral (select e.seq, e.on_failure = 0 as follows from windlass.edge e
+            where e.on_id = s.id and not e.met and e.on_failure <> 2 offset 0) e
+          cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) d
+        where f.seqs[width_bucket(e.seq, f.seqs)] = e.seq) e;
+  if _ones is null then return; end if;
+  _first := array_fill(0, array[cardinality(_reached)]);
+  _next := array_fill(0, array[cardinality(_ones)]);
+  for _e in 1..cardinality(_ones) loop
+    _next[_e] := _first[_ones[_e]];
+    _first[_ones[_e]] := _e;
+  end loop;
+  _stack := array[_one];
+  while _top > 0 loop
+    _one := _stack[_top];
+    _top := _top - 1;
+    _edge := _first[_one];
+    while _edge > 0 loop
+      _other := _others[_edge];
+      if not _open[_other] then
+        null;
+      elsif _follows[_edge] then
+        _open[_other] := false;
+        _followed := _followed + 1;
+        _follow[_followed] := _reached[_other];
+        _follow_on[_followed] := _ids[_one];
+        _top := _top + 1;
+        _stack[_top] := _other;
+      else
+        _freed := _freed + 1;
+        _release[_freed] := _reached[_other];
+        _release_on[_freed] := _ids[_one];
+      end if;
+      _edge := _next[_edge];
+    end loop;
+  end loop;
+  if _freed > 0 then perform windlass._release(_release, _release_on, _now); end if;
+  if _followed > 0 then
+    perform windlass._follow(_follow, _follow_on, (select j.id from windlass.job j where j.seq = _root),
+      case when _state = 6 then 6 else 5 end, _error, _now);
+  end if;
+end $$;
+
+-- Blocked jobs, which are held, die or are cancelled, each with one it depends on. They are told in this order.
+create function windlass._follow(_seqs bigint[], _ons uuid[], _root uuid, _state int, _error text, _now bigint)
+returns void language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _word text := windlass._state_name(_state);
+  _texts text[];
+begin
+  select array_agg(case when f.on_id = _root
+      then format('depends on job %s, which is %s: %s', f.on_id, _word, coalesce(_error, _word))
+      else format('depends on job %s, which is %s because job %s failed: %s', f.on_id, _word, _root,
+                  coalesce(_error, _word)) end order by f.n) into _texts
+    from unnest(_ons) with ordinality as f(on_id, n);
+  with ended as materialized (
+    select f.n, f.seq, f.text, p.line, p.attempts, p.lane_queue, p.lane, p.object, l.queue, q.lanes, q.on_dead, j.id,
+        j.priority
+      from unnest(_seqs, _texts) with ordinality as f(seq, text, n)
+        cross join lateral (select p.* from windlass.place p where p.seq = f.seq offset 0) p
+        cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
+        cross join lateral (select q.lanes, q.on_dead from windlass.queue q where q.id = l.queue offset 0) q
+        cross join lateral (select j.id, j.priority from windlass.job j where j.seq = f.seq offset 0) j
+  ), diary as (
+    insert into windlass.diary (seq, error) select seq, text from ended
+      on conflict (seq) do update set error = excluded.error
+  ), dead as (
+    insert into windlass.dead (queue, at, seq) select queue, _now, seq from ended where _state = 5
+  ), past as (
+    insert into windlass.past (at, n, lows, highs)
+      select _now, cardinality(_seqs), r.lows, r.highs
+        from windlass._runs(array(select s from unnest(_seqs) s order by s)) r where _state = 6
+  ), counted as (
+    insert into windlass.tally (line, queue, lane, blocked, dead, cancelled, t_dead, t_cancelled)
+      select line, queue, lane, -n, case when _state = 5 then n else 0 end, case when _state = 6 then n else 0 end,
+          case when _state = 5 then n else 0 end, case when _state = 6 then n else 0 end from (
+        select line, queue, null::bigint as lane, count(*) as n from ended group by line, queue
+        union all
+        select null, lane_queue, lane, count(*) from ended
+          where lane_queue is not null and lanes is not null group by lane_queue, lane) c
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue, priority, -count(*) from ended where priority <> 0 group by queue, priority
+  ), seen_to as (
+    insert into windlass.after (what, a, b, c, d)
+      select what, a, b, c, d from (
+        select 0 as n, 1 as what, lane_queue as a, lane as b, null as c, null as d from ended
+          where lane_queue is not null group by lane_queue, lane
+        union all select 0, 3, queue, null, null, null from ended group by queue
+        union all select 0, 6, queue, null, null, null from ended where _state = 5 group by queue
+        union all select 0, 7, null, null, null, null where _state = 6
+        union all select n, 0, 4, _state, object, id::text from ended where object is not null
+        union all select n, 2, null, null, on_dead, jsonb_build_object('parent', id, 'payload',
+            format('{"job":"%s"%s}', id, case when lanes is not null and lane is not null then format(',"lane":%s', lane)
+              else '' end))::text
+          from ended where _state = 5 and on_dead is not null) a
+        order by n
+  )
+  insert into windlass.event (at, n, topic, jobs, lines, a, detail)
+    select _now, count(*), case when _state = 5 then 'job.dead' else 'job.cancelled' end,
+        array_agg(id order by n), array_agg(line order by n),
+        array_agg(case when _state = 5 then attempts else 4 end::bigint order by n),
+        case when _state = 5 then jsonb_build_object('reason', 4, 'error', e.error) end
+      from (select e.*, case when _state = 5 then e.text end as error from ended e) e
+      group by e.error, (n - 1) / 10000 order by min(n);
+  if exists (select from windlass.key) then
+    delete from windlass.key k where k.ctid = any (array(
+      select k.ctid from unnest(_seqs) s
+        cross join lateral (select k.ctid from windlass.key k where k.seq = s offset 0) k
+        cross join lateral (select from windlass.job j
+          where j.seq = s and j.spec->'unique'->>'scope' = 'open' offset 0) j));
+  end if;
+  delete from windlass.edge where seq = any (_seqs);
+  update windlass.place set state = _state, at = _now, updated_at = _now, reason = 4, attempt_end = null,
+    output = null, offered = false, unmet = null, since = null, worker = null,
+    lane_queue = null, lane = null, partition = null, object = null, expires_at = null
+    where seq = any (_seqs);
+end $$;
+
+-- Dependencies of blocked jobs, which are held, are met: `_seqs[i]` need not wait for `_ons[i]` any longer.
+create function windlass._release(_seqs bigint[], _ons uuid[], _now bigint) returns void language plpgsql
+set enable_hashjoin = off set enable_mergejoin = off as $$
+begin
+  update windlass.edge x set met = true where x.ctid = any (array(
+    select e.ctid from unnest(_seqs, _ons) as r(seq, on_id) cross join lateral (
+      select e.ctid from windlass.edge e where e.on_id = r.on_id and e.seq = r.seq offset 0) e));
+  with met as materialized (
+    select r.*, p.place, l.queue, q.lanes, q.ageing, j.id, j.priority
+      from (select r.seq, array_agg(r.on_id order by r.n) as ons, count(*)::int as times, min(r.n) as first
+          from unnest(_seqs, _ons) with ordinality as r(seq, on_id, n) group by r.seq) r
+        cross join lateral (select p.ctid as place, p.line from windlass.place p
+          where p.seq = r.seq and p.state = 0 offset 0) p
+        cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
+        cross join lateral (select q.lanes, q.ageing from windlass.queue q where q.id = l.queue offset 0) q
+        cross join lateral (select j.id, j.priority from windlass.job j where j.seq = r.seq offset 0) j
+  ), told as materialized (
+    update windlass.place p set updated_at = _now, met = coalesce(p.met, '{}') || m.ons,
+        unmet = case when p.unmet > m.times then p.unmet - m.times end,
+        state = case when p.unmet > m.times then 0 when p.at > _now then 1 else 2 end,
+        at = case when p.unmet > m.times then p.at else greatest(p.at, _now) end,
+        rank = case when p.unmet > m.times or p.at > _now then p.rank
+          else windlass._rank(m.ageing, m.priority, _now) end,
+        offered = false, attempt_end = null, reason = null
+      from met m where p.ctid = m.place and m.times between 1 and 1000000000
+      returning p.seq, p.state, p.at, p.rank, p.line, p.lane_queue, p.lane, m.queue, m.lanes, m.id, m.first,
+        windlass._is_fresh(p.state, p.begun, p.generation, p.plain) as fresh
+  ), listed as (
+    insert into windlass.ready (line, rank, at, seq, fresh, epoch)
+      select line, rank, at, seq, fresh, (select windlass._epoch()) from told where state = 2 and lane_queue is null
+  ), lined as (
+    insert into windlass.lined (queue, lane, rank, at, seq)
+      select lane_queue, lane, rank, at, seq from told where state = 2 and lane_queue is not null
+  ), waiting as (
+    insert into windlass.due (at, seq) select at, seq from told where state = 1
+  ), counted as (
+    insert into windlass.tally (line, queue, lane, blocked, scheduled, ready)
+      select line, queue, null, -count(*), count(*) filter (where state = 1), count(*) filter (where state = 2)
+        from told where state > 0 group by line, queue
+      union all
+      select null, lane_queue, lane, -count(*), count(*) filter (where state = 1), count(*) filter (where state = 2)
+        from told where state > 0 and lane_queue is not null and lanes is not null group by lane_queue, lane
+  ), seen_to as (
+    insert into windlass.after (what, a, b)
+      select distinct 1, lane_queue, lane from told where lane_queue is not null
+      union all
+      select distinct 4, queue, null::bigint from told where state > 0
+  )
+  insert into windlass.event (at, n, topic, jobs, lines, a)
+    select _now, count(*), t.topic, array_agg(t.id order by t.n), array_agg(t.line order by t.n), array_agg(t.a order by t.n)
+      from (
+        select 1 as kind, 'job.unblocked' as topic, id, line, row_number() over (order by first) as n, null::bigint as a
+          from told where state > 0
+        union all
+        select 2, 'job.scheduled', id, line, row_number() over (order by first), at from told where state = 1) t
+      group by t.kind, t.topic, (t.n - 1) / 10000 order by t.kind, min(t.n);
 end $$;
 
 -- Deletes a job, finished or called off. What still waited for it can only follow it.
@@ -106,7 +298,7 @@ begin
   if _p.lane_queue is not null then
     perform windlass._after(1, _p.lane_queue, _p.lane, null);
   end if;
-  perform windlass._count(_line, _p.lane_queue, _p.lane, _p.state, null);
+  perform windlass._count(_seq, _line, _p.lane_queue, _p.lane, _p.state, null);
   delete from windlass.diary where seq = _seq;
   delete from windlass.step where seq = _seq;
   delete from windlass.key where seq = _seq;

@@ -1,67 +1,130 @@
 -- Lanes: of each, at most one job is offered, and it alone is found by claims.
 
--- Locks a lane, so that no one else decides which of its jobs is next.
-create function windlass._lock_lane(_queue int, _lane bigint) returns void language plpgsql as $$
-begin
-  loop
-    perform from windlass.lane where queue = _queue and lane = _lane for update;
-    exit when found;
-    insert into windlass.lane (queue, lane) values (_queue, _lane) on conflict do nothing;
-  end loop;
-end $$;
-
--- Offers the job of a lane that may start next, and no other. Whether the lane is empty.
-create function windlass._offer(_queue int, _lane bigint) returns boolean language plpgsql as $$
+-- Offers the job of each of these lanes that may start next, and no other. Answers which of them are empty. Lanes come
+-- in one order, so that two calls do not wait for each other. All at once, because a batch may touch thousands.
+create function windlass._offer(_queues int[], _lanes bigint[]) returns table (queue int, lane bigint)
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+#variable_conflict use_column
 declare
-  _q windlass.queue;
-  _current bigint;
-  _current_line int;
-  _next bigint;
-  _next_line int;
-  _rank bigint;
-  _at bigint;
+  _places tid[];
+  _olds bigint[];
+  _news bigint[];
+  _new_lanes tid[];
+  _new_queues int[];
+  _idle_queues int[];
+  _idle_lanes bigint[];
 begin
-  perform windlass._lock_lane(_queue, _lane);
-  select * into _q from windlass.queue where id = _queue;
-  -- A claim may be taking it at this moment: then it runs when this goes on.
-  select p.seq, p.line into _current, _current_line from windlass.place p
-    where p.lane_queue = _queue and p.lane = _lane and p.state = 2 and p.offered for update;
-  if not exists (select from windlass.place where lane_queue = _queue and lane = _lane and state = 3)
-    and not (_q.lanes is not null and _lane = any (_q.paused_lanes))
-  then
-    select p.seq, p.line, l.rank, l.at into _next, _next_line, _rank, _at
-      from windlass.lined l cross join lateral (
-          select p.seq, p.line, p.begun, p.partition from windlass.place p where p.seq = l.seq offset 0) p
-      where l.queue = _queue and l.lane = _lane
-        and (p.begun or not exists (select from windlass.place h
-          where h.lane_queue = _queue and h.lane = _lane and h.partition = p.partition
-            and h.begun and h.state < 3))
-      order by l.rank, l.at, l.seq limit 1;
+  -- Each is made, or locked if it is there: the condition is never true.
+  insert into windlass.lane as l (queue, lane)
+    select t.queue, t.lane from unnest(_queues, _lanes) with ordinality as t(queue, lane, n) order by t.n
+    on conflict (queue, lane) do update set lane = excluded.lane where l.lane <> excluded.lane;
+  -- A claim may be taking one of these at this moment: then it runs when this goes on.
+  perform from windlass.place p where p.seq = any (array(
+      select l.current from unnest(_queues, _lanes) as t(queue, lane) cross join lateral (
+        select l.current from windlass.lane l where l.queue = t.queue and l.lane = t.lane offset 0) l))
+    and p.state = 2 and p.offered order by p.seq for update;
+  select array_agg(x.current) filter (where x.current is distinct from x.next),
+      array_agg(x.next) filter (where x.next is distinct from x.current and x.next is not null),
+      array_agg(x.place) filter (where x.next is distinct from x.current and x.next is not null),
+      array_agg(distinct x.queue) filter (where x.next is distinct from x.current and x.next is not null),
+      array_agg(x.queue order by x.n) filter (where x.next is null and not x.runs),
+      array_agg(x.lane order by x.n) filter (where x.next is null and not x.runs)
+    into _olds, _news, _new_lanes, _new_queues, _idle_queues, _idle_lanes
+    from (
+      select t.queue, t.lane, t.n, l.place, c.current, c.runs, f.seq as next
+        from unnest(_queues, _lanes) with ordinality as t(queue, lane, n)
+          cross join lateral (select l.ctid as place, l.current, l.others from windlass.lane l
+            where l.queue = t.queue and l.lane = t.lane offset 0) l
+          cross join lateral (select q.lanes is not null and t.lane = any (q.paused_lanes) as paused
+            from windlass.queue q where q.id = t.queue offset 0) q
+          cross join lateral (
+            select max(p.seq) filter (where p.state = 2) as current, coalesce(bool_or(p.state = 3), false) as runs
+              from unnest(l.others || l.current) s cross join lateral (
+                select p.seq, p.state from windlass.place p
+                  where p.seq = s and p.lane_queue = t.queue and p.lane = t.lane
+                    and (p.state = 3 or p.state = 2 and p.offered) offset 0) p) c
+          left join lateral (
+            select i.seq from windlass.lined i cross join lateral (
+                select p.begun, p.partition from windlass.place p where p.seq = i.seq offset 0) p
+              where i.queue = t.queue and i.lane = t.lane and not c.runs and not q.paused
+                and (p.begun or not exists (select from windlass.held h
+                  where h.queue = t.queue and h.lane = t.lane and h.partition = p.partition))
+              order by i.rank, i.at, i.seq limit 1) f on true) x;
+  if _olds is not null then
+    update windlass.place p set offered = false where p.seq = any (_olds);
+    perform windlass._withdraw(_olds);
   end if;
-  if _current is distinct from _next then
-    update windlass.place set offered = false where seq = _current;
-    delete from windlass.ready r where r.line = _current_line and r.seq = _current
-      and r.rank = (select p.rank from windlass.place p where p.seq = _current)
-      and r.at = (select p.at from windlass.place p where p.seq = _current);
-    update windlass.place set offered = true where seq = _next;
-    if _next is not null then
-      insert into windlass.ready (line, rank, at, seq, fresh) values (_next_line, _rank, _at, _next, false);
-      insert into windlass.after (what, a) values (4, _queue);
-    end if;
+  if _news is not null then
+    update windlass.place p set offered = true where p.seq = any (_news);
+    insert into windlass.ready (line, rank, at, seq, fresh, epoch)
+      select p.line, p.rank, p.at, p.seq, false, (select windlass._epoch()) from windlass.place p where p.seq = any (_news);
+    update windlass.lane l set current = c.next from unnest(_new_lanes, _news) with ordinality as c(place, next, n)
+      where l.ctid = c.place and c.n between 1 and 16384;
+    insert into windlass.after (what, a) select 4, q from unnest(_new_queues) q;
   end if;
-  if exists (select from windlass.place where lane_queue = _queue and lane = _lane) then
-    return false;
-  end if;
-  delete from windlass.lane where queue = _queue and lane = _lane;
-  return true;
+  select array_agg(l.place), array_agg(t.queue order by t.n), array_agg(t.lane order by t.n)
+    into _places, _idle_queues, _idle_lanes
+    from unnest(_idle_queues, _idle_lanes) with ordinality as t(queue, lane, n)
+      cross join lateral (select l.ctid as place from windlass.lane l
+        where l.queue = t.queue and l.lane = t.lane offset 0) l
+    where not exists (select from windlass.place p where p.lane_queue = t.queue and p.lane = t.lane);
+  delete from windlass.lane l where l.ctid = any (_places);
+  return query select t.queue, t.lane from unnest(_idle_queues, _idle_lanes) as t(queue, lane);
 end $$;
 
--- How many waiting jobs of its lane are ahead of a waiting job.
+-- Takes jobs from among the ready that are not offered any more.
+create function windlass._withdraw(_seqs bigint[]) returns void language sql as $$
+  -- Both halves at once, so that nothing is moved from one to the other in between.
+  lock table windlass.ready in row exclusive mode;
+  delete from windlass.ready_0 x where x.ctid = any (array(
+    select r.ctid from windlass.place p cross join lateral (select r.ctid from windlass.ready_0 r
+      where r.line = p.line and r.rank = p.rank and r.at = p.at and r.seq = p.seq offset 0) r where p.seq = any (_seqs)));
+  delete from windlass.ready_1 x where x.ctid = any (array(
+    select r.ctid from windlass.place p cross join lateral (select r.ctid from windlass.ready_1 r
+      where r.line = p.line and r.rank = p.rank and r.at = p.at and r.seq = p.seq offset 0) r where p.seq = any (_seqs)));
+$$;
+
+-- How many waiting jobs of its lane are ahead of a waiting job: those that have begun and wait for a time, and the
+-- ready ones that come before it, or all of those if it is not ready itself.
 create function windlass._position(_p windlass.place) returns bigint language sql stable as $$
-  select count(*) from windlass.place o
-    where o.lane_queue = _p.lane_queue and o.lane = _p.lane and o.seq <> _p.seq and (
-      (o.begun and o.state < 2)
-      or (o.state = 2 and (_p.state <> 2 or (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq))))
+  select (select count(*) from windlass.held h cross join lateral (
+        select p.state from windlass.place p where p.seq = h.seq offset 0) o
+      where h.queue = _p.lane_queue and h.lane = _p.lane and h.seq <> _p.seq and o.state < 2)
+    + (select count(*) from windlass.lined l where l.queue = _p.lane_queue and l.lane = _p.lane
+      and (_p.state <> 2 or (l.rank, l.at, l.seq) < (_p.rank, _p.at, _p.seq)))
+$$;
+
+-- The same for many jobs, by their numbers. Of each lane it looks at what stands behind the first of them and takes
+-- that from how many are ready there: mostly they are the last, and to count what is ahead of each of them would cost
+-- as much as there is.
+create function windlass._positions(_seqs bigint[]) returns jsonb language sql
+set enable_hashjoin = off set enable_mergejoin = off as $$
+  with asked as materialized (
+    select p.seq, p.state, p.begun, p.lane_queue as queue, p.lane, p.rank, p.at from windlass.place p
+      where p.seq = any (_seqs) and p.lane_queue is not null and p.state < 3
+  ), ready as materialized (
+    select coalesce(jsonb_object_agg(t.queue || '/' || t.lane, t.ready), '{}') as of from (
+      select t.queue, t.lane, sum(t.ready) as ready from (select distinct a.queue from asked a) q
+        cross join lateral (select t.queue, t.lane, t.ready from windlass.tally t
+          where t.queue = q.queue and t.lane is not null offset 0) t group by t.queue, t.lane) t
+  ), total as materialized (
+    select jsonb_object_agg(l.queue || '/' || l.lane, coalesce((r.of->>(l.queue || '/' || l.lane))::bigint, 0) + h.begun) as of
+      from (select distinct a.queue, a.lane from asked a) l cross join ready r cross join lateral (
+        select count(*) as begun from windlass.held h cross join lateral (
+            select p.state from windlass.place p where p.seq = h.seq offset 0) p
+          where h.queue = l.queue and h.lane = l.lane and p.state < 2) h
+  ), first as materialized (
+    select distinct on (a.queue, a.lane) a.queue, a.lane, a.rank, a.at, a.seq
+      from asked a where a.state = 2 order by a.queue, a.lane, a.rank, a.at, a.seq
+  )
+  select jsonb_object_agg(x.seq, x.ahead) from (
+    select b.seq, (t.of->>(f.queue || '/' || f.lane))::bigint
+        - row_number() over (partition by f.queue, f.lane order by b.rank desc, b.at desc, b.seq desc) as ahead
+      from first f cross join total t cross join lateral (select i.seq, i.rank, i.at from windlass.lined i
+        where i.queue = f.queue and i.lane = f.lane and (i.rank, i.at, i.seq) >= (f.rank, f.at, f.seq) offset 0) b
+    union all
+    select a.seq, (t.of->>(a.queue || '/' || a.lane))::bigint - (a.begun and a.state = 1)::int
+      from asked a cross join total t where a.state <> 2) x
 $$;
 
 -- Puts the jobs of a queue into their lanes and their order anew.
@@ -80,6 +143,7 @@ begin
     from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high) where s.worker is not null;
   delete from windlass.ready r using windlass.line l where l.queue = _queue and r.line = l.id;
   delete from windlass.lined where queue = _queue;
+  delete from windlass.held where queue = _queue;
   update windlass.place p set
       lane = case when p.lane_queue is not null then windlass._lane(p.partition, _q.lanes) end,
       rank = case when p.state = 2 then windlass._rank(_q.ageing, j.priority, p.at) else p.rank end,
@@ -93,12 +157,20 @@ begin
   insert into windlass.lined (queue, lane, rank, at, seq)
     select p.lane_queue, p.lane, p.rank, p.at, p.seq from windlass.place p
       where p.lane_queue = _queue and p.state = 2;
+  insert into windlass.held (queue, lane, partition, seq)
+    select p.lane_queue, p.lane, p.partition, p.seq from windlass.place p
+      where p.lane_queue = _queue and p.begun and p.state < 3;
+  update windlass.lane set current = null, others = '{}' where queue = _queue;
+  insert into windlass.lane as l (queue, lane, others)
+    select p.lane_queue, p.lane, array_agg(p.seq) from windlass.place p
+      where p.lane_queue = _queue and p.state = 3 group by p.lane_queue, p.lane order by p.lane
+    on conflict (queue, lane) do update set others = excluded.others;
   insert into windlass.after (what, a, b)
     select distinct 1, p.lane_queue, p.lane from windlass.place p where p.lane_queue = _queue;
   -- What waits and runs in each lane is counted anew; what has happened there stays.
   insert into windlass.tally (queue, lane, blocked, scheduled, ready, running)
     select queue, lane, -sum(blocked), -sum(scheduled), -sum(ready), -sum(running) from windlass.tally
-      where queue = _queue and line is null group by queue, lane;
+      where queue = _queue and line is null and lane is not null group by queue, lane;
   if _q.lanes is not null then
     insert into windlass.tally (queue, lane, blocked, scheduled, ready, running)
       select lane_queue, lane, count(*) filter (where state = 0), count(*) filter (where state = 1),

@@ -41,7 +41,7 @@ begin
   elsif exists (select from windlass.job) or exists (select from windlass.object) then
     raise exception 'it holds jobs or objects already; move into a schema that holds nothing'
       using errcode = 'WL001';
-  elsif exists (select from windlass.worker where seen_at > windlass.now_us() - 60000000) then
+  elsif exists (select from windlass.worker where seen_at > (select windlass.now_us()) - 60000000) then
     raise exception 'a worker is at work there; stop it, and try again in a minute' using errcode = 'WL001';
   end if;
   delete from windlass.move;
@@ -87,7 +87,7 @@ begin
       from jsonb_to_recordset(_jobs) as r(seq bigint, id uuid, queue text, kind text, payload text, priority int,
         start_kind smallint, start_us bigint, max_attempts bigint, spec jsonb, created_at bigint, state smallint,
         at bigint, updated_at bigint, attempts int, recoveries int, generation int, begun boolean,
-        first_started bigint, met uuid[], unmet int, reason smallint, output text, error text, tries jsonb,
+        first_started bigint, recovered_at bigint, met uuid[], unmet int, reason smallint, output text, error text, tries jsonb,
         tries_dropped int, progress jsonb, log jsonb, log_dropped int, steps jsonb)
       join windlass.queue q on q.name = r.queue join windlass.kind k on k.name = r.kind
       join windlass.line l on l.queue = q.id and l.kind = k.id
@@ -118,9 +118,9 @@ begin
   ), dead as (
     insert into windlass.dead (queue, at, seq) select queue_id, at, seq from record where state = 5
   ), diary as (
-    insert into windlass.diary (seq, error, attempts, attempts_dropped, progress, log, log_dropped)
-      select seq, error, tries, tries_dropped, progress, log, log_dropped from record
-        where coalesce(error, tries::text, progress::text, log::text) is not null
+    insert into windlass.diary (seq, error, attempts, attempts_dropped, recovered_at, progress, log, log_dropped)
+      select seq, error, tries, tries_dropped, recovered_at, progress, log, log_dropped from record
+        where coalesce(error, tries::text, recovered_at::text, progress::text, log::text) is not null
           or tries_dropped > 0 or log_dropped > 0
   ), step as (
     insert into windlass.step (seq, number, name, result)
@@ -131,6 +131,9 @@ begin
       select (d->>'on')::uuid, r.seq, (d->>'on_failure')::int, (d->>'on')::uuid = any (coalesce(r.met, '{}'))
         from record r cross join lateral jsonb_array_elements(r.spec->'depends_on') d where r.open
         on conflict do nothing
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue_id, priority, count(*) from record where state < 3 and priority <> 0 group by queue_id, priority
   )
   insert into windlass.tally (line, queue, blocked, scheduled, ready, completed, dead, cancelled)
     select line, queue_id, count(*) filter (where state = 0), count(*) filter (where state = 1),
@@ -155,13 +158,13 @@ create function windlass.move_objects(_after bigint, _objects jsonb) returns voi
 begin
   perform windlass._move_on(_after, _after, jsonb_build_array(_objects->-1->>'kind', _objects->-1->>'name',
     _objects->-1->>'key'), false);
-  insert into windlass.object (address, kind, name, key, version, status, reason, created_at, updated_at,
-      last_success_at, runs, failures, recoveries, last_recovery_at, alarm, purge_at, state)
-    select o.kind || '/' || o.name || '/' || o.key, o.kind, o.name, o.key, o.version, o.status, o.reason,
-        o.created_at, o.updated_at, o.last_success_at, o.runs, o.failures, o.recoveries, o.last_recovery_at,
+  insert into windlass.object (address, kind, name, key, version, incarnation, status, reason, created_at,
+      updated_at, last_success_at, runs, failures, recoveries, last_recovery_at, alarm, purge_at, state)
+    select o.kind || '/' || o.name || '/' || o.key, o.kind, o.name, o.key, o.version, o.incarnation,
+        o.status, o.reason, o.created_at, o.updated_at, o.last_success_at, o.runs, o.failures, o.recoveries, o.last_recovery_at,
         o.alarm, o.purge_at, decode(o.state, 'hex')
-      from jsonb_to_recordset(_objects) as o(kind text, name text, key text, version bigint, status smallint,
-        reason text, created_at bigint, updated_at bigint, last_success_at bigint, runs bigint, failures bigint,
+      from jsonb_to_recordset(_objects) as o(kind text, name text, key text, version bigint, incarnation bigint,
+        status smallint, reason text, created_at bigint, updated_at bigint, last_success_at bigint, runs bigint, failures bigint,
         recoveries int, last_recovery_at bigint, alarm uuid, purge_at bigint, state text);
 end $$;
 

@@ -60,6 +60,8 @@ begin
   end if;
   if _is_new then
     _o.address := _address; _o.kind := _parts->>0; _o.name := _parts->>1; _o.key := _parts->>2;
+    -- After whoever deletes one of this address has committed, and with it whoever bound a job to that.
+    _o.incarnation := nextval('windlass.job_seq_seq');
     _o.version := 0; _o.status := 0; _o.created_at := _now; _o.runs := 0; _o.failures := 0; _o.recoveries := 0;
     if (select count(*) from (select kind from windlass.object union select name from windlass.object
         union select _o.kind union select _o.name) names) > 10000 then
@@ -151,9 +153,8 @@ begin
     perform windlass._purge_object(_address, _now);
     _o.version := 0;
   end if;
-  for _i in 1..(_before + (_fresh is not null)::int) loop
-    _placed := _placed - 0;
-  end loop;
+  select coalesce(jsonb_agg(p.placed order by p.n), '[]') into _placed
+    from jsonb_array_elements(_placed) with ordinality as p(placed, n) where p.n > _before + (_fresh is not null)::int;
   return jsonb_build_object('version', _o.version, 'jobs', _placed);
 end $$;
 

@@ -44,8 +44,8 @@ begin
     update windlass.diary d set
       progress = coalesce(_report->'progress', d.progress),
       progress_token = case when _report ? 'progress' then _p.token else d.progress_token end,
-      log_dropped = d.log_dropped
-        + greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_lines) - 100, 0),
+      log_dropped = least(d.log_dropped + coalesce((_report->>'lines_dropped')::bigint, 0)
+        + greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_lines) - 100, 0), 2147483647),
       log = (select jsonb_agg(l order by n) from (
         select l, n from jsonb_array_elements(coalesce(d.log, '[]') || _lines) with ordinality as e(l, n)
           order by n desc limit 100) last)
@@ -126,11 +126,11 @@ begin
 end $$;
 
 -- Tells what became of an attempt and of its job, and counts both.
--- Ends: 0 completed, 1 failed, 2 snoozed, 3 released, 4 cancelled, 5 crashed.
+-- Ends: 0 completed, 1 failed, 2 snoozed, 3 released, 4 cancelled, from 5 on crashed: 5 and the reason of its recovery.
 create function windlass._tell_settled(_p windlass.place, _now bigint, _state int, _reason int, _at bigint, _end int,
     _error text) returns void language plpgsql as $$
 declare
-  _failed boolean := case when _state = 5 then _reason <> 4 else _end in (1, 5) end;
+  _failed boolean := case when _state = 5 then _reason <> 4 else _end = 1 or _end >= 5 end;
 begin
   if _failed then
     perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'failed');
@@ -194,7 +194,7 @@ begin
       perform windlass._note_attempt(_p, _now, _end, _error);
     end if;
     perform windlass._end(_p, _now, _state, _reason, nullif(nullif(_end, 2), 3), case when _state = 4 then _output end,
-      case when _state = 4 then null when _end in (1, 4, 5) then _error else _kept_error end,
+      case when _state = 4 then null when _end = 1 or _end >= 4 then _error else _kept_error end,
       case when _state = 4 then 0 else _p.recoveries end);
     perform windlass._tell_settled(_p, _now, _state, _reason, null, _end, _error);
   else
@@ -239,6 +239,7 @@ declare
   _done int;
   _done_seqs bigint[];
   _done_lines int[];
+  _parents bigint[];
   _leases bigint[];
   _ended int[];
   _item record;
@@ -246,6 +247,7 @@ declare
   _house windlass.house;
   _detail text;
 begin
+  perform windlass._require_read_committed();
   select * into _house from windlass.house;
   if array_position(_seqs, null) is not null then
     _seqs := array(select coalesce(i.seq, j.seq) from unnest(_jobs[_alone + 1 :], _seqs) with ordinality as i(job, seq, n)
@@ -257,10 +259,10 @@ begin
   if exists (select from windlass.edge)
     and exists (select from windlass.edge e where e.on_id = any (_jobs) and not e.met)
   then
-    perform from windlass.place p where p.seq in (
+    perform from windlass.place p where p.seq = any (array(
         select unnest(_seqs)
         union all select windlass._members(_lows, _highs)
-        union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met)
+        union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met))
       order by p.seq for update;
   end if;
   -- Jobs that are done and with which nothing else ends: all at once, run by run. A job is as its place says, or
@@ -315,13 +317,10 @@ begin
       -- A diary that told of earlier failures tells of a success now.
       update windlass.diary d set error = null where d.seq = any (_done_seqs) and d.error is not null;
       -- Looked at after they ended: who begins to wait for one of them now sees that it has.
-      for _item in
-        select s.seq from unnest(_done_seqs) as s(seq)
-            cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j
-          where exists (select from windlass.edge e where e.on_id = j.id and not e.met)
-      loop
-        perform windlass._spread(_item.seq, null, _now);
-      end loop;
+      _parents := array(select s.seq from unnest(_done_seqs) with ordinality as s(seq, n)
+          cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j
+        where exists (select from windlass.edge e where e.on_id = j.id and not e.met) order by s.n);
+      if cardinality(_parents) > 0 then perform windlass._spread_success(_parents, _now); end if;
     end if;
     if exists (select from windlass.line l join windlass.kind k on k.id = l.kind
         where l.id = any (_done_lines) and k.turned_away) then
@@ -404,11 +403,12 @@ declare
   _lines int[];
   _attempts bigint[];
   _recoveries bigint[];
+  _stale bigint[];
   _workers text[];
   _job_lines int[];
 begin
   with lost as (
-    select p.*, j.id, l.queue
+    select p.*, j.id, j.priority, l.queue
       from unnest(_seqs) x(seq)
         cross join lateral (
           select p.seq, p.line, p.attempts, p.recoveries, p.since, p.worker, p.at, p.token from windlass.place p
@@ -416,7 +416,7 @@ begin
               and p.attempts < p.max_attempts and p.recoveries < _max_recoveries
               and p.lane_queue is null and p.object is null offset 0
             for update skip locked) p
-        cross join lateral (select j.id from windlass.job j where j.seq = x.seq offset 0) j
+        cross join lateral (select j.id, j.priority from windlass.job j where j.seq = x.seq offset 0) j
         cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
   ), back as (
     update windlass.place p set state = 1, at = _now + _delay, recoveries = p.recoveries + 1, updated_at = _now,
@@ -425,27 +425,30 @@ begin
   ), waiting as (
     insert into windlass.due (at, seq) select _now + _delay, seq from lost
   ), noted as (
-    insert into windlass.diary as d (seq, attempts, error)
+    insert into windlass.diary as d (seq, attempts, error, recovered_at)
       select seq, jsonb_build_array(jsonb_build_object('number', attempts, 'worker', worker, 'started', since,
-          'ended', _now, 'end', 5, 'error', _text)), _text from lost
+          'ended', _now, 'end', 5 + _reason, 'error', _text)), _text, _now from lost
       on conflict (seq) do update set
         attempts = case when jsonb_array_length(coalesce(d.attempts, '[]')) >= 20
           then (d.attempts - 0) || excluded.attempts else coalesce(d.attempts, '[]') || excluded.attempts end,
         attempts_dropped = d.attempts_dropped + (jsonb_array_length(coalesce(d.attempts, '[]')) >= 20)::int,
-        error = excluded.error
+        error = excluded.error, recovered_at = excluded.recovered_at
   ), counted as (
     insert into windlass.tally (line, queue, scheduled, running, t_failed, t_retried, t_rescued)
       select line, queue, count(*), -count(*), count(*), count(*), count(*) from lost group by line, queue
+  ), ranked as (
+    insert into windlass.tally (queue, priority, ready)
+      select queue, priority, count(*) from lost where priority <> 0 group by queue, priority
   )
   select array_agg(id order by at, token), array_agg(1 order by at, token), array_agg(at order by at, token),
       array_agg(line order by at, token), array_agg(attempts::bigint order by at, token),
-      array_agg(recoveries + 1::bigint order by at, token), array_agg(worker order by at, token),
-      array_agg(distinct line)
-    into jobs, states, ends, _job_lines, _attempts, _recoveries, _workers, _lines from lost;
+      array_agg(recoveries + 1::bigint order by at, token), array_agg(_now - since order by at, token),
+      array_agg(worker order by at, token), array_agg(distinct line)
+    into jobs, states, ends, _job_lines, _attempts, _recoveries, _stale, _workers, _lines from lost;
   if jobs is null then return; end if;
-  insert into windlass.event (at, n, topic, jobs, lines, a, b)
-    values (_now, cardinality(jobs), 'recovery.detected', jobs, _job_lines, _attempts,
-      array_fill(_reason::bigint, array[cardinality(jobs)]));
+  insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
+    values (_now, cardinality(jobs), 'recovery.detected', jobs, _job_lines, _attempts, _stale,
+      jsonb_build_object('reason', _reason));
   insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
     select _now, count(*), 'job.failed', array_agg(j.id order by j.n), array_agg(j.line order by j.n),
         array_agg(j.attempt order by j.n), array_agg(_now + _delay),
@@ -455,14 +458,18 @@ begin
   insert into windlass.event (at, n, topic, jobs, lines, a, b)
     values (_now, cardinality(jobs), 'job.retrying', jobs, _job_lines, _attempts,
       array_fill(_now + _delay, array[cardinality(jobs)]));
-  insert into windlass.event (at, n, topic, jobs, lines, a, b)
-    values (_now, cardinality(jobs), 'recovery.executed', jobs, _job_lines, _recoveries,
-      array_fill(_reason::bigint, array[cardinality(jobs)]));
+  insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
+    select _now, count(*), 'job.recovered', array_agg(j.id order by j.n), array_agg(j.line order by j.n),
+        array_agg(j.attempt order by j.n), array_agg(j.stale order by j.n),
+        jsonb_build_object('reason', _reason, 'recovery', j.recovery)
+      from unnest(jobs, _job_lines, _attempts, _stale, _recoveries) with ordinality
+        as j(id, line, attempt, stale, recovery, n)
+      group by j.recovery;
   perform windlass._ring(l), windlass._ring_turned_away(l) from unnest(_lines) l;
 end $$;
 
 -- Gives back jobs whose lease has ended, or with `_all` every job that runs. Reasons: 0 the lease was
--- not renewed, 1 a restart, 2 someone said so.
+-- not renewed, 1 a restart, 2 someone said so; of an attempt also 4, the job could not be recovered.
 create function windlass.rescue(_observe boolean, _max_recoveries int, _delay bigint, _reason int, _all boolean)
 returns table (id uuid, state int, more boolean, next_in bigint, rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
@@ -507,17 +514,18 @@ begin
   loop
     _looked := _looked + 1;
     select j.id into _job from windlass.job j where j.seq = _p.seq;
-    perform windlass._tell(_now, 'recovery.detected', _p.seq, null, _p.attempts, _reason);
+    perform windlass._tell(_now, 'recovery.detected', _p.seq, jsonb_build_object('reason', _reason), _p.attempts,
+      _now - _p.since);
     if _observe then
       update windlass.place p set told = true where p.seq = _p.seq;
       continue;
     end if;
     if _p.cancel_requested then
       _state := 6;
-      perform windlass._end(_p, _now, 6, 0, 5, null, _text, _p.recoveries);
+      perform windlass._end(_p, _now, 6, 0, 5 + _reason, null, _text, _p.recoveries);
     elsif _p.attempts >= _p.max_attempts or _p.recoveries >= _max_recoveries then
       _state := 5;
-      perform windlass._end(_p, _now, 5, 3, 5, null, _text, _p.recoveries);
+      perform windlass._end(_p, _now, 5, 3, 9, null, _text, _p.recoveries);
     else
       _state := 1;
       _q := _p;
@@ -525,7 +533,8 @@ begin
       _q.at := _now + _delay;
       _q.recoveries := _p.recoveries + 1;
       _q.updated_at := _now;
-      perform windlass._note_attempt(_p, _now, 5, _text);
+      perform windlass._note_attempt(_p, _now, 5 + _reason, _text);
+      update windlass.diary set recovered_at = _now where seq = _p.seq;
       perform windlass._put(_p, _q);
       perform windlass._ring(_p.line);
     end if;
@@ -533,7 +542,8 @@ begin
     perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'rescued');
     perform windlass._tell_settled(_p, _now, _state, case _state when 6 then 0 when 5 then 3 end, _q.at, 5, _text);
     if _state = 1 then
-      perform windlass._tell(_now, 'recovery.executed', _p.seq, null, _q.recoveries, _reason);
+      perform windlass._tell(_now, 'job.recovered', _p.seq,
+        jsonb_build_object('reason', _reason, 'recovery', _q.recoveries), _p.attempts, _now - _p.since);
       update windlass.object o set recoveries = o.recoveries + 1, last_recovery_at = _now, version = o.version + 1,
         updated_at = _now where o.address = _p.object returning * into _o;
       if found then

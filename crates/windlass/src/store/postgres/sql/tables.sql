@@ -74,6 +74,9 @@ create table windlass.job (
   payload bytea not null,
   spec jsonb
 );
+-- Of jobs that follow from another or depend on others; the rest costs nothing.
+create index job_parent on windlass.job ((spec->>'parent'), seq) where spec ? 'parent';
+create index job_dependent on windlass.job (seq) where spec ? 'depends_on';
 
 -- Where a job stands. `at` is when it is due, since when it is ready, before when it may not start,
 -- when its lease ends, or when it ended, as its state has it. `max_attempts` is what holds for the attempt,
@@ -271,6 +274,7 @@ create table windlass.diary (
   error text,
   attempts jsonb,
   attempts_dropped int not null default 0,
+  recovered_at bigint,
   progress jsonb,
   progress_token bigint,
   log jsonb,
@@ -306,11 +310,24 @@ create table windlass.edge (
 );
 create index edge_seq on windlass.edge (seq);
 
--- Locked by whoever decides which job of a lane is next.
+-- Locked by whoever decides which job of a lane is next. `current` is the job that was offered last; `others` are
+-- those that ran when the queue was put into its lanes anew, of which there can be several in one. Whether they still
+-- are offered or run, their places say: so nobody looks for them among all jobs of the lane.
 create table windlass.lane (
   queue int not null,
   lane bigint not null,
+  current bigint,
+  others bigint[] not null default '{}',
   primary key (queue, lane)
+);
+
+-- Jobs of lanes that have begun and wait to go on: they hold back the others of their partition.
+create table windlass.held (
+  queue int not null,
+  lane bigint not null,
+  partition bigint not null,
+  seq bigint not null,
+  primary key (queue, lane, partition, seq)
 );
 
 create table windlass.object (
@@ -319,6 +336,8 @@ create table windlass.object (
   name text collate "C" not null,
   key text collate "C" not null,
   version bigint not null,
+  -- A number of the jobs' sequence, taken when it was made: jobs bound to it have later ones.
+  incarnation bigint not null,
   status smallint not null,
   reason text,
   created_at bigint not null,
@@ -336,8 +355,9 @@ create unique index object_order on windlass.object (kind, name, key);
 create index object_purge on windlass.object (purge_at) where purge_at is not null;
 
 -- Counters as differences, so that no two commits wait for one number; they are added up now and
--- then. A row with a lane counts in that lane as well and is not added to its line. In two halves, as
--- `ready`.
+-- then. A row with a lane counts in that lane as well and is not added to its line. So does one with a priority: in
+-- `ready` it has those that wait for whatever reason. There is none of priority 0, which most jobs have: those are what
+-- the others leave of the queue, so that they cost nothing here. In two halves, as `ready`.
 create table windlass.tally (
   line int,
   queue int not null,
@@ -356,6 +376,7 @@ create table windlass.tally (
   t_rescued bigint not null default 0,
   t_dead bigint not null default 0,
   t_cancelled bigint not null default 0,
+  priority int,
   epoch smallint not null default windlass._epoch()
 ) partition by list (epoch);
 -- By an index dead rows are passed over at once.

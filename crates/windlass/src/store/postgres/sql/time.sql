@@ -60,11 +60,23 @@ begin
   end loop;
 end $$;
 
+-- Calls in transactions of our own read what others have committed until each of their statements began. With a
+-- snapshot that is older than a lock they got, they would overlook what the lock had kept them from, such as a
+-- dependent of the job they complete. The store sees this refusal and makes the call again in READ COMMITTED.
+create function windlass._require_read_committed() returns void language plpgsql as $$
+begin
+  if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
+    raise exception using errcode = 'WL002', message = 'this call needs a transaction in READ COMMITTED, not in '
+      || upper(current_setting('transaction_isolation'));
+  end if;
+end $$;
+
 -- The time, after which whatever is due has happened.
 create function windlass._begin() returns bigint language plpgsql as $$
 declare
   _now bigint := windlass.now_us();
 begin
+  perform windlass._require_read_committed();
   perform windlass._glance(_now);
   perform windlass._expire(_now);
   return _now;

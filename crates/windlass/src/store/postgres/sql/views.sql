@@ -25,14 +25,21 @@ begin
             select p.line from windlass.place p where p.seq = d.seq offset 0) p
           where d.at <= _now group by p.line) d on d.line = t.line),
     'queues', (select coalesce(jsonb_agg(jsonb_build_object('queue', q.name, 'settings', windlass._settings(q),
-        'waiting', windlass._depth(q.id), 'dropped', q.dropped,
+        'waiting', w.waiting, 'normal', w.waiting - w.ranked, 'dropped', q.dropped,
+        'priorities', (select coalesce(jsonb_agg(jsonb_build_array(t.priority, t.n)), '[]') from (
+          select priority, sum(ready) as n from windlass.tally where queue = q.id and priority is not null
+            group by priority having sum(ready) > 0 order by priority desc limit 100) t),
         'lanes', (select coalesce(jsonb_agg(jsonb_build_object('lane', t.lane, 'waiting', t.waiting, 'running', t.running,
             'totals', t.totals)), '[]') from (
           select lane, sum(blocked + scheduled + ready) as waiting, sum(running) as running,
               jsonb_build_array(sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried), sum(t_rescued),
                 sum(t_dead), sum(t_cancelled)) as totals
-            from windlass.tally where queue = q.id and line is null group by lane) t)) order by q.name), '[]')
-      from windlass.queue q),
+            from windlass.tally where queue = q.id and line is null and lane is not null group by lane) t))
+        order by q.name), '[]')
+      from windlass.queue q cross join lateral (
+        select coalesce(sum(blocked + scheduled + ready) filter (where line is not null), 0) as waiting,
+            coalesce(sum(ready) filter (where priority is not null), 0) as ranked
+          from windlass.tally where queue = q.id) w),
     'workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', w.id, 'card', w.card, 'stopping', w.stopping,
         'running', coalesce(r.running, 0)) order by w.id), '[]')
       from windlass.worker w

@@ -1,0 +1,50 @@
+//! A call that is given up does not run on, on the server.
+
+use windlass_testbed::{Pgbouncer, Postgres, or_skip};
+
+use crate::common::{Ground, open, until};
+
+/// Gives a call up that waits for a lock, and waits until the server has stopped it while the lock
+/// is still held.
+pub(crate) async fn stops_when_it_is_given_up(server: &Postgres, database: &str, address: &str) {
+    let engine = open(address).await;
+    let (holder, connection) =
+        tokio_postgres::connect(&server.url_for(database), tokio_postgres::NoTls)
+            .await
+            .expect("it connects");
+    tokio::spawn(connection);
+    let lock = "begin; lock table given_up.place in access exclusive mode";
+    holder.batch_execute(lock).await.expect("nobody else has it");
+    let waiting = || async {
+        let sql = "select count(*) from pg_stat_activity \
+             where wait_event_type = 'Lock' and query like '%given_up.%' and state = 'active'";
+        holder.query_one(sql, &[]).await.expect("it is answered").get::<_, i64>(0)
+    };
+    // Reading has no time limit of its own: but for being stopped it would wait for ever.
+    let reader = engine.clone();
+    let call = tokio::spawn(async move { reader.store().find(&[windlass::new_id()]).await });
+    until("the call waits", || async { waiting().await == 1 }).await;
+    call.abort();
+    until("nothing waits any longer", || async { waiting().await == 0 }).await;
+    holder.batch_execute("rollback").await.expect("it ends");
+    let found = engine.store().find(&[windlass::new_id()]).await.expect("it goes on");
+    assert_eq!(found, [None]);
+    engine.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_up_stops_on_the_server() {
+    let Some(ground) = Ground::new() else { return };
+    let url = ground.server.url_for(&ground.database);
+    let address = format!("{url}?windlass_schema=given_up");
+    stops_when_it_is_given_up(ground.server, &ground.database, &address).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_given_up_stops_behind_a_pooler() {
+    let Some(ground) = Ground::new() else { return };
+    let Some(pooler) = or_skip(Pgbouncer::start(ground.server)) else { return };
+    let url = pooler.url_for(&ground.database);
+    let address = format!("{url}?windlass_schema=given_up&windlass_listen=off");
+    stops_when_it_is_given_up(ground.server, &ground.database, &address).await;
+}
