@@ -455,7 +455,7 @@ async fn a_handler_is_told_everything_of_its_event_on_both_runs() {
     assert!(last.starts_with("6 None "), "{last}");
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test(flavor = "multi_thread")]
 async fn an_event_keeps_its_key_its_priority_and_its_time_over_a_restart() {
     let (directory, told) = (Directory::new(), Arc::default());
     let (address, pool) = (directory.path().display().to_string(), telling(&told));
