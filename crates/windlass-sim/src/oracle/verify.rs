@@ -289,7 +289,8 @@ impl Oracle {
 
     fn note_report(&mut self, job: JobId, report: &Report, cover: &mut Cover) {
         let Some(told) = self.model.jobs.get_mut(&job) else { return };
-        told.lines = told.lines.map(|lines| lines + report.lines.len());
+        told.lines =
+            told.lines.map(|lines| lines + report.lines.len() + report.lines_dropped as usize);
         told.steps.extend(report.steps.iter().cloned());
         told.updates += u32::from(!report.is_empty());
         cover.hit_if(Point::ChainWhole, told.updates == 80);
