@@ -121,7 +121,7 @@ fn an_export_has_every_field_of_every_job() {
     let lines = json_lines(&done(&["export", &store]));
     assert_eq!(lines.len(), 6);
     let keys = |line: &Value| line.as_object().map(|job| job.keys().cloned().collect::<Vec<_>>());
-    assert_eq!(keys(&lines[0]).map(|keys| keys.len()), Some(37));
+    assert_eq!(keys(&lines[0]).map(|keys| keys.len()), Some(40));
     assert!(lines.iter().all(|line| keys(line) == keys(&lines[0])));
     assert_eq!(lines[0]["payload"], json!({ "hex": "ff00" }));
     assert_eq!(lines[0]["state_detail"]["worker"], "gone");
