@@ -10,38 +10,16 @@ use crate::limits;
 /// still to come.
 pub const ASK_AHEAD: u32 = 500;
 
-/// Between how many slots a worker scales.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slots {
-    /// Kept even when idle.
-    pub min: u32,
-    /// Never exceeded.
-    pub max: u32,
-}
+/// How many jobs a worker runs at once, unless it is told otherwise.
+pub const DEFAULT_SLOTS: u32 = 10;
 
-impl Default for Slots {
-    fn default() -> Self {
-        Self { min: 1, max: 10 }
-    }
-}
-
-impl Slots {
-    /// How many slots to have when `busy` are in use and `ready` jobs wait: one for each, within
-    /// the bounds, and never fewer than are in use.
-    pub fn wanted(&self, busy: u32, ready: u64) -> u32 {
-        let demand = u64::from(busy).saturating_add(ready).min(u64::from(self.max));
-        let demand = u32::try_from(demand).unwrap_or(self.max);
-        demand.max(self.min).max(busy)
-    }
-
-    /// How many jobs to ask for when `busy` slots are in use and jobs were `asked` for already,
-    /// whose answer is still to come; 0 if it is better to wait. A large worker asks for a
-    /// quarter of what it can hold, so that some are on their way while others run or end; a small
-    /// one asks for all at once, because every question costs as much as many jobs.
-    pub fn to_ask(&self, busy: u32, asked: u32) -> u32 {
-        let free = self.max.saturating_sub(busy).saturating_sub(asked);
-        if asked > 0 && free < ASK_AHEAD { 0 } else { free.min((self.max / 4).max(ASK_AHEAD)) }
-    }
+/// How many jobs a worker with so many `slots` asks for when `busy` of them are in use and jobs were
+/// `asked` for already, whose answer is still to come; 0 if it is better to wait. A large worker
+/// asks for a quarter of what it can hold, so that some are on their way while others run or end; a
+/// small one asks for all at once, because every question costs as much as many jobs.
+pub fn to_ask(slots: u32, busy: u32, asked: u32) -> u32 {
+    let free = slots.saturating_sub(busy).saturating_sub(asked);
+    if asked > 0 && free < ASK_AHEAD { 0 } else { free.min((slots / 4).max(ASK_AHEAD)) }
 }
 
 /// Whether a worker settles so many attempts now, with others of its settlements on their way: one
@@ -73,26 +51,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_follow_the_ready_depth_between_min_and_max() {
-        let slots = Slots::default();
-        assert_eq!(slots.wanted(0, 0), 1);
-        assert_eq!(slots.wanted(2, 3), 5);
-        assert_eq!(slots.wanted(3, 1_000), 10);
-        assert_eq!(slots.wanted(10, 0), 10);
-        assert_eq!(Slots { min: 2, max: 4 }.wanted(6, 9), 6);
-    }
-
-    #[test]
     fn a_small_worker_asks_for_all_it_can_hold_and_a_large_one_ahead() {
-        let small = Slots { min: 1, max: 64 };
-        assert_eq!([small.to_ask(0, 0), small.to_ask(60, 0), small.to_ask(64, 0)], [64, 4, 0]);
-        assert_eq!(small.to_ask(0, 32), 0, "not for half of them while others are on their way");
-        let large = Slots { min: 1, max: 8_000 };
-        assert_eq!(large.to_ask(0, 0), 2_000);
-        assert_eq!(large.to_ask(4_000, 2_000), 2_000);
-        assert_eq!(large.to_ask(5_600, 2_000), 0, "too few to be worth a question");
-        assert_eq!(large.to_ask(7_999, 0), 1, "nothing is on its way");
-        assert_eq!(large.to_ask(9_000, 0), 0, "the bounds were narrowed");
+        assert_eq!([to_ask(64, 0, 0), to_ask(64, 60, 0), to_ask(64, 64, 0)], [64, 4, 0]);
+        assert_eq!(to_ask(64, 0, 32), 0, "not for half of them while others are on their way");
+        assert_eq!(to_ask(8_000, 0, 0), 2_000);
+        assert_eq!(to_ask(8_000, 4_000, 2_000), 2_000);
+        assert_eq!(to_ask(8_000, 5_600, 2_000), 0, "too few to be worth a question");
+        assert_eq!(to_ask(8_000, 7_999, 0), 1, "nothing is on its way");
+        assert_eq!(to_ask(8_000, 9_000, 0), 0, "slots were taken away");
     }
 
     #[test]

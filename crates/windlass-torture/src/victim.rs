@@ -213,7 +213,7 @@ impl Victim {
         let handle = move |work: Work, attempt: Attempt, speaker: State<Arc<Speaker>>| {
             run(work, attempt, speaker, poison)
         };
-        let worker = self.engine.worker().slots(1, self.options.slots).state(self.speaker.clone());
+        let worker = self.engine.worker().slots(self.options.slots).state(self.speaker.clone());
         let worker = worker.handle_with(handle, |kind| kind.lease(lease));
         Ok(worker.poll_interval(Duration::from_millis(500)).start().await?)
     }

@@ -39,7 +39,7 @@ async fn main() -> Result<(), Error> {
     // Low work is never starved: it gains a point of priority for every minute it waits.
     engine.queue("default")?.ageing(Some(Duration::from_secs(60))).await?;
 
-    let worker = engine.worker().slots(1, 1).handle(handle).start().await?;
+    let worker = engine.worker().slots(1).handle(handle).start().await?;
     last.outcome().await?;
     worker.stop().await?;
     Ok(())

@@ -27,7 +27,7 @@ use tokio::sync::{Notify, mpsc};
 use windlass_core::ledger::WorkerNews;
 use windlass_core::name::Name;
 use windlass_core::refusal::Refusal;
-use windlass_core::worker::Slots;
+use windlass_core::worker::DEFAULT_SLOTS;
 
 use self::shared::{SETTLE_LOOP, SettleLine, SlotBook};
 use crate::attempt::Attempt;
@@ -48,7 +48,7 @@ pub struct WorkerBuilder {
     handlers: Vec<handler::Registered>,
     states: States,
     layers: Vec<Box<dyn Middleware>>,
-    slots: Slots,
+    slots: u32,
     timing: Timing,
     pools: Vec<PoolParts>,
     /// What is wrong with a definition it was given; told when it starts.
@@ -71,7 +71,7 @@ impl WorkerBuilder {
             handlers: Vec::new(),
             states: States::default(),
             layers: Vec::new(),
-            slots: Slots::default(),
+            slots: DEFAULT_SLOTS,
             timing: Timing {
                 poll_interval: Duration::from_secs(5),
                 grace: Duration::from_secs(30),
@@ -201,11 +201,10 @@ impl WorkerBuilder {
         self
     }
 
-    /// Runs up to `max` jobs at once, as many as are ready; 10 by default. A slot is a task and
-    /// costs nothing while it is not in use; `min` of them, 1 by default, are shown as open even
-    /// when idle.
-    pub fn slots(mut self, min: u32, max: u32) -> Self {
-        self.slots = Slots { min, max };
+    /// Runs up to so many jobs at once, as many as are ready; 10 by default. A slot is a task and
+    /// costs nothing while it is not in use, so there is no lower bound to set.
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.slots = slots;
         self
     }
 
@@ -244,7 +243,8 @@ impl WorkerBuilder {
         if engine.is_closing() {
             return Err(Error::Refused(Refusal::ShuttingDown));
         }
-        check_timing(slots, timing)?;
+        check_slots(slots)?;
+        check_timing(timing)?;
         for pool in &pools {
             pool.set_up(&engine).await?;
         }
@@ -263,7 +263,7 @@ impl WorkerBuilder {
             states: Arc::new(states),
             layers: layers.into(),
             timing,
-            slots: Mutex::new(SlotBook { bounds: slots, open: slots.min, busy: 0, asked: 0 }),
+            slots: Mutex::new(SlotBook { all: slots, busy: 0, asked: 0 }),
             running: Mutex::default(),
             filling: tokio::sync::RwLock::default(),
             renewing: tokio::sync::Mutex::default(),
@@ -305,18 +305,20 @@ impl fmt::Debug for WorkerBuilder {
     }
 }
 
-fn check_timing(slots: Slots, timing: Timing) -> Result<(), Error> {
-    let invalid =
-        |setting, got: String, allowed| Err(Error::InvalidSetting { setting, got, allowed });
-    if slots.max == 0 || slots.min > slots.max {
-        let got = format!("{} to {}", slots.min, slots.max);
-        return invalid("slots", got, "max must be at least 1 and not below min");
+fn check_slots(slots: u32) -> Result<(), Error> {
+    let (setting, allowed) = ("slots", "there must be at least 1");
+    if slots > 0 {
+        return Ok(());
     }
-    if timing.poll_interval < Duration::from_millis(1) {
-        let got = format!("{:?}", timing.poll_interval);
-        return invalid("poll_interval", got, "it must be at least 1 ms");
+    Err(Error::InvalidSetting { setting, got: slots.to_string(), allowed })
+}
+
+fn check_timing(timing: Timing) -> Result<(), Error> {
+    let (setting, allowed) = ("poll_interval", "it must be at least 1 ms");
+    if timing.poll_interval >= Duration::from_millis(1) {
+        return Ok(());
     }
-    Ok(())
+    Err(Error::InvalidSetting { setting, got: format!("{:?}", timing.poll_interval), allowed })
 }
 
 /// Adds the alarms of schedules to what a worker takes, because no code of a user is needed for
@@ -369,25 +371,21 @@ impl Worker {
         &self.shared.id
     }
 
-    /// How many slots it has open now, between its bounds.
+    /// How many jobs it may run at once.
     pub fn slots(&self) -> u32 {
-        self.shared.slots().open
+        self.shared.slots().all
     }
 
-    /// How many jobs it runs now.
+    /// How many jobs it runs now: it follows the number of ready jobs, from none to all slots.
     pub fn busy(&self) -> u32 {
         self.shared.slots().busy
     }
 
-    /// Changes the bounds of its slots. Jobs that run are not interrupted.
-    pub fn scale(&self, min: u32, max: u32) -> Result<(), Error> {
-        let bounds = Slots { min, max };
-        check_timing(bounds, self.shared.timing)?;
-        {
-            let mut slots = self.shared.slots();
-            slots.bounds = bounds;
-            slots.open = slots.open.clamp(min, max).max(slots.busy);
-        }
+    /// Changes how many jobs it may run at once. Jobs that run are not interrupted: with fewer slots
+    /// than are in use, it takes no job until enough have ended.
+    pub fn scale(&self, slots: u32) -> Result<(), Error> {
+        check_slots(slots)?;
+        self.shared.slots().all = slots;
         self.shared.freed.notify_one();
         Ok(())
     }

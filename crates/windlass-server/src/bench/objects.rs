@@ -58,7 +58,7 @@ async fn with_lanes(plan: &Plan) -> anyhow::Result<Measurement> {
     let nothing = |_: Nothing, _: PoolContext| async { Ok::<(), Failure>(()) };
     let pool = WorkerPool::new("bench", LANES, nothing);
     let slots = plan.concurrency;
-    let worker = subject.engine.worker().name("bench").slots(slots, slots);
+    let worker = subject.engine.worker().name("bench").slots(slots);
     let worker = worker.pool(&pool).start().await?;
     let call = move |engine: Engine, event, number: u64| {
         let pool = pool.clone();
@@ -118,7 +118,7 @@ async fn start_worker<P: Primitive>(
     definition: P,
 ) -> Result<Worker, Error> {
     let slots = plan.concurrency;
-    engine.worker().name("bench").slots(slots, slots).primitive(definition).start().await
+    engine.worker().name("bench").slots(slots).primitive(definition).start().await
 }
 
 /// Callers add events, first one to each key and then the others, while a worker flushes the keys

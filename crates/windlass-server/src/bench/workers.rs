@@ -30,7 +30,7 @@ where
     H::Future: Send,
 {
     let slots = plan.concurrency;
-    engine.worker().name("bench").slots(slots, slots).handle(handler).start().await
+    engine.worker().name("bench").slots(slots).handle(handler).start().await
 }
 
 /// A worker empties a queue of jobs that do nothing.

@@ -259,7 +259,7 @@ pub(crate) fn worker(engine: &Engine, world: Arc<World>, objects: &Objects) -> W
     engine
         .worker()
         .name("demo")
-        .slots(2, 12)
+        .slots(12)
         .state(world)
         .handle(send_receipt)
         .handle_with(charge, |options| options.retry(soon))

@@ -102,7 +102,7 @@ async fn claim(shared: Arc<Shared>, asked: Asked) -> Result<Stand, StoreError> {
     };
     let handed = shared.ask("claim", shared.engine.store().claim(claim)).await?;
     let taken = u32::try_from(handed.jobs.len()).unwrap_or(u32::MAX);
-    asked.take(taken, handed.ready);
+    asked.take(taken);
     let too_late = begin(&shared, handed.jobs, began);
     drop(filling);
     if !too_late.is_empty() {

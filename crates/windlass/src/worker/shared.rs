@@ -17,7 +17,7 @@ use windlass_core::name::Name;
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Steady;
-use windlass_core::worker::{ASK_AHEAD, Slots, renew_every};
+use windlass_core::worker::{ASK_AHEAD, renew_every, to_ask};
 
 use super::stop::bring_to_end;
 use super::{StopReport, Timing};
@@ -67,7 +67,7 @@ pub(crate) struct Shared {
     /// Just after the last request to cancel was heard of, in microseconds of the steady clock; 0
     /// if none was.
     pub(super) cancel_heard: AtomicU64,
-    /// A slot became free, or the bounds changed, or no job runs any more.
+    /// A slot became free, or their number changed, or no job runs any more.
     pub(super) freed: Notify,
     /// A job began that the renew loop must look at sooner than it would.
     pub(super) began: Notify,
@@ -87,8 +87,8 @@ pub(crate) struct Shared {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotBook {
-    pub(super) bounds: Slots,
-    pub(super) open: u32,
+    /// How many there are.
+    pub(super) all: u32,
     pub(super) busy: u32,
     /// For how many jobs claims on their way have asked.
     pub(super) asked: u32,
@@ -141,17 +141,15 @@ impl Asked {
     /// Sets slots aside to ask for; `None` if it is better to wait.
     pub(super) fn aside(shared: &Arc<Shared>) -> Option<Self> {
         let mut book = shared.slots();
-        let slots = book.bounds.to_ask(book.busy, book.asked);
+        let slots = to_ask(book.all, book.busy, book.asked);
         book.asked += slots;
         drop(book);
         (slots > 0).then(|| Self { shared: shared.clone(), slots })
     }
 
-    /// So many slots are in use, and so many jobs are still ready.
-    pub(super) fn take(self, taken: u32, ready: u64) {
-        let mut book = self.shared.slots();
-        book.busy += taken;
-        book.open = book.bounds.wanted(book.busy, ready);
+    /// So many slots more are in use.
+    pub(super) fn take(self, taken: u32) {
+        self.shared.slots().busy += taken;
     }
 }
 
@@ -424,7 +422,7 @@ impl Shared {
             concurrency: terms.concurrency,
             rate: terms.rate,
         });
-        let slots = self.slots().bounds.max;
+        let slots = self.slots().all;
         WorkerCard { queues: self.queues.clone(), kinds: kinds.collect(), slots }
     }
 

@@ -77,7 +77,7 @@ async fn jobs_start_by_priority() {
     };
     // Paused while they are enqueued, so that an idle worker cannot take the first that comes.
     rig.engine.queue("default").expect("a name").pause().await.expect("it pauses");
-    let worker = rig.engine.worker().slots(1, 1).handle(note);
+    let worker = rig.engine.worker().slots(1).handle(note);
     let _worker = worker.start().await.expect("it starts");
     for (number, priority) in [
         (1, Priority::LOW),
@@ -113,26 +113,30 @@ async fn a_dead_job_is_replayed_and_leaves_the_dead_letters() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_scales_with_the_ready_depth_and_back() {
+async fn a_worker_uses_as_many_slots_as_jobs_are_ready() {
     let rig = rig().await;
     let slow = |job: Work| async move {
         tokio::time::sleep(SECOND).await;
         Ok::<_, Failure>(job.number)
     };
-    let worker = rig.engine.worker().slots(1, 10).handle(slow).start().await.expect("it starts");
+    let worker = rig.engine.worker().slots(10).handle(slow).start().await.expect("it starts");
     settle_down().await;
-    assert_eq!((worker.slots(), worker.busy()), (1, 0));
+    assert_eq!((worker.slots(), worker.busy()), (10, 0));
     rig.engine.enqueue_many((0..3).map(work)).await.expect("they are accepted");
     settle_down().await;
-    assert_eq!((worker.slots(), worker.busy()), (3, 3));
+    assert_eq!((worker.slots(), worker.busy()), (10, 3));
     rig.engine.enqueue_many((0..1_000).map(work)).await.expect("they are accepted");
     settle_down().await;
     assert_eq!((worker.slots(), worker.busy()), (10, 10));
-    worker.scale(1, 20).expect("valid bounds");
+    worker.scale(20).expect("it has slots");
     pass(SECOND).await;
     assert_eq!(worker.busy(), 20);
-    pass(SECOND * 120).await;
-    assert_eq!((worker.slots(), worker.busy()), (1, 0));
+    worker.scale(2).expect("it has slots");
+    pass(SECOND).await;
+    assert_eq!((worker.slots(), worker.busy()), (2, 2));
+    worker.scale(0).expect_err("it could run nothing any more");
+    pass(SECOND * 600).await;
+    assert_eq!((worker.slots(), worker.busy()), (2, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -314,7 +318,7 @@ async fn a_failed_attempt_continues_with_nothing() {
         attempt.continue_with(work(100 + job.number))?;
         if attempt.number() == 1 { Err(Failure::retry("after continuing")) } else { Ok(0) }
     };
-    let worker = rig.engine.worker().slots(1, 1).handle(continues);
+    let worker = rig.engine.worker().slots(1).handle(continues);
     let _worker = worker.queue("first").start().await.expect("it starts");
     let handle = rig.engine.enqueue(work(1)).queue("first").await.expect("it is accepted");
     handle.outcome().await.expect("the second attempt succeeds");
@@ -663,7 +667,7 @@ async fn a_kinds_rate_limit_spaces_its_starts() {
     let rig = rig().await;
     let start = tokio::time::Instant::now();
     let limited = |options: KindOptions| options.rate(Rate::per_second(10).burst(1));
-    let worker = rig.engine.worker().slots(1, 100).handle_with(add_one, limited);
+    let worker = rig.engine.worker().slots(100).handle_with(add_one, limited);
     let _worker = worker.start().await.expect("it starts");
     let handles = rig.engine.enqueue_many((0..51).map(work)).await.expect("they are accepted");
     for handle in handles {

@@ -174,7 +174,7 @@ async fn a_job_whose_claim_outlasted_its_lease_is_given_back_unrun() {
     };
     let terms = |options: KindOptions| options.lease(SECOND * 3);
     let handle = rig.engine.enqueue(work(7)).await.expect("it is accepted");
-    let worker = rig.engine.worker().handle_with(quick, terms).slots(1, 1);
+    let worker = rig.engine.worker().handle_with(quick, terms).slots(1);
     let worker = worker.start().await.expect("it starts");
     assert_eq!(handle.outcome_within(SECOND * 10).await.expect("it completes"), 7);
     let condition = handle.record().await.expect("it is kept").condition;

@@ -92,7 +92,7 @@ fn pool(lanes: u32, seen: &Seen) -> WorkerPool<Order> {
 }
 
 async fn start(engine: &Engine, pool: &WorkerPool<Order>) -> windlass::Worker {
-    engine.worker().pool(pool).slots(1, 50).start().await.expect("it starts")
+    engine.worker().pool(pool).slots(50).start().await.expect("it starts")
 }
 
 async fn with_lanes(lanes: u32) -> (Rig, Seen, WorkerPool<Order>) {

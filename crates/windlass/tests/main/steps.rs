@@ -151,7 +151,7 @@ async fn a_sleep_gives_the_slot_back_and_the_handler_goes_on_after_it() {
             Ok::<_, Failure>(job.number)
         }
     };
-    let _worker = rig.engine.worker().slots(1, 1).handle(handler).start().await.expect("it starts");
+    let _worker = rig.engine.worker().slots(1).handle(handler).start().await.expect("it starts");
     let sleeper = rig.engine.enqueue(work(1)).await.expect("it is accepted");
     settle_down().await;
     assert_eq!(names(&sleeper).await, ["charge", "cool-down"]);
@@ -349,7 +349,7 @@ async fn a_step_under_a_lost_lease_keeps_nothing_and_ends_the_handler() {
     };
     let terms = |options: KindOptions| options.lease(SECOND * 3);
     // Enough time to obey, so that it is the step that ends the handler.
-    let worker = rig.engine.worker().slots(2, 2).cancel_grace(SECOND * 60);
+    let worker = rig.engine.worker().slots(2).cancel_grace(SECOND * 60);
     let _worker = worker.handle_with(handler, terms).start().await.expect("it starts");
     // The first renewal hangs, so the lease ends.
     rig.store.tamper("renew", |call| (call == 1).then_some(Fault::Hang));

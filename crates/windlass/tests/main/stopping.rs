@@ -213,7 +213,7 @@ async fn a_closing_engine_stops_all_its_workers_at_once() {
     let rig = rig().await;
     let stuck = |_: Work| async { std::future::pending::<Result<i64, Failure>>().await };
     for _ in 0..3 {
-        let worker = rig.engine.worker().slots(1, 1);
+        let worker = rig.engine.worker().slots(1);
         let worker = worker.handle_with(stuck, |options| options.no_timeout());
         drop(worker.start().await.expect("it starts"));
     }

@@ -31,7 +31,7 @@ async fn mixed_load_completes(rig: &Rig) {
             Ok(job.number)
         }
     };
-    let worker = rig.engine.worker().slots(1, 4).handle(flaky);
+    let worker = rig.engine.worker().slots(4).handle(flaky);
     let _worker = worker.start().await.expect("it starts");
     let mut handles = Vec::new();
     for number in 0..30 {
@@ -130,7 +130,7 @@ async fn a_large_worker_asks_ahead_and_never_runs_more_than_its_slots() {
             Ok::<_, Failure>(job.number)
         }
     };
-    let worker = rig.engine.worker().slots(1, 1_700).handle(long);
+    let worker = rig.engine.worker().slots(1_700).handle(long);
     let worker = worker.start().await.expect("it starts");
     settle_down().await;
     assert_eq!(rig.store.calls("claim"), 2, "the second does not wait for the first");
@@ -145,7 +145,7 @@ async fn a_stop_waits_for_every_claim_on_its_way_and_strands_no_job() {
     let rig = rig().await;
     rig.engine.enqueue_many((0..5_000).map(work)).await.expect("they are accepted");
     rig.store.tamper("claim", |call| Some(Fault::Late(SECOND * u32::try_from(call).unwrap_or(9))));
-    let worker = rig.engine.worker().slots(1, 2_000).handle(add_one);
+    let worker = rig.engine.worker().slots(2_000).handle(add_one);
     let worker = worker.start().await.expect("it starts");
     settle_down().await;
     assert_eq!(rig.store.calls("claim"), 2);
@@ -161,7 +161,7 @@ async fn a_claim_that_crashes_gives_its_slots_back() {
     let rig = rig().await;
     rig.engine.enqueue_many((0..5_000).map(work)).await.expect("they are accepted");
     rig.store.tamper("claim", |call| (call % 2 == 1 && call < 6).then_some(Fault::Panic));
-    let worker = rig.engine.worker().slots(1, 2_000).handle(add_one);
+    let worker = rig.engine.worker().slots(2_000).handle(add_one);
     let _worker = worker.start().await.expect("it starts");
     pass(SECOND * 60).await;
     assert_eq!(rig.engine.counts().await.expect("it is").in_state(StateName::Completed), 5_000);
@@ -179,7 +179,7 @@ async fn in_three_waves(rig: &Rig) -> Worker {
         tokio::time::sleep(wave).await;
         Ok::<_, Failure>(job.number)
     };
-    rig.engine.worker().slots(1, 2_000).handle(waves).start().await.expect("it starts")
+    rig.engine.worker().slots(2_000).handle(waves).start().await.expect("it starts")
 }
 
 #[tokio::test(start_paused = true)]
@@ -218,7 +218,7 @@ async fn leases_are_renewed_in_one_batch_at_a_third_of_their_length() {
         tokio::time::sleep(SECOND * 29).await;
         Ok::<_, Failure>(job.number)
     };
-    let worker = rig.engine.worker().slots(1, 50).handle(long);
+    let worker = rig.engine.worker().slots(50).handle(long);
     let _worker = worker.start().await.expect("it starts");
     let handles = rig.engine.enqueue_many((0..50).map(work)).await.expect("they are accepted");
     for handle in handles {
@@ -284,7 +284,7 @@ async fn a_timeout_fails_the_attempt_frees_the_slot_and_ignores_the_late_result(
         Ok::<_, Failure>(job.number)
     };
     let terms = |options: KindOptions| options.timeout(SECOND * 2);
-    let worker = rig.engine.worker().slots(1, 1).handle_with(hangs, terms);
+    let worker = rig.engine.worker().slots(1).handle_with(hangs, terms);
     let worker = worker.start().await.expect("it starts");
     let handle = rig.engine.enqueue(work(1)).max_attempts(2).await.expect("it is accepted");
     let error = handle.outcome().await.expect_err("it dies").to_string();
@@ -303,7 +303,7 @@ async fn a_job_that_ends_in_time_is_not_hit_by_an_earlier_jobs_timeout() {
         Ok::<_, Failure>(job.number)
     };
     let terms = |options: KindOptions| options.timeout(Duration::from_millis(300));
-    let worker = rig.engine.worker().slots(1, 1).handle_with(waits, terms);
+    let worker = rig.engine.worker().slots(1).handle_with(waits, terms);
     let worker = worker.start().await.expect("it starts");
     let handles = rig.engine.enqueue_many((0..20).map(work)).await.expect("they are accepted");
     for handle in handles {
@@ -321,7 +321,7 @@ async fn a_handler_that_ignores_cancellation_is_aborted_and_the_job_settled() {
         Ok::<i64, Failure>(0)
     };
     let terms = |options: KindOptions| options.timeout(SECOND);
-    let worker = rig.engine.worker().slots(1, 1).handle_with(deaf, terms);
+    let worker = rig.engine.worker().slots(1).handle_with(deaf, terms);
     let worker = worker.start().await.expect("it starts");
     let handle = rig.engine.enqueue(work(1)).max_attempts(1).await.expect("it is accepted");
     handle.outcome().await.expect_err("it dies");
@@ -344,7 +344,7 @@ async fn a_handler_that_blocks_holds_its_slot_until_it_returns() {
         Ok::<_, Failure>(job.number)
     };
     let terms = |options: KindOptions| options.timeout(SECOND);
-    let worker = rig.engine.worker().slots(1, 1).handle_blocking_with(blocks, terms);
+    let worker = rig.engine.worker().slots(1).handle_blocking_with(blocks, terms);
     let worker = worker.start().await.expect("it starts");
     let stuck = rig.engine.enqueue(work(1)).max_attempts(1).await.expect("it is accepted");
     let next = rig.engine.enqueue(work(2)).await.expect("it is accepted");

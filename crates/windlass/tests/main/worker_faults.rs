@@ -330,7 +330,7 @@ impl Trial {
         let retry = Retry::constant(MILLISECOND * 100).up_to(50);
         let terms = move |options: KindOptions| options.lease(LEASE).retry(retry).no_timeout();
         loop {
-            let worker = engine.worker().slots(1, SLOTS).grace(GRACE);
+            let worker = engine.worker().slots(SLOTS).grace(GRACE);
             let worker = worker.handle_with(handler.clone(), terms.clone());
             // On a task of its own, because the store may panic.
             match tokio::spawn(worker.start()).await {

@@ -22,7 +22,7 @@ async fn start_worker(engine: &Engine, slots: u32, runs: &Runs) -> windlass::Wor
         *runs.entry(job.number).or_default() += 1;
         async move { Ok::<_, Error>(job.number) }
     };
-    engine.worker().slots(slots, slots).handle(handler).start().await.expect("it starts")
+    engine.worker().slots(slots).handle(handler).start().await.expect("it starts")
 }
 
 /// Lets the halves take turns until it is told to stop, and says how often they did: every second

@@ -171,7 +171,7 @@ async fn work_in(engine: &Engine, world: &World) -> Worker {
             Ok(job.number)
         }
     };
-    let worker = engine.worker().slots(1, 8).poll_interval(Duration::from_millis(250));
+    let worker = engine.worker().slots(8).poll_interval(Duration::from_millis(250));
     let worker = worker.handle_with(handler, |terms| terms.lease(Duration::from_secs(2)));
     worker.start().await.expect("the worker starts")
 }

@@ -187,7 +187,7 @@ where
     }
     let mut workers = Vec::new();
     for engine in engines {
-        let worker = engine.worker().slots(1, 10).handle_with(handle, &terms);
+        let worker = engine.worker().slots(10).handle_with(handle, &terms);
         let worker = worker.poll_interval(Duration::from_millis(100));
         workers.push(worker.start().await.expect("the worker starts"));
     }
@@ -345,7 +345,7 @@ fn worker_to_kill(address: String, gate: Gate) -> tokio::runtime::Runtime {
                 Ok::<u64, Failure>(job.number)
             }
         };
-        let worker = engine.worker().name("same").slots(1, 1);
+        let worker = engine.worker().name("same").slots(1);
         let worker = worker.handle_with(handler, |terms| terms.lease(SECOND));
         worker.start().await.expect("the worker starts").stopped().await.expect("it works on")
     });
