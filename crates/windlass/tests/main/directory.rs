@@ -1,8 +1,10 @@
 //! The directory of a store: whose it is, who gets in, and what is left of it.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use windlass::core::job::NewJob;
@@ -116,6 +118,78 @@ async fn whoever_deletes_the_lock_file_lets_nobody_in() {
     drop(store);
     let store = open(&path).expect("nobody has it");
     assert!(store.find(&[plain_job(1).id]).await.expect("answered")[0].is_some());
+}
+
+const OWNER: &str = "WINDLASS_TEST_OWNER_OF";
+
+/// A process of its own that has a store open and accepts a job for every line it reads; killed
+/// when this is dropped.
+struct Owner {
+    process: Child,
+    asked: ChildStdin,
+    answers: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Owner {
+    fn start(path: &Path) -> Self {
+        let own = std::env::current_exe().expect("a test has a path");
+        let mut process = Command::new(own)
+            .args(["--exact", "directory::a_process_that_owns_a_store", "--nocapture"])
+            .env(OWNER, path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process can be started");
+        let asked = process.stdin.take().expect("it is a pipe");
+        let answers = BufReader::new(process.stdout.take().expect("it is a pipe")).lines();
+        Self { process, asked, answers }
+    }
+
+    /// Has a job accepted, durably.
+    fn accept(&mut self, number: u128) {
+        writeln!(self.asked, "{number}").expect("it reads");
+        let wanted = format!("accepted {number}");
+        // The harness may have begun the line.
+        let answered = self.answers.by_ref().any(|line| line.expect("text").ends_with(&wanted));
+        assert!(answered, "the owner ended without an answer");
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_owns_a_store() {
+    let Ok(path) = std::env::var(OWNER) else { return };
+    let store = open(Path::new(&path)).expect("it is nobody's");
+    // It ends when this pipe does, so that it does not outlive a killed test.
+    for line in std::io::stdin().lines() {
+        let number = line.expect("text").parse().expect("a number");
+        store.enqueue(vec![plain_job(number).into()]).await.expect("it is accepted");
+        println!("accepted {number}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_deletes_the_lock_file_lets_no_other_process_in() {
+    let directory = Directory::new();
+    let path = directory.path().join("store");
+    let mut owner = Owner::start(&path);
+    owner.accept(1);
+    fs::remove_file(path.join("lock")).expect("it is there");
+    for _ in 0..2 {
+        let second = open(&path);
+        assert!(matches!(second, Err(OpenError::InUse { .. })), "{second:?}");
+    }
+    owner.accept(2);
+    drop(owner);
+    let store = open(&path).expect("its owner was killed");
+    let kept = store.find(&[plain_job(1).id, plain_job(2).id]).await.expect("answered");
+    assert!(kept.iter().all(Option::is_some), "{kept:?}");
 }
 
 #[tokio::test(start_paused = true)]
