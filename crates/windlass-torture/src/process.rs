@@ -142,18 +142,21 @@ impl Process {
         self.heard.lock().facts.len()
     }
 
-    /// Waits until `wanted` holds for what was heard from `mark` on; `false` if it takes too long
-    /// or the process ends before.
+    /// Waits until `wanted` is content with what was heard from `mark` on; `false` if it takes too
+    /// long or the process ends before. It is shown every fact once: whoever read them all again for
+    /// each new one would hold up the thread that hears them, the more the longer it takes.
     pub(crate) fn wait_for(
         &self,
-        mark: usize,
+        mut mark: usize,
         patience: Duration,
         mut wanted: impl FnMut(&[(Instant, Fact)]) -> bool,
     ) -> bool {
         let deadline = Instant::now() + patience;
         let mut lines = self.heard.lock();
         loop {
-            if wanted(&lines.facts[mark.min(lines.facts.len())..]) {
+            let fresh = lines.facts.get(mark..).unwrap_or_default();
+            mark += fresh.len();
+            if wanted(fresh) {
                 return true;
             }
             let left = deadline.saturating_duration_since(Instant::now());

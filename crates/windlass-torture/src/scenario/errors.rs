@@ -23,8 +23,11 @@ const FAILURES: u64 = 10;
 /// The calls that may fail, and up to which of a thread's calls.
 const CALLS: [(&str, u64); 4] = [("fdatasync", 30), ("pwrite64", 30), ("fsync", 8), ("rename", 4)];
 
-/// How long a victim may take to reach the call; some never do.
+/// How long a victim may take to reach the call; some never do. A busy machine is slow, so it also
+/// has so many calls acknowledged before it is given up, unless even that takes too long.
 const PATIENCE: Duration = Duration::from_millis(1_200);
+const ENOUGH_ACKNOWLEDGED: usize = 100;
+const PATIENCE_AT_MOST: Duration = Duration::from_secs(20);
 
 /// What was on its way when the call failed has been answered after this long.
 const AFTERWARDS: Duration = Duration::from_millis(40);
@@ -140,14 +143,22 @@ fn under_strace(log: &Path, call: &str, error: &str, when: &str) -> Vec<std::ffi
 
 /// Waits for the call to fail, and returns what strace says of it.
 fn wait_for_injection(victim: &Process, log: &Path) -> Vec<String> {
-    let deadline = Instant::now() + PATIENCE;
+    let began = Instant::now();
+    let (mut mark, mut acknowledged, mut ended) = (0, 0, false);
     loop {
-        // If it has ended, the last look finds what there is.
-        let ended = victim.hears(Duration::from_millis(3), |fact| matches!(fact, Fact::Failed(_)));
+        victim.wait_for(mark, Duration::from_millis(3), |facts| {
+            mark += facts.len();
+            acknowledged += facts.iter().filter(|(_, fact)| matches!(fact, Fact::Ack(_))).count();
+            ended |= facts.iter().any(|(_, fact)| matches!(fact, Fact::Failed(_)));
+            ended
+        });
+        // If it has ended, this last look finds what there is.
         let calls = std::fs::read_to_string(log).unwrap_or_default();
         let injected = calls.lines().filter(|line| line.contains("(INJECTED)"));
         let injected: Vec<String> = injected.map(str::to_string).collect();
-        if !injected.is_empty() || ended || Instant::now() > deadline {
+        let waited = began.elapsed();
+        let enough = waited > PATIENCE && acknowledged >= ENOUGH_ACKNOWLEDGED;
+        if !injected.is_empty() || ended || enough || waited > PATIENCE_AT_MOST {
             return injected;
         }
     }

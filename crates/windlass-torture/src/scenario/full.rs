@@ -74,19 +74,22 @@ fn fill_up(victim: &Process, mark: usize) -> Option<String> {
     if !victim.wait_for(mark, PATIENCE, |facts| facts.iter().any(|(_, fact)| full(fact))) {
         return Some("the disk was filled, and nobody was refused for it".to_string());
     }
-    let mut running = None;
+    // Those that run now; what begins later is not waited for.
+    let mut running: Option<BTreeSet<Id>> = None;
     let settled = victim.wait_for(0, PATIENCE, |facts| {
-        let (mut began, mut ended) = (BTreeSet::new(), BTreeSet::new());
+        let began = || {
+            facts.iter().filter_map(|(_, fact)| match fact {
+                Fact::Run { id, .. } => Some(*id),
+                _ => None,
+            })
+        };
+        let running = running.get_or_insert_with(|| began().collect());
         for (_, fact) in facts {
-            match fact {
-                Fact::Run { id, .. } => _ = began.insert(*id),
-                Fact::End(id, _) => _ = ended.insert(*id),
-                _ => {}
+            if let Fact::End(id, _) = fact {
+                running.remove(id);
             }
         }
-        let running: &BTreeSet<Id> =
-            running.get_or_insert_with(|| began.difference(&ended).copied().collect());
-        running.is_subset(&ended)
+        running.is_empty()
     });
     (!settled).then(|| format!("on a full disk running work was not settled: {running:?}"))
 }
@@ -102,8 +105,10 @@ fn heal(victim: &Process, ballast: &Path) -> Option<String> {
         Fact::Ack(ids) => ids.len(),
         _ => 0,
     };
+    let mut jobs = 0;
     let went_on = victim.wait_for(mark, PATIENCE, |facts| {
-        facts.iter().map(|(_, fact)| acknowledged(fact)).sum::<usize>() >= 10
+        jobs += facts.iter().map(|(_, fact)| acknowledged(fact)).sum::<usize>();
+        jobs >= 10
     });
     if !went_on {
         return Some("there was room again, and it did not go on by itself".to_string());

@@ -101,8 +101,10 @@ fn sleep_past_the_lease(
     let mark = victim.mark();
     victim.signal("CONT")?;
     let acknowledged = |fact: &Fact| matches!(fact, Fact::Ack(_));
+    let mut count = 0;
     let awake = victim.wait_for(mark, Duration::from_secs(10), |facts| {
-        facts.iter().filter(|(_, fact)| acknowledged(fact)).count() > 20
+        count += facts.iter().filter(|(_, fact)| acknowledged(fact)).count();
+        count > 20
     });
     if !awake {
         life.ledger.wrong.push("a victim that was stopped and continued did not go on".into());
