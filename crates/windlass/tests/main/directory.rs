@@ -162,7 +162,7 @@ impl Drop for Owner {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn a_process_that_owns_a_store() {
     let Ok(path) = std::env::var(OWNER) else { return };
     let store = open(Path::new(&path)).expect("it is nobody's");
@@ -174,7 +174,7 @@ async fn a_process_that_owns_a_store() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "current_thread")]
 async fn whoever_deletes_the_lock_file_lets_no_other_process_in() {
     let directory = Directory::new();
     let path = directory.path().join("store");
