@@ -36,8 +36,8 @@ impl Topics {
     }
 
     /// Events whose topic is `pattern`, such as `job.completed`, or begins like it, such as
-    /// `job.*`. May be called several times. A pattern that no event can match is refused by whoever
-    /// subscribes ([`Topics::check`]).
+    /// `job.*`. May be called several times. A pattern that no event can match is refused when
+    /// subscribing ([`Topics::check`]).
     pub fn topic(mut self, pattern: impl Into<String>) -> Self {
         self.patterns.push(pattern.into());
         self

@@ -322,8 +322,8 @@ impl<P: Primitive> Draft<P> {
     }
 }
 
-/// The kind of a primitive's objects. Their topics begin with it, so it must not be a word with which
-/// others begin, and leave room for what is told of every object.
+/// The kind of a primitive's objects. Their topics begin with it, so it must not be a word with
+/// which others begin, and leave room for what is told of every object.
 pub(super) fn kind_of<P: Primitive>() -> Result<Name, Error> {
     let refused = |allowed| {
         let (setting, got) = ("the KIND of a primitive", format!("`{}`", P::KIND));
