@@ -130,7 +130,7 @@ fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
         recovery: recovery(),
         segment_bytes: options.segment_bytes,
         checkpoint_bytes: options.checkpoint_bytes,
-        thorough: false,
+        ..BookOptions::default()
     };
     let how = FileOptions { book, durability: options.durability };
     let store = FileStore::open(&options.path, &how, clock.clone(), wake.clone())?;
@@ -163,7 +163,7 @@ impl Victim {
         let topics = ["job.completed", "job.dead", "job.cancelled"]
             .iter()
             .fold(Topics::all(), |topics, topic| topics.topic(*topic));
-        let mut events = self.engine.subscribe_after(topics, Some(0));
+        let mut events = self.engine.subscribe_after(topics, Some(0))?;
         let hearing = self.clone();
         tokio::spawn(async move {
             loop {
