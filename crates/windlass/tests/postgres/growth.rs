@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 use windlass::core::job::{Dependency, Lane, NewJob, OnFailure, Unique, UniqueScope};
 use windlass::core::ledger::QueueChange;
-use windlass::store::HandedJob;
+use windlass::store::{Alteration, HandedJob, Selection};
 use windlass::{Engine, JobId};
 
 use crate::common::{Ground, claim, name, open, raw};
@@ -254,6 +254,62 @@ async fn an_end_costs_as_much_as_follows_from_it() {
         let Some(small) = rows_of_ending(ending, SMALL).await else { return };
         let Some(large) = rows_of_ending(ending, LARGE).await else { return };
         problems.extend(is_linear(ending.what, small, large));
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// Jobs that have ended and are deleted with all that depend on them.
+struct Deletion {
+    what: &'static str,
+    jobs: fn(usize) -> Vec<NewJob>,
+    /// Every one of them is named in the call, or only the first.
+    all: bool,
+}
+
+/// As many, each second one of which depends on the one before.
+fn in_pairs(jobs: usize) -> Vec<NewJob> {
+    let mut all: Vec<NewJob> = Vec::new();
+    for number in 0..jobs {
+        let job = raw(number as u64);
+        let on = all.last().map(|job| job.id).filter(|_| number % 2 == 1);
+        all.push(on.map_or(job.clone(), |on| after(job, on)));
+    }
+    all
+}
+
+async fn rows_of_deletion(deletion: &Deletion, jobs: usize) -> Option<u64> {
+    let ground = Ground::new()?;
+    let engine: Engine = open(&ground.text_address()).await;
+    let jobs = (deletion.jobs)(jobs);
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    let first = if deletion.all { &ids[..] } else { &ids[..1] };
+    engine.enqueue_raw(jobs).await.expect("they are taken");
+    let everyone = Selection::Jobs(ids.clone());
+    engine.store().alter(everyone, Alteration::Cancel).await.expect("it is answered");
+    let list: Vec<String> = first.iter().map(ToString::to_string).collect();
+    let call = format!("select * from s0.alter('{{{}}}', null, 4, 0, null)", list.join(","));
+    let rows = Meter::new(&ground).await.rows(&call).await;
+    let roots = Selection::Jobs(first.to_vec());
+    engine.store().alter(roots, Alteration::RemoveGraph).await.expect("it is answered");
+    let left = engine.store().find(&ids).await.expect("it is answered");
+    assert!(left.iter().all(Option::is_none), "{}: some are left", deletion.what);
+    Some(rows)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_costs_as_much_as_there_is_to_delete() {
+    let deletions = [
+        Deletion { what: "a row by its first", jobs: |n| family(n, true), all: false },
+        Deletion { what: "a row by each of it", jobs: |n| family(n, true), all: true },
+        Deletion { what: "a fan by its first", jobs: |n| family(n, false), all: false },
+        Deletion { what: "many pairs", jobs: in_pairs, all: true },
+        Deletion { what: "many that nobody depends on", jobs: with_keys, all: true },
+    ];
+    let mut problems = Vec::new();
+    for deletion in &deletions {
+        let Some(small) = rows_of_deletion(deletion, SMALL).await else { return };
+        let Some(large) = rows_of_deletion(deletion, LARGE).await else { return };
+        problems.extend(is_linear(deletion.what, small, large));
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
