@@ -20,12 +20,13 @@ use windlass::store::postgres::{PostgresAddress, PostgresStore, Schema, migratio
 use windlass::wake::LocalWake;
 
 use crate::common::{Ground, clock_sql};
+use crate::growth::{Growth, growths};
 use crate::inside::is_refused_with_a_lost_lease;
 
 /// A mistake somebody could make.
-struct Bug {
+pub(crate) struct Bug {
     /// What is wrong, as a sentence.
-    what: &'static str,
+    pub(crate) what: &'static str,
     /// What stands in the script once, and what stands there instead.
     edits: &'static [(&'static str, &'static str)],
     /// The cases that must fail.
@@ -768,6 +769,147 @@ const BUGS: &[Bug] = &[
     },
 ];
 
+/// Mistakes that leave every answer as it is and make a call cost the square of what it is about:
+/// what is looked up for each of many in something that has as many.
+const SQUARES: &[Bug] = &[
+    Bug {
+        what: "each new job is looked for among all of its batch",
+        edits: &[(
+            "left join unnest(_seqs, _new) as f(seq, id) on f.id = i.id",
+            "left join lateral (select f.* from unnest(_seqs, _new) as f(seq, id) \
+               where f.id = i.id offset 0) f on true",
+        )],
+        caught_by: &["plain"],
+    },
+    Bug {
+        what: "each item of a batch is looked for among all jobs",
+        edits: &[(
+            "left join lateral (select j.seq from windlass.job j where j.seq = s.seq offset 0) j",
+            "left join lateral (select j.seq from windlass.job j where j.seq + 0 = s.seq offset 0) j",
+        )],
+        caught_by: &["expiring"],
+    },
+    Bug {
+        what: "each key is looked for among all of its line",
+        edits: &[(
+            "k.line = i.line and k.key = i.key offset 0",
+            "k.line = i.line and k.key || '' = i.key offset 0",
+        )],
+        caught_by: &["keyed"],
+    },
+    Bug {
+        what: "each item that another stands for looks for it among all jobs",
+        edits: &[(
+            "where j.seq = x.seq offset 0) j\n          where x.acceptance > 1",
+            "where j.seq + 0 = x.seq offset 0) j\n          where x.acceptance > 1",
+        )],
+        caught_by: &["keyed, two of each"],
+    },
+    Bug {
+        what: "of each job of a batch it is counted what is ahead in its lane",
+        edits: &[(
+            "then (_positions->>(p.seq::text))::bigint end",
+            "then windlass._position((select o from windlass.place o where o.seq = p.seq)) end",
+        )],
+        caught_by: &["in one lane", "in lanes", "spread"],
+    },
+    Bug {
+        what: "each edge of a batch is looked for among all edges",
+        edits: &[(
+            "where e.on_id = (d.d->>'on')::uuid and e.seq = _seqs[i.n] offset 0",
+            "where e.on_id::text = d.d->>'on' and e.seq + 0 = _seqs[i.n] offset 0",
+        )],
+        caught_by: &["in a row", "before one"],
+    },
+    Bug {
+        what: "each dependency is looked for among all items of its batch",
+        edits: &[(
+            "select d.n, d.k, (_numbers->>(d.id::text))::int as m from",
+            "select d.n, d.k, (select i.n::int from unnest(_ids) with ordinality as i(id, n) \
+               where i.id = d.id) as m from",
+        )],
+        caught_by: &["in a row, the last first"],
+    },
+    Bug {
+        what: "each edge of a batch is looked for among all that lead to the same job",
+        edits: &[(
+            "where e.on_id = (d.d->>'on')::uuid and e.seq = _seqs[i.n] offset 0",
+            "where e.on_id = (d.d->>'on')::uuid and e.seq + 0 = _seqs[i.n] offset 0",
+        )],
+        caught_by: &["after one"],
+    },
+    Bug {
+        what: "the dependents of each that fails are looked for among all edges",
+        edits: &[(
+            "select e.seq, e.on_failure from windlass.edge e\n          where e.on_id = j.id",
+            "select e.seq, e.on_failure from windlass.edge e\n          where e.on_id::text = j.id::text",
+        )],
+        caught_by: &["a row dies"],
+    },
+    Bug {
+        what: "each of those who follow is looked for among all places",
+        edits: &[(
+            "(select p.* from windlass.place p where p.seq = f.seq offset 0)",
+            "(select p.* from windlass.place p where p.seq + 0 = f.seq offset 0)",
+        )],
+        caught_by: &["a fan dies", "a row is cancelled"],
+    },
+    Bug {
+        what: "each edge that is met is looked for among all that lead to the same job",
+        edits: &[(
+            "where e.on_id = r.on_id and e.seq = r.seq offset 0",
+            "where e.on_id = r.on_id and e.seq + 0 = r.seq offset 0",
+        )],
+        caught_by: &["a fan is released"],
+    },
+    Bug {
+        what: "whoever ends looks for its own edges among all edges",
+        edits: &[(
+            "delete from windlass.edge where seq = _root;",
+            "delete from windlass.edge where seq + 0 = _root;",
+        )],
+        caught_by: &["many release one"],
+    },
+    Bug {
+        what: "whoever ends looks for its key among all keys",
+        edits: &[(
+            "where k.seq = _p.seq and j.seq = _p.seq and j.spec->'unique'->>'scope' = 'open';",
+            "where k.seq + 0 = _p.seq and j.seq = _p.seq and j.spec->'unique'->>'scope' = 'open';",
+        )],
+        caught_by: &["jobs with keys end"],
+    },
+    Bug {
+        what: "each lane is looked for among all lanes",
+        edits: &[(
+            "l.others from windlass.lane l\n            where l.queue = t.queue and l.lane = t.lane",
+            "l.others from windlass.lane l\n            where l.queue = t.queue and l.lane + 0 = t.lane",
+        )],
+        caught_by: &["jobs of lanes end", "jobs of lanes die"],
+    },
+    Bug {
+        what: "each job of a graph is looked for among all jobs",
+        edits: &[(
+            "select j.spec from windlass.job j where j.seq = s.seq offset 0",
+            "select j.spec from windlass.job j where j.seq + 0 = s.seq offset 0",
+        )],
+        caught_by: &["a row is deleted by its first", "a fan is deleted by its first"],
+    },
+    Bug {
+        what: "the first job of each graph is looked for among all jobs",
+        edits: &[(
+            "left join lateral (select j.seq from windlass.job j where j.id = i.id offset 0) j on \
+             true;\n    select array_agg(e.one)",
+            "left join lateral (select j.seq from windlass.job j where j.id::text = i.id::text \
+             offset 0) j on true;\n    select array_agg(e.one)",
+        )],
+        caught_by: &[
+            "a row is deleted by each of it",
+            "pairs are deleted",
+            "jobs that nobody depends on are deleted",
+        ],
+    },
+];
+
 /// How many schemas are at work at once, each in a database and on a clock of its own.
 const AT_ONCE: usize = 3;
 
@@ -824,7 +966,7 @@ impl Harness for Planted {
 }
 
 /// The script with the bug in it, or what is to be done if it can no longer be planted.
-fn plant(bug: &Bug, schema: &Schema) -> Result<String, String> {
+pub(crate) fn plant(bug: &Bug, schema: &Schema) -> Result<String, String> {
     let there = |sql: &str| sql.replace("windlass.", &format!("{schema}."));
     let mut script = migration_sql(schema, 0);
     for (find, replacement) in bug.edits {
@@ -912,4 +1054,37 @@ async fn a_completion_in_a_transaction_that_looks_at_no_token_is_caught() {
     let script = plant(&bug, &address.schema).expect("it can be planted");
     plot.sql(&format!("{script}{}", clock_sql(&address.schema)), bug.what).await;
     assert!(!is_refused_with_a_lost_lease(&plot.ground, &address).await);
+}
+
+/// A bug that makes a call cost the square, or none, and the call.
+type Cost = (&'static Bug, Growth);
+
+/// Takes one after the other until none is left; those whose cost nobody has seen.
+async fn weigh_all(ground: Ground, costs: Arc<Vec<Cost>>, next: Arc<AtomicUsize>) -> Vec<String> {
+    let mut problems = Vec::new();
+    while let Some((bug, growth)) = costs.get(next.fetch_add(1, Ordering::SeqCst)) {
+        if growth.problem(&ground, Some(bug)).await.is_none() {
+            problems.push(format!("NOT CAUGHT: {}\n  by {}", bug.what, growth.what));
+        }
+    }
+    problems
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn every_square_that_is_planted_in_the_sql_is_caught_by_the_rows_it_costs() {
+    let mut costs = Vec::new();
+    for growth in growths() {
+        let bug = SQUARES.iter().find(|bug| bug.caught_by.contains(&growth.what));
+        costs.push((bug.unwrap_or_else(|| panic!("no bug is caught by {}", growth.what)), growth));
+    }
+    let named: usize = SQUARES.iter().map(|bug| bug.caught_by.len()).sum();
+    assert_eq!(named, costs.len(), "each call has one bug");
+    let (costs, next) = (Arc::new(costs), Arc::new(AtomicUsize::new(0)));
+    let mut scales = JoinSet::new();
+    for _ in 0..AT_ONCE {
+        let Some(ground) = Ground::new() else { return };
+        scales.spawn(weigh_all(ground, costs.clone(), next.clone()));
+    }
+    let problems: Vec<String> = scales.join_all().await.into_iter().flatten().collect();
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
