@@ -412,6 +412,11 @@ async fn waiting_jobs_are_counted_per_priority(bench: Bench) {
     bench.accept([of(21, 4), of(22, 4), of(23, 4)]).await;
     assert_eq!(bench.claim(2).await.jobs.len(), 2);
     assert_eq!(counted().await, [(4, 1), (0, 1)]);
+    let depends_on = vec![Dependency { on: id(24), on_failure: OnFailure::Cascade }];
+    bench.accept([of(24, 3), NewJob { depends_on, ..of(25, 3) }]).await;
+    assert_eq!(counted().await, [(4, 1), (3, 2), (0, 1)]);
+    bench.alter_one(id(24), Alteration::Cancel).await.expect("it waits");
+    assert_eq!(counted().await, [(4, 1), (0, 1)], "the other has followed");
 
     // Of very many priorities the highest are told.
     let bench = bench.with_limits(windlass_core::limits::Limits::default()).await;

@@ -63,6 +63,105 @@ const BUGS: &[Bug] = &[
         caught_by: &["a recovery is told and recorded with its reason and time"],
     },
     Bug {
+        what: "jobs that follow one into death still count among those of their priority",
+        edits: &[(
+            "select queue, priority, -count(*) from ended where priority <> 0 group by queue, \
+             priority",
+            "select queue, priority, -count(*) from ended where false group by queue, priority",
+        )],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "jobs that nothing but time decides about are not counted per priority",
+        edits: &[("count(*) from timed where priority <> 0", "count(*) from timed where false")],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "jobs with a lane or a dependency are not counted per priority",
+        edits: &[("count(*) from item where priority <> 0", "count(*) from item where false")],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "a job that goes back or ends is not counted per priority",
+        edits: &[(
+            "from windlass.job j where j.seq = _seq and j.priority <> 0;",
+            "from windlass.job j where false;",
+        )],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "the priorities that are told are the lowest",
+        edits: &[("order by priority desc limit 100", "order by priority limit 100")],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "the last recovery is the first",
+        edits: &[(
+            "error = excluded.error, recovered_at = excluded.recovered_at",
+            "error = excluded.error",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "every recovery is told as one of a lease that ended",
+        edits: &[(
+            "jsonb_build_object('reason', _reason, 'recovery', j.recovery)",
+            "jsonb_build_object('reason', 0, 'recovery', j.recovery)",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "whatever was lost is told to have been noticed by its lease",
+        edits: &[(
+            "_stale,\n      jsonb_build_object('reason', _reason));",
+            "_stale,\n      jsonb_build_object('reason', 0));",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "the recovery of a job with a lane is told as one of a lease that ended",
+        edits: &[(
+            "jsonb_build_object('reason', _reason, 'recovery', _q.recoveries)",
+            "jsonb_build_object('reason', 0, 'recovery', _q.recoveries)",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "a job that cannot be recovered any more is recorded as one that could",
+        edits: &[(
+            "perform windlass._end(_p, _now, 5, 3, 9, null,",
+            "perform windlass._end(_p, _now, 5, 3, 5 + _reason, null,",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "a completion is told with another time than its job has",
+        edits: &[(
+            "select _now, n, 'job.completed', jobs,",
+            "select _now + 1, n, 'job.completed', jobs,",
+        )],
+        caught_by: &["the event of a completed job carries its result up to a bound"],
+    },
+    Bug {
+        what: "of a job that is settled alone the output is lost",
+        edits: &[("case when _state = 4 then _output end", "null")],
+        caught_by: &["the event of a completed job carries its result up to a bound"],
+    },
+    Bug {
+        what: "lines that leave a log are not counted",
+        edits: &[(
+            "+ greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_lines) - \
+             100, 0)",
+            "",
+        )],
+        caught_by: &["lines that no log keeps are counted"],
+    },
+    Bug {
+        what: "lines that a worker has dropped are not counted",
+        edits: &[("coalesce((_report->>'lines_dropped')::bigint, 0)", "0")],
+        caught_by: &["lines that no log keeps are counted"],
+    },
+    Bug {
         what: "a graph is deleted although one of it is open",
         edits: &[("if _states[_one] < 4 then", "if false then")],
         caught_by: &["a finished graph is deleted in one call or not at all"],
