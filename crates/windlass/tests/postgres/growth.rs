@@ -5,18 +5,19 @@
 //! a half, where what is linear is at four, and what costs the square of some part at five or more.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_postgres::{AsyncMessage, Client, NoTls};
+use windlass::JobId;
 use windlass::core::job::{Dependency, Lane, NewJob, OnFailure, Unique, UniqueScope};
 use windlass::core::ledger::QueueChange;
-use windlass::store::postgres::{PostgresAddress, Schema};
+use windlass::store::postgres::Schema;
 use windlass::store::{Alteration, HandedJob, Selection};
-use windlass::{Engine, JobId};
 
 use crate::common::{Ground, claim, name, open, raw};
-use crate::planted::{Bug, plant};
+use crate::schemas::{Bug, Plot};
 
 const SMALL: usize = 60;
 const LARGE: usize = 4 * SMALL;
@@ -96,20 +97,28 @@ enum Call {
 
 impl Growth {
     /// What is wrong with its cost, in schemas that have this bug, or none.
-    pub(crate) async fn problem(&self, ground: &Ground, bug: Option<&Bug>) -> Option<String> {
+    pub(crate) async fn problem(
+        &self,
+        plot: &Arc<Plot>,
+        bug: Option<&'static Bug>,
+    ) -> Option<String> {
         let (small, large) = match &self.call {
             Call::Accept(spec) => {
-                let (engine, schema) = make_schema(ground, bug).await;
+                let borrowed = plot.borrow(bug).await;
+                let engine = open(&borrowed.text).await;
+                let schema = &borrowed.address.schema;
                 // The first line there is, with a queue that has lanes.
                 engine.enqueue_raw(vec![raw(0)]).await.expect("it is taken");
                 let lanes = QueueChange::Lanes(std::num::NonZeroU32::new(8));
                 engine.store().configure(name("default"), lanes).await.expect("it is configured");
-                let mut meter = Meter::new(ground).await;
-                let small = meter.rows(&accept(&schema, spec, SMALL)).await;
-                (small, meter.rows(&accept(&schema, spec, LARGE)).await)
+                let mut meter = Meter::new(&plot.ground).await;
+                let small = meter.rows(&accept(schema, spec, SMALL)).await;
+                let large = meter.rows(&accept(schema, spec, LARGE)).await;
+                engine.close().await;
+                (small, large)
             }
             Call::Settle { .. } | Call::Delete { .. } => {
-                (self.rows(ground, bug, SMALL).await, self.rows(ground, bug, LARGE).await)
+                (self.rows(plot, bug, SMALL).await, self.rows(plot, bug, LARGE).await)
             }
         };
         let is_linear = small > 0 && large * 2 < small * 9;
@@ -117,16 +126,18 @@ impl Growth {
         (!is_linear).then(|| format!("{}: {}", self.what, cost()))
     }
 
-    async fn rows(&self, ground: &Ground, bug: Option<&Bug>, number: usize) -> u64 {
-        let (engine, schema) = make_schema(ground, bug).await;
+    async fn rows(&self, plot: &Arc<Plot>, bug: Option<&'static Bug>, number: usize) -> u64 {
+        let borrowed = plot.borrow(bug).await;
+        let engine = open(&borrowed.text).await;
+        let schema = &borrowed.address.schema;
         let call = match &self.call {
-            Call::Accept(spec) => accept(&schema, spec, number),
+            Call::Accept(spec) => accept(schema, spec, number),
             Call::Settle { jobs, all, verdict } => {
                 engine.enqueue_raw(jobs(number)).await.expect("they are taken");
                 let limit = if *all { number } else { 1 };
                 let handed = engine.store().claim(claim("w", limit)).await.expect("it is answered");
                 assert!(!handed.jobs.is_empty(), "{}", self.what);
-                settle(&schema, &handed.jobs, *verdict)
+                settle(schema, &handed.jobs, *verdict)
             }
             Call::Delete { jobs, all } => {
                 let jobs = jobs(number);
@@ -135,26 +146,14 @@ impl Growth {
                 let everyone = Selection::Jobs(ids.clone());
                 let altered = engine.store().alter(everyone, Alteration::Cancel).await;
                 assert_eq!(altered.expect("it is answered").len(), number, "{}", self.what);
-                delete(&schema, if *all { &ids } else { &ids[..1] })
+                delete(schema, if *all { &ids } else { &ids[..1] })
             }
         };
-        let mut meter = Meter::new(ground).await;
+        let mut meter = Meter::new(&plot.ground).await;
         let rows = meter.rows(&call).await;
         engine.close().await;
         rows
     }
-}
-
-/// A schema that nobody has used, with this bug in it, or none.
-async fn make_schema(ground: &Ground, bug: Option<&Bug>) -> (Engine, Schema) {
-    let text = format!("{}&windlass_pool=4", ground.text_address());
-    let address: PostgresAddress = text.parse().expect("the address is well formed");
-    if let Some(bug) = bug {
-        let script = plant(bug, &address.schema).expect("it can be planted");
-        let made = ground.client().await.batch_execute(&script).await;
-        made.unwrap_or_else(|error| panic!("{}: the SQL is not understood: {error:?}", bug.what));
-    }
-    (open(&text).await, address.schema)
 }
 
 fn accept(schema: &Schema, spec: &str, jobs: usize) -> String {
@@ -193,10 +192,10 @@ fn delete(schema: &Schema, roots: &[JobId]) -> String {
 
 /// Checks how the cost of each of these grows.
 async fn check(growths: Vec<Growth>) {
-    let Some(ground) = Ground::new() else { return };
+    let Some(plot) = Plot::new().await else { return };
     let mut problems = Vec::new();
     for growth in growths {
-        problems.extend(growth.problem(&ground, None).await);
+        problems.extend(growth.problem(&plot, None).await);
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }

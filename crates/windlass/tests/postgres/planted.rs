@@ -1,37 +1,15 @@
 //! Planted bugs: rules of the SQL, broken one at a time, each of which the suite must see.
 //!
-//! A suite that cannot see a bug it was written for is no proof. The script that makes a schema is
-//! text, so a bug is another text in its place and costs a schema, not a build. Each is planted,
-//! and the cases named beside it must fail; without it they must pass. `WINDLASS_PLANTED` picks
-//! those bugs whose sentence has it.
+//! A suite that cannot see a bug it was written for is no proof. Each is planted in a schema, which
+//! costs no build, and the cases named beside it must fail; that they pass without it is for
+//! `conformance.rs` and `growth.rs` to see. `WINDLASS_PLANTED` picks those bugs whose sentence has
+//! it.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
-use async_trait::async_trait;
-use tokio::task::JoinSet;
-use tokio_postgres::{Client, NoTls};
-use windlass::Limits;
-use windlass::conformance::{self, Case, Harness};
-use windlass::store::Store;
-use windlass::store::postgres::{PostgresAddress, PostgresStore, Schema, migration_sql};
-use windlass::wake::LocalWake;
-
-use crate::common::{Ground, clock_sql};
+use crate::common::clock_sql;
 use crate::growth::{Growth, growths};
 use crate::inside::is_refused_with_a_lost_lease;
-
-/// A mistake somebody could make.
-pub(crate) struct Bug {
-    /// What is wrong, as a sentence.
-    pub(crate) what: &'static str,
-    /// What stands in the script once, and what stands there instead.
-    edits: &'static [(&'static str, &'static str)],
-    /// The cases that must fail.
-    caught_by: &'static [&'static str],
-}
+use crate::schemas::{Bug, Plot, Trial, check_all, judge};
+use windlass::store::postgres::{PostgresAddress, Schema};
 
 const BUGS: &[Bug] = &[
     Bug {
@@ -1009,134 +987,42 @@ const SQUARES: &[Bug] = &[
     },
 ];
 
-/// How many schemas are at work at once, each in a database and on a clock of its own.
-const AT_ONCE: usize = 3;
-
-/// A case that hangs has seen the bug, too.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Where schemas are made, with a clock.
-struct Plot {
-    ground: Ground,
-    client: Client,
-}
-
-impl Plot {
-    async fn new() -> Option<Self> {
-        let ground = Ground::new()?;
-        ground.make_clock();
-        let url = ground.server.url_for(&ground.database);
-        let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("connects");
-        tokio::spawn(connection);
-        Some(Self { ground, client })
-    }
-
-    async fn sql(&self, statements: &str, of: &str) {
-        let done = self.client.batch_execute(statements).await;
-        done.unwrap_or_else(|error| panic!("{of}: the SQL is not understood: {error:?}"));
-    }
-}
-
-/// Makes schemas that have a bug, or none.
-struct Planted {
-    plot: Arc<Plot>,
-    bug: Option<&'static Bug>,
-}
-
-#[async_trait]
-impl Harness for Planted {
-    async fn fresh(&self, limits: Limits) -> Arc<dyn Store> {
-        let address = format!("{}&windlass_pool=4", self.plot.ground.text_address());
-        let address: PostgresAddress = address.parse().expect("the address is well formed");
-        let clock = clock_sql(&address.schema);
-        let (script, of) = match self.bug {
-            Some(bug) => (plant(bug, &address.schema).expect("all were planted before"), bug.what),
-            None => (migration_sql(&address.schema, 0), "no bug"),
-        };
-        self.plot.sql(&format!("{script}{clock}"), of).await;
-        let store = PostgresStore::open(&address, limits, Arc::new(LocalWake::new())).await;
-        Arc::new(store.expect("the schema is there"))
-    }
-
-    async fn advance(&self, by: Duration) {
-        let advance = format!("update public.clock set us = us + {}", by.as_micros());
-        self.plot.sql(&advance, "the clock").await;
-    }
-}
-
-/// The script with the bug in it, or what is to be done if it can no longer be planted.
-pub(crate) fn plant(bug: &Bug, schema: &Schema) -> Result<String, String> {
-    let there = |sql: &str| sql.replace("windlass.", &format!("{schema}."));
-    let mut script = migration_sql(schema, 0);
-    for (find, replacement) in bug.edits {
-        let find = there(find);
-        match script.matches(&find).count() {
-            1 => script = script.replace(&find, &there(replacement)),
-            0 => return Err(format!("{}: no longer there; plant it again: {find}", bug.what)),
-            more => return Err(format!("{}: there {more} times: {find}", bug.what)),
-        }
-    }
-    Ok(script)
-}
-
-/// What is wrong with a case on a schema with this bug, or with none.
-async fn judge(plot: Arc<Plot>, bug: Option<&'static Bug>, case: &Case) -> Option<String> {
-    let checking = case.check(Arc::new(Planted { plot, bug }));
-    let checked = tokio::time::timeout(PATIENCE, checking).await;
-    match (bug, checked) {
-        (None, Ok(None)) => None,
-        (None, Ok(Some(broken))) => Some(format!("{case:?}\n  without a bug: {}", broken.seen)),
-        (None, Err(_)) => Some(format!("{case:?}\n  without a bug: no end of it")),
-        (Some(bug), Ok(None)) => Some(format!("NOT CAUGHT: {}\n  by {case:?}", bug.what)),
-        // The server itself refuses what makes no sense: that is no bug that could be shipped.
-        (Some(bug), Ok(Some(broken))) if broken.seen.contains("Unavailable") => {
-            Some(format!("{}: the SQL does not run\n  {}", bug.what, broken.seen))
-        }
-        (Some(_), Ok(Some(_)) | Err(_)) => None,
-    }
-}
-
-/// A bug, or none, and a case.
-type Trial = (Option<&'static Bug>, &'static str);
-
-/// Every bug with every case that must see it, and every such case without a bug.
-fn trials() -> Vec<Trial> {
+/// Every bug of a table that is asked for, if it can still be planted.
+fn asked_for(table: &'static [Bug]) -> Vec<&'static Bug> {
+    let schema = Schema::default();
+    let lost: Vec<String> = table.iter().filter_map(|bug| bug.script(&schema).err()).collect();
+    assert!(lost.is_empty(), "{}", lost.join("\n"));
     let only = std::env::var("WINDLASS_PLANTED").unwrap_or_default();
-    let bugs = BUGS.iter().filter(|bug| bug.what.contains(&only));
-    let planted = bugs.flat_map(|bug| bug.caught_by.iter().map(move |case| (bug, *case)));
-    let control: BTreeSet<&str> = planted.clone().map(|(_, case)| case).collect();
-    let control = control.into_iter().map(|case| (None, case));
-    planted.map(|(bug, case)| (Some(bug), case)).chain(control).collect()
-}
-
-/// Takes one trial after the other until none is left; what is wrong with them.
-async fn judge_all(
-    plot: Arc<Plot>,
-    trials: Arc<Vec<Trial>>,
-    next: Arc<AtomicUsize>,
-) -> Vec<String> {
-    let (cases, mut problems) = (conformance::cases(), Vec::new());
-    while let Some((bug, name)) = trials.get(next.fetch_add(1, Ordering::SeqCst)) {
-        match cases.iter().find(|case| case.name == *name) {
-            Some(case) => problems.extend(judge(plot.clone(), *bug, case).await),
-            None => problems.push(format!("there is no case `{name}`")),
-        }
-    }
-    problems
+    table.iter().filter(|bug| bug.what.contains(&only)).collect()
 }
 
 #[tokio::test(flavor = "current_thread")]
 async fn every_bug_that_is_planted_in_the_sql_is_caught_by_the_suite() {
-    let schema = Schema::default();
-    let lost: Vec<String> = BUGS.iter().filter_map(|bug| plant(bug, &schema).err()).collect();
-    assert!(lost.is_empty(), "{}", lost.join("\n"));
-    let (trials, next) = (Arc::new(trials()), Arc::new(AtomicUsize::new(0)));
-    let mut judges = JoinSet::new();
-    for _ in 0..AT_ONCE {
-        let Some(plot) = Plot::new().await else { return };
-        judges.spawn(judge_all(Arc::new(plot), trials.clone(), next.clone()));
+    let mut trials: Vec<Trial> = Vec::new();
+    for bug in asked_for(BUGS) {
+        trials.extend(bug.caught_by.iter().map(|case| (Some(bug), (*case).to_string())));
     }
-    let problems: Vec<String> = judges.join_all().await.into_iter().flatten().collect();
+    let problems = judge(trials).await;
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn every_square_that_is_planted_in_the_sql_is_caught_by_the_rows_it_costs() {
+    for growth in growths() {
+        let bugs = SQUARES.iter().filter(|bug| bug.caught_by.contains(&growth.what));
+        assert_eq!(bugs.count(), 1, "bugs for `{}`", growth.what);
+    }
+    let mut trials: Vec<(&'static Bug, Growth)> = Vec::new();
+    for bug in asked_for(SQUARES) {
+        let caught_by = |growth: &Growth| bug.caught_by.contains(&growth.what);
+        trials.extend(growths().into_iter().filter(caught_by).map(|growth| (bug, growth)));
+    }
+    let problems = check_all(trials, |plot, trials, number| async move {
+        let (bug, growth) = &trials[number];
+        let caught = growth.problem(&plot, Some(bug)).await.is_some();
+        (!caught).then(|| format!("NOT CAUGHT: {}\n  by {}", bug.what, growth.what))
+    })
+    .await;
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
@@ -1150,40 +1036,7 @@ async fn a_completion_in_a_transaction_that_looks_at_no_token_is_caught() {
     };
     let Some(plot) = Plot::new().await else { return };
     let address: PostgresAddress = plot.ground.text_address().parse().expect("it is well formed");
-    let script = plant(&bug, &address.schema).expect("it can be planted");
+    let script = bug.script(&address.schema).expect("it can be planted");
     plot.sql(&format!("{script}{}", clock_sql(&address.schema)), bug.what).await;
     assert!(!is_refused_with_a_lost_lease(&plot.ground, &address).await);
-}
-
-/// A bug that makes a call cost the square, or none, and the call.
-type Cost = (&'static Bug, Growth);
-
-/// Takes one after the other until none is left; those whose cost nobody has seen.
-async fn weigh_all(ground: Ground, costs: Arc<Vec<Cost>>, next: Arc<AtomicUsize>) -> Vec<String> {
-    let mut problems = Vec::new();
-    while let Some((bug, growth)) = costs.get(next.fetch_add(1, Ordering::SeqCst)) {
-        if growth.problem(&ground, Some(bug)).await.is_none() {
-            problems.push(format!("NOT CAUGHT: {}\n  by {}", bug.what, growth.what));
-        }
-    }
-    problems
-}
-
-#[tokio::test(flavor = "current_thread")]
-async fn every_square_that_is_planted_in_the_sql_is_caught_by_the_rows_it_costs() {
-    let mut costs = Vec::new();
-    for growth in growths() {
-        let bug = SQUARES.iter().find(|bug| bug.caught_by.contains(&growth.what));
-        costs.push((bug.unwrap_or_else(|| panic!("no bug is caught by {}", growth.what)), growth));
-    }
-    let named: usize = SQUARES.iter().map(|bug| bug.caught_by.len()).sum();
-    assert_eq!(named, costs.len(), "each call has one bug");
-    let (costs, next) = (Arc::new(costs), Arc::new(AtomicUsize::new(0)));
-    let mut scales = JoinSet::new();
-    for _ in 0..AT_ONCE {
-        let Some(ground) = Ground::new() else { return };
-        scales.spawn(weigh_all(ground, costs.clone(), next.clone()));
-    }
-    let problems: Vec<String> = scales.join_all().await.into_iter().flatten().collect();
-    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
