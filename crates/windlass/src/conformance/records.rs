@@ -8,7 +8,7 @@ use windlass_core::job::{
     Bytes, DeadReason, Dependency, JobId, Lane, NewJob, OnFailure, Priority, State, StateName,
 };
 use windlass_core::ledger::{Recovery, Rescue, Settlement};
-use windlass_core::limits;
+use windlass_core::limits::{self, Limits};
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::record::AttemptEnd;
 use windlass_core::refusal::Refusal;
@@ -23,6 +23,8 @@ pub(super) fn cases() -> Vec<Case> {
         the_event_of_a_completed_job_carries_its_result_up_to_a_bound,
         the_events_of_a_job_say_who_when_and_what_next,
         a_finished_graph_is_deleted_in_one_call_or_not_at_all,
+        graphs_of_one_call_are_deleted_one_by_one,
+        what_was_deleted_with_its_graph_is_no_dead_letter,
         a_list_goes_from_either_end_and_by_parent,
         waiting_jobs_are_counted_per_priority,
     ]
@@ -266,6 +268,60 @@ async fn a_finished_graph_is_deleted_in_one_call_or_not_at_all(bench: Bench) {
     }
 }
 
+async fn graphs_of_one_call_are_deleted_one_by_one(bench: Bench) {
+    // 3 needs 1 and 2; 5 needs 4, and is to start later.
+    let mut third = after(3, 1, OnFailure::Cascade);
+    third.depends_on.push(Dependency { on: id(2), on_failure: OnFailure::Cascade });
+    let later = windlass_core::job::Start::After(SECOND);
+    let fifth = NewJob { start: later, ..after(5, 4, OnFailure::Cascade) };
+    bench.accept([job(1), job(2), third, job(4), fifth]).await;
+    for _ in 0..4 {
+        let handed = bench.take().await;
+        bench.settle(&handed, Verdict::Complete).await;
+    }
+    let roots = Selection::Jobs([4, 1, 2, 1, 7, 5].map(id).to_vec());
+    let altered = bench.store.alter(roots, Alteration::RemoveGraph).await;
+    let results: Vec<_> =
+        altered.expect("it is answered").into_iter().map(|each| each.result).collect();
+    let open = || {
+        let state = StateName::Scheduled;
+        Err(Refusal::WrongState { job: id(5), state, operation: "remove" })
+    };
+    let gone = |jobs| Ok(Deed::GraphRemoved { jobs });
+    let unknown = |number| Err(Refusal::UnknownJob { job: id(number) });
+    // What two of them share goes with the first.
+    assert_eq!(results, [open(), gone(2), gone(1), unknown(1), unknown(7), open()]);
+    for number in [1, 2, 3] {
+        bench.assert_unknown(id(number)).await;
+    }
+    let counts = bench.store.count().await.expect("counts are answered");
+    assert_eq!(counts.in_state(StateName::Completed), 1);
+    assert_eq!(bench.state_name(id(4)).await, StateName::Completed);
+}
+
+async fn what_was_deleted_with_its_graph_is_no_dead_letter(bench: Bench) {
+    let bench = bench.with_limits(Limits { dead_letters: 2, ..Limits::default() }).await;
+    let die = async || {
+        let handed = bench.take().await;
+        bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
+        bench.advance(SECOND).await;
+    };
+    // Both die with the first.
+    bench.accept([job(1), after(2, 1, OnFailure::Cascade)]).await;
+    die().await;
+    let removed = bench.alter_one(id(1), Alteration::RemoveGraph).await;
+    assert_eq!(removed, Ok(Deed::GraphRemoved { jobs: 2 }));
+    let counts = bench.store.count().await.expect("counts are answered");
+    assert_eq!(counts.in_state(StateName::Dead), 0);
+    for number in 3..=5 {
+        bench.accept([job(number)]).await;
+        die().await;
+    }
+    // The oldest of those that are left has made room.
+    bench.assert_unknown(id(3)).await;
+    assert_eq!(bench.state_name(id(4)).await, StateName::Dead);
+}
+
 async fn a_list_goes_from_either_end_and_by_parent(bench: Bench) {
     for number in 1..=9u128 {
         // Those of one batch and those of later ones; every third follows from 1.
@@ -356,6 +412,11 @@ async fn waiting_jobs_are_counted_per_priority(bench: Bench) {
     bench.accept([of(21, 4), of(22, 4), of(23, 4)]).await;
     assert_eq!(bench.claim(2).await.jobs.len(), 2);
     assert_eq!(counted().await, [(4, 1), (0, 1)]);
+    let depends_on = vec![Dependency { on: id(24), on_failure: OnFailure::Cascade }];
+    bench.accept([of(24, 3), NewJob { depends_on, ..of(25, 3) }]).await;
+    assert_eq!(counted().await, [(4, 1), (3, 2), (0, 1)]);
+    bench.alter_one(id(24), Alteration::Cancel).await.expect("it waits");
+    assert_eq!(counted().await, [(4, 1), (0, 1)], "the other has followed");
 
     // Of very many priorities the highest are told.
     let bench = bench.with_limits(windlass_core::limits::Limits::default()).await;

@@ -1,35 +1,45 @@
 //! A call that is given up does not run on, on the server.
 
+use std::sync::Arc;
+
+use windlass::Limits;
+use windlass::store::Store;
+use windlass::store::postgres::{PostgresAddress, PostgresStore};
+use windlass::wake::LocalWake;
 use windlass_testbed::{Pgbouncer, Postgres, or_skip};
 
-use crate::common::{Ground, open, until};
+use crate::common::{Ground, until};
 
 /// Gives a call up that waits for a lock, and waits until the server has stopped it while the lock
 /// is still held.
 pub(crate) async fn stops_when_it_is_given_up(server: &Postgres, database: &str, address: &str) {
-    let engine = open(address).await;
+    // A store alone: an engine has calls of its own under way, which wait for the lock and end
+    // after a time.
+    let address: PostgresAddress = address.parse().expect("the address is well formed");
+    let wake = Arc::new(LocalWake::new());
+    let store = PostgresStore::open(&address, Limits::default(), wake).await;
+    let store = Arc::new(store.expect("the schema can be made"));
     let (holder, connection) =
         tokio_postgres::connect(&server.url_for(database), tokio_postgres::NoTls)
             .await
             .expect("it connects");
     tokio::spawn(connection);
-    let lock = "begin; lock table given_up.place in access exclusive mode";
-    holder.batch_execute(lock).await.expect("nobody else has it");
+    let lock = format!("begin; lock table {}.place in access exclusive mode", address.schema);
+    holder.batch_execute(&lock).await.expect("nobody else has it");
     let waiting = || async {
-        let sql = "select count(*) from pg_stat_activity \
-             where wait_event_type = 'Lock' and query like '%given_up.%' and state = 'active'";
+        let sql = "select count(*) from pg_stat_activity where datname = current_database() \
+             and wait_event_type = 'Lock' and state = 'active' and pid <> pg_backend_pid()";
         holder.query_one(sql, &[]).await.expect("it is answered").get::<_, i64>(0)
     };
     // Reading has no time limit of its own: but for being stopped it would wait for ever.
-    let reader = engine.clone();
-    let call = tokio::spawn(async move { reader.store().find(&[windlass::new_id()]).await });
+    let reader = store.clone();
+    let call = tokio::spawn(async move { reader.find(&[windlass::new_id()]).await });
     until("the call waits", || async { waiting().await == 1 }).await;
     call.abort();
     until("nothing waits any longer", || async { waiting().await == 0 }).await;
     holder.batch_execute("rollback").await.expect("it ends");
-    let found = engine.store().find(&[windlass::new_id()]).await.expect("it goes on");
+    let found = store.find(&[windlass::new_id()]).await.expect("it goes on");
     assert_eq!(found, [None]);
-    engine.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,21 +1,25 @@
 //! What a call costs grows with how much it is about, and no faster: counted, not timed.
 //!
 //! The server tells of every statement within a call how many rows each step of its plan has looked
-//! at. Four times as many jobs may cost four times as many rows, and a little more.
+//! at. Four times as many jobs may cost four times as many rows, and a little more: less than four and
+//! a half, where what is linear is at four, and what costs the square of some part at five or more.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_postgres::{AsyncMessage, Client, NoTls};
+use windlass::JobId;
 use windlass::core::job::{Dependency, Lane, NewJob, OnFailure, Unique, UniqueScope};
 use windlass::core::ledger::QueueChange;
-use windlass::store::HandedJob;
-use windlass::{Engine, JobId};
+use windlass::store::postgres::Schema;
+use windlass::store::{Alteration, HandedJob, Selection};
 
 use crate::common::{Ground, claim, name, open, raw};
+use crate::schemas::{Bug, Plot};
 
-const SMALL: usize = 150;
+const SMALL: usize = 60;
 const LARGE: usize = 4 * SMALL;
 
 /// A connection whose server tells what it does.
@@ -75,10 +79,86 @@ fn rows_of(plan: &Value) -> u64 {
     own as u64 + below.sum::<u64>()
 }
 
-/// A call that enqueues so many jobs, the specification of each being this SQL of `i` and `n`.
-fn accept(spec: &str, jobs: usize) -> String {
+/// A call that is about many jobs.
+pub(crate) struct Growth {
+    pub(crate) what: &'static str,
+    call: Call,
+}
+
+enum Call {
+    /// Enqueues jobs, the specification of each being this SQL of `i` and `n`.
+    Accept(String),
+    /// Settles jobs one by one with this verdict: all of them, or only the first.
+    Settle { jobs: fn(usize) -> Vec<NewJob>, all: bool, verdict: i16 },
+    /// Deletes jobs that have ended, with all that depend on them: each is named, or only the
+    /// first.
+    Delete { jobs: fn(usize) -> Vec<NewJob>, all: bool },
+}
+
+impl Growth {
+    /// What is wrong with its cost, in schemas that have this bug, or none.
+    pub(crate) async fn problem(
+        &self,
+        plot: &Arc<Plot>,
+        bug: Option<&'static Bug>,
+    ) -> Option<String> {
+        let (small, large) = match &self.call {
+            Call::Accept(spec) => {
+                let borrowed = plot.borrow(bug).await;
+                let engine = open(&borrowed.text).await;
+                let schema = &borrowed.address.schema;
+                // The first line there is, with a queue that has lanes.
+                engine.enqueue_raw(vec![raw(0)]).await.expect("it is taken");
+                let lanes = QueueChange::Lanes(std::num::NonZeroU32::new(8));
+                engine.store().configure(name("default"), lanes).await.expect("it is configured");
+                let mut meter = Meter::new(&plot.ground).await;
+                let small = meter.rows(&accept(schema, spec, SMALL)).await;
+                let large = meter.rows(&accept(schema, spec, LARGE)).await;
+                engine.close().await;
+                (small, large)
+            }
+            Call::Settle { .. } | Call::Delete { .. } => {
+                (self.rows(plot, bug, SMALL).await, self.rows(plot, bug, LARGE).await)
+            }
+        };
+        let is_linear = small > 0 && large * 2 < small * 9;
+        let cost = || format!("{SMALL} jobs {small} rows, {LARGE} jobs {large} rows");
+        (!is_linear).then(|| format!("{}: {}", self.what, cost()))
+    }
+
+    async fn rows(&self, plot: &Arc<Plot>, bug: Option<&'static Bug>, number: usize) -> u64 {
+        let borrowed = plot.borrow(bug).await;
+        let engine = open(&borrowed.text).await;
+        let schema = &borrowed.address.schema;
+        let call = match &self.call {
+            Call::Accept(spec) => accept(schema, spec, number),
+            Call::Settle { jobs, all, verdict } => {
+                engine.enqueue_raw(jobs(number)).await.expect("they are taken");
+                let limit = if *all { number } else { 1 };
+                let handed = engine.store().claim(claim("w", limit)).await.expect("it is answered");
+                assert!(!handed.jobs.is_empty(), "{}", self.what);
+                settle(schema, &handed.jobs, *verdict)
+            }
+            Call::Delete { jobs, all } => {
+                let jobs = jobs(number);
+                let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+                engine.enqueue_raw(jobs).await.expect("they are taken");
+                let everyone = Selection::Jobs(ids.clone());
+                let altered = engine.store().alter(everyone, Alteration::Cancel).await;
+                assert_eq!(altered.expect("it is answered").len(), number, "{}", self.what);
+                delete(schema, if *all { &ids } else { &ids[..1] })
+            }
+        };
+        let mut meter = Meter::new(&plot.ground).await;
+        let rows = meter.rows(&call).await;
+        engine.close().await;
+        rows
+    }
+}
+
+fn accept(schema: &Schema, spec: &str, jobs: usize) -> String {
     format!(
-        "select * from s0.accept( \
+        "select * from {schema}.accept( \
            array(select md5(i::text)::uuid from generate_series(1, {jobs}) i), \
            array_fill(1, array[{jobs}]), array_fill('x'::bytea, array[{jobs}]), \
            array_fill(0, array[{jobs}]), array_fill(0::smallint, array[{jobs}]), \
@@ -88,92 +168,14 @@ fn accept(spec: &str, jobs: usize) -> String {
     )
 }
 
-fn on(job: &str) -> String {
-    format!(
-        "jsonb_build_object('depends_on', jsonb_build_array(jsonb_build_object( \
-           'on', md5(({job})::text)::uuid, 'on_failure', 0)))"
-    )
-}
-
-/// Whether four times as many cost about four times as much; what they cost if not.
-fn is_linear(what: &str, small: u64, large: u64) -> Option<String> {
-    let is_linear = small > 0 && large < small * 5;
-    (!is_linear).then(|| format!("{what}: {SMALL} jobs {small} rows, {LARGE} jobs {large} rows"))
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_batch_costs_as_much_as_there_is_in_it() {
-    let Some(ground) = Ground::new() else { return };
-    let engine = open(&ground.text_address()).await;
-    // The first line there is, with a queue that has lanes.
-    engine.enqueue_raw(vec![raw(0)]).await.expect("it is taken");
-    let lanes = QueueChange::Lanes(std::num::NonZeroU32::new(8));
-    engine.store().configure(name("default"), lanes).await.expect("it is configured");
-    let mut meter = Meter::new(&ground).await;
-    let sorts = [
-        ("plain", "null::jsonb".to_string()),
-        ("expiring", "'{\"expires_after\": 3600000000}'::jsonb".to_string()),
-        (
-            "keyed",
-            "jsonb_build_object('unique', jsonb_build_object('key', i::text, 'scope', 'open'))"
-                .to_string(),
-        ),
-        (
-            "keyed, two of each",
-            "jsonb_build_object('unique', jsonb_build_object('key', (i / 2)::text, 'scope', 'any'))"
-                .to_string(),
-        ),
-        ("in one lane", "'{\"lane\": {\"key\": \"a\", \"partition\": 3}}'::jsonb".to_string()),
-        (
-            "in lanes",
-            "jsonb_build_object('lane', jsonb_build_object('key', i::text, 'partition', i))"
-                .to_string(),
-        ),
-        ("spread", "'{\"lane\": {\"spread\": true}}'::jsonb".to_string()),
-        ("in a row", format!("case when i > 1 then {} end", on("i - 1"))),
-        ("in a row, the last first", format!("case when i < n then {} end", on("i + 1"))),
-        ("after one", format!("case when i > 1 then {} end", on("1"))),
-        (
-            "before one",
-            "case when i = n then jsonb_build_object('depends_on', (select jsonb_agg( \
-               jsonb_build_object('on', md5(d::text)::uuid, 'on_failure', 0)) \
-               from generate_series(1, n - 1) d)) end"
-                .to_string(),
-        ),
-    ];
-    let mut problems = Vec::new();
-    for (sort, spec) in &sorts {
-        let small = meter.rows(&accept(spec, SMALL)).await;
-        let large = meter.rows(&accept(spec, LARGE)).await;
-        problems.extend(is_linear(sort, small, large));
-    }
-    assert!(problems.is_empty(), "{}", problems.join("\n"));
-}
-
-fn after(job: NewJob, on: JobId) -> NewJob {
-    let edge = Dependency { on, on_failure: OnFailure::Cascade };
-    NewJob { depends_on: vec![edge], ..job }
-}
-
-/// A job, and others that depend on it: all of them directly, or each on the one before.
-fn family(jobs: usize, in_a_row: bool) -> Vec<NewJob> {
-    let mut family = vec![raw(0)];
-    for number in 1..jobs {
-        let on = if in_a_row { family[number - 1].id } else { family[0].id };
-        family.push(after(raw(number as u64), on));
-    }
-    family
-}
-
-/// Settles these jobs one by one, with this verdict.
-fn settle(handed: &[HandedJob], verdict: i16) -> String {
+fn settle(schema: &Schema, handed: &[HandedJob], verdict: i16) -> String {
     let list = |of: fn(&HandedJob) -> String| handed.iter().map(of).collect::<Vec<_>>().join(",");
     let ids = list(|handed| handed.job.id.to_string());
     let tokens = list(|handed| handed.lease.token.0.to_string());
     let all = |value: &str| format!("array_fill({value}, array[{}])", handed.len());
     format!(
-        "select * from s0.settle(0, '{{{ids}}}', null, null, null, null, {}, '{{{tokens}}}', {}, \
-         {}, '', null, null, {}, {}, {})",
+        "select * from {schema}.settle(0, '{{{ids}}}', null, null, null, null, {}, '{{{tokens}}}', \
+         {}, {}, '', null, null, {}, {}, {})",
         all("null::bigint"),
         all(&format!("{verdict}::smallint")),
         all("0::bigint"),
@@ -183,28 +185,143 @@ fn settle(handed: &[HandedJob], verdict: i16) -> String {
     )
 }
 
-/// What becomes of jobs, and how many of them are settled.
-struct Ending {
-    what: &'static str,
-    jobs: fn(usize) -> Vec<NewJob>,
-    /// All of them, or only the first.
-    all: bool,
-    verdict: i16,
+fn delete(schema: &Schema, roots: &[JobId]) -> String {
+    let roots: Vec<String> = roots.iter().map(ToString::to_string).collect();
+    format!("select * from {schema}.alter('{{{}}}', null, 4, 0, null)", roots.join(","))
+}
+
+/// Checks how the cost of each of these grows.
+async fn check(growths: Vec<Growth>) {
+    let Some(plot) = Plot::new().await else { return };
+    let mut problems = Vec::new();
+    for growth in growths {
+        problems.extend(growth.problem(&plot, None).await);
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_costs_as_much_as_there_is_in_it() {
+    check(batches()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_costs_as_much_as_follows_from_it() {
+    check(endings()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_costs_as_much_as_there_is_to_delete() {
+    check(deletions()).await;
+}
+
+/// All of them.
+pub(crate) fn growths() -> Vec<Growth> {
+    [batches(), endings(), deletions()].into_iter().flatten().collect()
+}
+
+fn batches() -> Vec<Growth> {
+    let accept = |what, spec: &str| Growth { what, call: Call::Accept(spec.to_string()) };
+    let on = |job: &str| {
+        format!(
+            "jsonb_build_object('depends_on', jsonb_build_array(jsonb_build_object( \
+               'on', md5(({job})::text)::uuid, 'on_failure', 0)))"
+        )
+    };
+    vec![
+        accept("plain", "null::jsonb"),
+        accept("expiring", "'{\"expires_after\": 3600000000}'::jsonb"),
+        accept(
+            "keyed",
+            "jsonb_build_object('unique', jsonb_build_object('key', i::text, 'scope', 'open'))",
+        ),
+        accept(
+            "keyed, two of each",
+            "jsonb_build_object('unique', \
+               jsonb_build_object('key', (i / 2)::text, 'scope', 'any'))",
+        ),
+        accept("in one lane", "'{\"lane\": {\"key\": \"a\", \"partition\": 3}}'::jsonb"),
+        accept(
+            "in lanes",
+            "jsonb_build_object('lane', jsonb_build_object('key', i::text, 'partition', i))",
+        ),
+        accept("spread", "'{\"lane\": {\"spread\": true}}'::jsonb"),
+        accept("in a row", &format!("case when i > 1 then {} end", on("i - 1"))),
+        accept("in a row, the last first", &format!("case when i < n then {} end", on("i + 1"))),
+        accept("after one", &format!("case when i > 1 then {} end", on("1"))),
+        accept(
+            "before one",
+            "case when i = n then jsonb_build_object('depends_on', (select jsonb_agg( \
+               jsonb_build_object('on', md5(d::text)::uuid, 'on_failure', 0)) \
+               from generate_series(1, n - 1) d)) end",
+        ),
+    ]
 }
 
 const COMPLETE: i16 = 0;
 const BURY: i16 = 4;
 const CANCEL: i16 = 5;
 
-fn with_keys(jobs: usize) -> Vec<NewJob> {
-    let key =
-        |number: u64| Unique { key: number.to_string(), scope: UniqueScope::Open, window: None };
-    (0..jobs as u64).map(|number| NewJob { unique: Some(key(number)), ..raw(number) }).collect()
+fn endings() -> Vec<Growth> {
+    let first =
+        |what, jobs, verdict| Growth { what, call: Call::Settle { jobs, all: false, verdict } };
+    let all =
+        |what, jobs, verdict| Growth { what, call: Call::Settle { jobs, all: true, verdict } };
+    vec![
+        first("a row dies", in_a_row, BURY),
+        first("a fan dies", in_a_fan, BURY),
+        first("a row is cancelled", in_a_row, CANCEL),
+        first("a fan is released", in_a_fan, COMPLETE),
+        all("many release one", before_one, COMPLETE),
+        all("jobs with keys end", with_keys, COMPLETE),
+        all("jobs of lanes end", in_lanes, COMPLETE),
+        all("jobs of lanes die", in_lanes, BURY),
+    ]
 }
 
-fn in_lanes(jobs: usize) -> Vec<NewJob> {
-    let lane = |number: u64| Some(Lane::Key(number.to_string()));
-    (0..jobs as u64).map(|number| NewJob { lane: lane(number), ..raw(number) }).collect()
+fn deletions() -> Vec<Growth> {
+    let delete = |what, jobs, all| Growth { what, call: Call::Delete { jobs, all } };
+    vec![
+        delete("a row is deleted by its first", in_a_row, false),
+        delete("a row is deleted by each of it", in_a_row, true),
+        delete("a fan is deleted by its first", in_a_fan, false),
+        delete("pairs are deleted", in_pairs, true),
+        delete("jobs that nobody depends on are deleted", with_keys, true),
+    ]
+}
+
+fn after(job: NewJob, on: JobId) -> NewJob {
+    let edge = Dependency { on, on_failure: OnFailure::Cascade };
+    NewJob { depends_on: vec![edge], ..job }
+}
+
+/// As many jobs, some of which depend on another: the number of which is answered for theirs.
+fn family(jobs: usize, on: fn(usize) -> Option<usize>) -> Vec<NewJob> {
+    let mut family: Vec<NewJob> = Vec::with_capacity(jobs);
+    for number in 0..jobs {
+        let job = raw(number as u64);
+        let on = on(number).map(|on| family[on].id);
+        family.push(match on {
+            Some(on) => after(job, on),
+            None => job,
+        });
+    }
+    family
+}
+
+/// Each depends on the one before.
+fn in_a_row(jobs: usize) -> Vec<NewJob> {
+    family(jobs, |number| number.checked_sub(1))
+}
+
+/// All depend on the first.
+fn in_a_fan(jobs: usize) -> Vec<NewJob> {
+    family(jobs, |number| (number > 0).then_some(0))
+}
+
+/// Each second one depends on the one before.
+fn in_pairs(jobs: usize) -> Vec<NewJob> {
+    family(jobs, |number| (number % 2 == 1).then(|| number - 1))
 }
 
 /// As many that one waits for.
@@ -216,44 +333,13 @@ fn before_one(jobs: usize) -> Vec<NewJob> {
     all
 }
 
-async fn rows_of_ending(ending: &Ending, jobs: usize) -> Option<u64> {
-    let ground = Ground::new()?;
-    let engine: Engine = open(&ground.text_address()).await;
-    engine.enqueue_raw((ending.jobs)(jobs)).await.expect("they are taken");
-    let limit = if ending.all { jobs } else { 1 };
-    let handed = engine.store().claim(claim("w", limit)).await.expect("it is answered").jobs;
-    assert!(!handed.is_empty(), "{}", ending.what);
-    let rows = Meter::new(&ground).await.rows(&settle(&handed, ending.verdict)).await;
-    Some(rows)
+fn with_keys(jobs: usize) -> Vec<NewJob> {
+    let key =
+        |number: u64| Unique { key: number.to_string(), scope: UniqueScope::Open, window: None };
+    (0..jobs as u64).map(|number| NewJob { unique: Some(key(number)), ..raw(number) }).collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_end_costs_as_much_as_follows_from_it() {
-    let endings = [
-        Ending { what: "a row dies", jobs: |n| family(n, true), all: false, verdict: BURY },
-        Ending { what: "a fan dies", jobs: |n| family(n, false), all: false, verdict: BURY },
-        Ending {
-            what: "a row is cancelled",
-            jobs: |n| family(n, true),
-            all: false,
-            verdict: CANCEL,
-        },
-        Ending {
-            what: "a fan is released",
-            jobs: |n| family(n, false),
-            all: false,
-            verdict: COMPLETE,
-        },
-        Ending { what: "many release one", jobs: before_one, all: true, verdict: COMPLETE },
-        Ending { what: "jobs with keys end", jobs: with_keys, all: true, verdict: COMPLETE },
-        Ending { what: "jobs of lanes end", jobs: in_lanes, all: true, verdict: COMPLETE },
-        Ending { what: "jobs of lanes die", jobs: in_lanes, all: true, verdict: BURY },
-    ];
-    let mut problems = Vec::new();
-    for ending in &endings {
-        let Some(small) = rows_of_ending(ending, SMALL).await else { return };
-        let Some(large) = rows_of_ending(ending, LARGE).await else { return };
-        problems.extend(is_linear(ending.what, small, large));
-    }
-    assert!(problems.is_empty(), "{}", problems.join("\n"));
+fn in_lanes(jobs: usize) -> Vec<NewJob> {
+    let lane = |number: u64| Some(Lane::Key(number.to_string()));
+    (0..jobs as u64).map(|number| NewJob { lane: lane(number), ..raw(number) }).collect()
 }

@@ -20,6 +20,7 @@ mod isolation;
 mod many;
 mod moving;
 mod planted;
+mod schemas;
 mod sentences;
 mod spoken;
 #[cfg(feature = "tls")]

@@ -1,36 +1,15 @@
 //! Planted bugs: rules of the SQL, broken one at a time, each of which the suite must see.
 //!
-//! A suite that cannot see a bug it was written for is no proof. The script that makes a schema is
-//! text, so a bug is another text in its place and costs a schema, not a build. Each is planted,
-//! and the cases named beside it must fail; without it they must pass. `WINDLASS_PLANTED` picks
-//! those bugs whose sentence has it.
+//! A suite that cannot see a bug it was written for is no proof. Each is planted in a schema, which
+//! costs no build, and the cases named beside it must fail; that they pass without it is for
+//! `conformance.rs` and `growth.rs` to see. `WINDLASS_PLANTED` picks those bugs whose sentence has
+//! it.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
-use async_trait::async_trait;
-use tokio::task::JoinSet;
-use tokio_postgres::{Client, NoTls};
-use windlass::Limits;
-use windlass::conformance::{self, Case, Harness};
-use windlass::store::Store;
-use windlass::store::postgres::{PostgresAddress, PostgresStore, Schema, migration_sql};
-use windlass::wake::LocalWake;
-
-use crate::common::{Ground, clock_sql};
+use crate::common::clock_sql;
+use crate::growth::{Growth, growths};
 use crate::inside::is_refused_with_a_lost_lease;
-
-/// A mistake somebody could make.
-struct Bug {
-    /// What is wrong, as a sentence.
-    what: &'static str,
-    /// What stands in the script once, and what stands there instead.
-    edits: &'static [(&'static str, &'static str)],
-    /// The cases that must fail.
-    caught_by: &'static [&'static str],
-}
+use crate::schemas::{Bug, Plot, Trial, check_all, judge};
+use windlass::store::postgres::{PostgresAddress, Schema};
 
 const BUGS: &[Bug] = &[
     Bug {
@@ -62,9 +41,136 @@ const BUGS: &[Bug] = &[
         caught_by: &["a recovery is told and recorded with its reason and time"],
     },
     Bug {
+        what: "jobs that follow one into death still count among those of their priority",
+        edits: &[(
+            "select queue, priority, -count(*) from ended where priority <> 0 group by queue, \
+             priority",
+            "select queue, priority, -count(*) from ended where false group by queue, priority",
+        )],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "jobs that nothing but time decides about are not counted per priority",
+        edits: &[("count(*) from timed where priority <> 0", "count(*) from timed where false")],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "jobs with a lane or a dependency are not counted per priority",
+        edits: &[("count(*) from item where priority <> 0", "count(*) from item where false")],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "a job that goes back or ends is not counted per priority",
+        edits: &[(
+            "from windlass.job j where j.seq = _seq and j.priority <> 0;",
+            "from windlass.job j where false;",
+        )],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "the priorities that are told are the lowest",
+        edits: &[("order by priority desc limit 100", "order by priority limit 100")],
+        caught_by: &["waiting jobs are counted per priority"],
+    },
+    Bug {
+        what: "the last recovery is the first",
+        edits: &[(
+            "error = excluded.error, recovered_at = excluded.recovered_at",
+            "error = excluded.error",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "every recovery is told as one of a lease that ended",
+        edits: &[(
+            "jsonb_build_object('reason', _reason, 'recovery', j.recovery)",
+            "jsonb_build_object('reason', 0, 'recovery', j.recovery)",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "whatever was lost is told to have been noticed by its lease",
+        edits: &[(
+            "_stale,\n      jsonb_build_object('reason', _reason));",
+            "_stale,\n      jsonb_build_object('reason', 0));",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "the recovery of a job with a lane is told as one of a lease that ended",
+        edits: &[(
+            "jsonb_build_object('reason', _reason, 'recovery', _q.recoveries)",
+            "jsonb_build_object('reason', 0, 'recovery', _q.recoveries)",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "a job that cannot be recovered any more is recorded as one that could",
+        edits: &[(
+            "perform windlass._end(_p, _now, 5, 3, 9, null,",
+            "perform windlass._end(_p, _now, 5, 3, 5 + _reason, null,",
+        )],
+        caught_by: &["a recovery is told and recorded with its reason and time"],
+    },
+    Bug {
+        what: "a completion is told with another time than its job has",
+        edits: &[(
+            "select _now, n, 'job.completed', jobs,",
+            "select _now + 1, n, 'job.completed', jobs,",
+        )],
+        caught_by: &["the event of a completed job carries its result up to a bound"],
+    },
+    Bug {
+        what: "of a job that is settled alone the output is lost",
+        edits: &[("case when _state = 4 then _output end", "null")],
+        caught_by: &["the event of a completed job carries its result up to a bound"],
+    },
+    Bug {
+        what: "lines that leave a log are not counted",
+        edits: &[(
+            "+ greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_lines) - \
+             100, 0)",
+            "",
+        )],
+        caught_by: &["lines that no log keeps are counted"],
+    },
+    Bug {
+        what: "lines that a worker has dropped are not counted",
+        edits: &[("coalesce((_report->>'lines_dropped')::bigint, 0)", "0")],
+        caught_by: &["lines that no log keeps are counted"],
+    },
+    Bug {
         what: "a graph is deleted although one of it is open",
-        edits: &[("and p.state < 4 order by p.seq limit 1;", "and false order by p.seq limit 1;")],
+        edits: &[("if _states[_one] < 4 then", "if false then")],
         caught_by: &["a finished graph is deleted in one call or not at all"],
+    },
+    Bug {
+        what: "of the open jobs of a graph the one that is found first is named",
+        edits: &[("least(_open[_i], _one)", "coalesce(_open[_i], _one)")],
+        caught_by: &["a finished graph is deleted in one call or not at all"],
+    },
+    Bug {
+        what: "a graph ends with those that depend on its first job directly",
+        edits: &[(
+            "_edge := _first[_one];\n        while",
+            "_edge := case when _at = _kept + 1 then _first[_one] else 0 end;\n        while",
+        )],
+        caught_by: &["a finished graph is deleted in one call or not at all"],
+    },
+    Bug {
+        what: "a job of two graphs is counted in both",
+        edits: &[("_seen[_list[_k]] := _gone;", "null;")],
+        caught_by: &["graphs of one call are deleted one by one"],
+    },
+    Bug {
+        what: "what is deleted with its graph still counts as a dead letter",
+        edits: &[("-count(*) filter (where g.state = 5)", "0")],
+        caught_by: &["what was deleted with its graph is no dead letter"],
+    },
+    Bug {
+        what: "what is deleted with its graph stays among the dead letters",
+        edits: &[("offset 0) d where g.state = 5))", "offset 0) d where false))")],
+        caught_by: &["what was deleted with its graph is no dead letter"],
     },
     Bug {
         what: "a completion is taken from whoever sends it",
@@ -611,7 +717,7 @@ const BUGS: &[Bug] = &[
         edits: &[(
             "delete from windlass.key k using unnest(_lows, _highs) as r(low, high) where k.seq \
              between r.low and r.high;",
-            "select count(*) into _most from jobs;",
+            "delete from windlass.key where false;",
         )],
         caught_by: &["a key outlives history for its window and no longer"],
     },
@@ -740,134 +846,183 @@ const BUGS: &[Bug] = &[
     },
 ];
 
-/// How many schemas are at work at once, each in a database and on a clock of its own.
-const AT_ONCE: usize = 3;
+/// Mistakes that leave every answer as it is and make a call cost the square of what it is about:
+/// what is looked up for each of many in something that has as many.
+const SQUARES: &[Bug] = &[
+    Bug {
+        what: "each new job is looked for among all of its batch",
+        edits: &[(
+            "left join unnest(_seqs, _new) as f(seq, id) on f.id = i.id",
+            "left join lateral (select f.* from unnest(_seqs, _new) as f(seq, id) \
+               where f.id = i.id offset 0) f on true",
+        )],
+        caught_by: &["plain"],
+    },
+    Bug {
+        what: "each item of a batch is looked for among all jobs",
+        edits: &[(
+            "left join lateral (select j.seq from windlass.job j where j.seq = s.seq offset 0) j",
+            "left join lateral (select j.seq from windlass.job j where j.seq + 0 = s.seq offset 0) j",
+        )],
+        caught_by: &["expiring"],
+    },
+    Bug {
+        what: "each key is looked for among all of its line",
+        edits: &[(
+            "k.line = i.line and k.key = i.key offset 0",
+            "k.line = i.line and k.key || '' = i.key offset 0",
+        )],
+        caught_by: &["keyed"],
+    },
+    Bug {
+        what: "each item that another stands for looks for it among all jobs",
+        edits: &[(
+            "where j.seq = x.seq offset 0) j\n          where x.acceptance > 1",
+            "where j.seq + 0 = x.seq offset 0) j\n          where x.acceptance > 1",
+        )],
+        caught_by: &["keyed, two of each"],
+    },
+    Bug {
+        what: "of each job of a batch it is counted what is ahead in its lane",
+        edits: &[(
+            "then (_positions->>(p.seq::text))::bigint end",
+            "then windlass._position((select o from windlass.place o where o.seq = p.seq)) end",
+        )],
+        caught_by: &["in one lane", "in lanes", "spread"],
+    },
+    Bug {
+        what: "each edge of a batch is looked for among all edges",
+        edits: &[(
+            "where e.on_id = (d.d->>'on')::uuid and e.seq = _seqs[i.n] offset 0",
+            "where e.on_id::text = d.d->>'on' and e.seq + 0 = _seqs[i.n] offset 0",
+        )],
+        caught_by: &["in a row", "before one"],
+    },
+    Bug {
+        what: "each dependency is looked for among all items of its batch",
+        edits: &[(
+            "select d.n, d.k, (_numbers->>(d.id::text))::int as m from",
+            "select d.n, d.k, (select i.n::int from unnest(_ids) with ordinality as i(id, n) \
+               where i.id = d.id) as m from",
+        )],
+        caught_by: &["in a row, the last first"],
+    },
+    Bug {
+        what: "each edge of a batch is looked for among all that lead to the same job",
+        edits: &[(
+            "where e.on_id = (d.d->>'on')::uuid and e.seq = _seqs[i.n] offset 0",
+            "where e.on_id = (d.d->>'on')::uuid and e.seq + 0 = _seqs[i.n] offset 0",
+        )],
+        caught_by: &["after one"],
+    },
+    Bug {
+        what: "the dependents of each that fails are looked for among all edges",
+        edits: &[(
+            "select e.seq, e.on_failure from windlass.edge e\n          where e.on_id = j.id",
+            "select e.seq, e.on_failure from windlass.edge e\n          where e.on_id::text = j.id::text",
+        )],
+        caught_by: &["a row dies"],
+    },
+    Bug {
+        what: "each of those who follow is looked for among all places",
+        edits: &[(
+            "(select p.* from windlass.place p where p.seq = f.seq offset 0)",
+            "(select p.* from windlass.place p where p.seq + 0 = f.seq offset 0)",
+        )],
+        caught_by: &["a fan dies", "a row is cancelled"],
+    },
+    Bug {
+        what: "each edge that is met is looked for among all that lead to the same job",
+        edits: &[(
+            "where e.on_id = r.on_id and e.seq = r.seq offset 0",
+            "where e.on_id = r.on_id and e.seq + 0 = r.seq offset 0",
+        )],
+        caught_by: &["a fan is released"],
+    },
+    Bug {
+        what: "whoever ends looks for its own edges among all edges",
+        edits: &[(
+            "delete from windlass.edge where seq = _root;",
+            "delete from windlass.edge where seq + 0 = _root;",
+        )],
+        caught_by: &["many release one"],
+    },
+    Bug {
+        what: "whoever ends looks for its key among all keys",
+        edits: &[(
+            "where k.seq = _p.seq and j.seq = _p.seq and j.spec->'unique'->>'scope' = 'open';",
+            "where k.seq + 0 = _p.seq and j.seq = _p.seq and j.spec->'unique'->>'scope' = 'open';",
+        )],
+        caught_by: &["jobs with keys end"],
+    },
+    Bug {
+        what: "each lane is looked for among all lanes",
+        edits: &[(
+            "l.others from windlass.lane l\n            where l.queue = t.queue and l.lane = t.lane",
+            "l.others from windlass.lane l\n            where l.queue = t.queue and l.lane + 0 = t.lane",
+        )],
+        caught_by: &["jobs of lanes end", "jobs of lanes die"],
+    },
+    Bug {
+        what: "each job of a graph is looked for among all jobs",
+        edits: &[(
+            "select j.spec from windlass.job j where j.seq = s.seq offset 0",
+            "select j.spec from windlass.job j where j.seq + 0 = s.seq offset 0",
+        )],
+        caught_by: &["a row is deleted by its first", "a fan is deleted by its first"],
+    },
+    Bug {
+        what: "the first job of each graph is looked for among all jobs",
+        edits: &[(
+            "left join lateral (select j.seq from windlass.job j where j.id = i.id offset 0) j on \
+             true;\n    select array_agg(e.one)",
+            "left join lateral (select j.seq from windlass.job j where j.id::text = i.id::text \
+             offset 0) j on true;\n    select array_agg(e.one)",
+        )],
+        caught_by: &[
+            "a row is deleted by each of it",
+            "pairs are deleted",
+            "jobs that nobody depends on are deleted",
+        ],
+    },
+];
 
-/// A case that hangs has seen the bug, too.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Where schemas are made, with a clock.
-struct Plot {
-    ground: Ground,
-    client: Client,
-}
-
-impl Plot {
-    async fn new() -> Option<Self> {
-        let ground = Ground::new()?;
-        ground.make_clock();
-        let url = ground.server.url_for(&ground.database);
-        let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("connects");
-        tokio::spawn(connection);
-        Some(Self { ground, client })
-    }
-
-    async fn sql(&self, statements: &str, of: &str) {
-        let done = self.client.batch_execute(statements).await;
-        done.unwrap_or_else(|error| panic!("{of}: the SQL is not understood: {error:?}"));
-    }
-}
-
-/// Makes schemas that have a bug, or none.
-struct Planted {
-    plot: Arc<Plot>,
-    bug: Option<&'static Bug>,
-}
-
-#[async_trait]
-impl Harness for Planted {
-    async fn fresh(&self, limits: Limits) -> Arc<dyn Store> {
-        let address = format!("{}&windlass_pool=4", self.plot.ground.text_address());
-        let address: PostgresAddress = address.parse().expect("the address is well formed");
-        let clock = clock_sql(&address.schema);
-        let (script, of) = match self.bug {
-            Some(bug) => (plant(bug, &address.schema).expect("all were planted before"), bug.what),
-            None => (migration_sql(&address.schema, 0), "no bug"),
-        };
-        self.plot.sql(&format!("{script}{clock}"), of).await;
-        let store = PostgresStore::open(&address, limits, Arc::new(LocalWake::new())).await;
-        Arc::new(store.expect("the schema is there"))
-    }
-
-    async fn advance(&self, by: Duration) {
-        let advance = format!("update public.clock set us = us + {}", by.as_micros());
-        self.plot.sql(&advance, "the clock").await;
-    }
-}
-
-/// The script with the bug in it, or what is to be done if it can no longer be planted.
-fn plant(bug: &Bug, schema: &Schema) -> Result<String, String> {
-    let there = |sql: &str| sql.replace("windlass.", &format!("{schema}."));
-    let mut script = migration_sql(schema, 0);
-    for (find, replacement) in bug.edits {
-        let find = there(find);
-        match script.matches(&find).count() {
-            1 => script = script.replace(&find, &there(replacement)),
-            0 => return Err(format!("{}: no longer there; plant it again: {find}", bug.what)),
-            more => return Err(format!("{}: there {more} times: {find}", bug.what)),
-        }
-    }
-    Ok(script)
-}
-
-/// What is wrong with a case on a schema with this bug, or with none.
-async fn judge(plot: Arc<Plot>, bug: Option<&'static Bug>, case: &Case) -> Option<String> {
-    let checking = case.check(Arc::new(Planted { plot, bug }));
-    let checked = tokio::time::timeout(PATIENCE, checking).await;
-    match (bug, checked) {
-        (None, Ok(None)) => None,
-        (None, Ok(Some(broken))) => Some(format!("{case:?}\n  without a bug: {}", broken.seen)),
-        (None, Err(_)) => Some(format!("{case:?}\n  without a bug: no end of it")),
-        (Some(bug), Ok(None)) => Some(format!("NOT CAUGHT: {}\n  by {case:?}", bug.what)),
-        // The server itself refuses what makes no sense: that is no bug that could be shipped.
-        (Some(bug), Ok(Some(broken))) if broken.seen.contains("Unavailable") => {
-            Some(format!("{}: the SQL does not run\n  {}", bug.what, broken.seen))
-        }
-        (Some(_), Ok(Some(_)) | Err(_)) => None,
-    }
-}
-
-/// A bug, or none, and a case.
-type Trial = (Option<&'static Bug>, &'static str);
-
-/// Every bug with every case that must see it, and every such case without a bug.
-fn trials() -> Vec<Trial> {
+/// Every bug of a table that is asked for, if it can still be planted.
+fn asked_for(table: &'static [Bug]) -> Vec<&'static Bug> {
+    let schema = Schema::default();
+    let lost: Vec<String> = table.iter().filter_map(|bug| bug.script(&schema).err()).collect();
+    assert!(lost.is_empty(), "{}", lost.join("\n"));
     let only = std::env::var("WINDLASS_PLANTED").unwrap_or_default();
-    let bugs = BUGS.iter().filter(|bug| bug.what.contains(&only));
-    let planted = bugs.flat_map(|bug| bug.caught_by.iter().map(move |case| (bug, *case)));
-    let control: BTreeSet<&str> = planted.clone().map(|(_, case)| case).collect();
-    let control = control.into_iter().map(|case| (None, case));
-    planted.map(|(bug, case)| (Some(bug), case)).chain(control).collect()
-}
-
-/// Takes one trial after the other until none is left; what is wrong with them.
-async fn judge_all(
-    plot: Arc<Plot>,
-    trials: Arc<Vec<Trial>>,
-    next: Arc<AtomicUsize>,
-) -> Vec<String> {
-    let (cases, mut problems) = (conformance::cases(), Vec::new());
-    while let Some((bug, name)) = trials.get(next.fetch_add(1, Ordering::SeqCst)) {
-        match cases.iter().find(|case| case.name == *name) {
-            Some(case) => problems.extend(judge(plot.clone(), *bug, case).await),
-            None => problems.push(format!("there is no case `{name}`")),
-        }
-    }
-    problems
+    table.iter().filter(|bug| bug.what.contains(&only)).collect()
 }
 
 #[tokio::test(flavor = "current_thread")]
 async fn every_bug_that_is_planted_in_the_sql_is_caught_by_the_suite() {
-    let schema = Schema::default();
-    let lost: Vec<String> = BUGS.iter().filter_map(|bug| plant(bug, &schema).err()).collect();
-    assert!(lost.is_empty(), "{}", lost.join("\n"));
-    let (trials, next) = (Arc::new(trials()), Arc::new(AtomicUsize::new(0)));
-    let mut judges = JoinSet::new();
-    for _ in 0..AT_ONCE {
-        let Some(plot) = Plot::new().await else { return };
-        judges.spawn(judge_all(Arc::new(plot), trials.clone(), next.clone()));
+    let mut trials: Vec<Trial> = Vec::new();
+    for bug in asked_for(BUGS) {
+        trials.extend(bug.caught_by.iter().map(|case| (Some(bug), (*case).to_string())));
     }
-    let problems: Vec<String> = judges.join_all().await.into_iter().flatten().collect();
+    let problems = judge(trials).await;
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn every_square_that_is_planted_in_the_sql_is_caught_by_the_rows_it_costs() {
+    for growth in growths() {
+        let bugs = SQUARES.iter().filter(|bug| bug.caught_by.contains(&growth.what));
+        assert_eq!(bugs.count(), 1, "bugs for `{}`", growth.what);
+    }
+    let mut trials: Vec<(&'static Bug, Growth)> = Vec::new();
+    for bug in asked_for(SQUARES) {
+        let caught_by = |growth: &Growth| bug.caught_by.contains(&growth.what);
+        trials.extend(growths().into_iter().filter(caught_by).map(|growth| (bug, growth)));
+    }
+    let problems = check_all(trials, |plot, trials, number| async move {
+        let (bug, growth) = &trials[number];
+        let caught = growth.problem(&plot, Some(bug)).await.is_some();
+        (!caught).then(|| format!("NOT CAUGHT: {}\n  by {}", bug.what, growth.what))
+    })
+    .await;
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
@@ -881,7 +1036,7 @@ async fn a_completion_in_a_transaction_that_looks_at_no_token_is_caught() {
     };
     let Some(plot) = Plot::new().await else { return };
     let address: PostgresAddress = plot.ground.text_address().parse().expect("it is well formed");
-    let script = plant(&bug, &address.schema).expect("it can be planted");
+    let script = bug.script(&address.schema).expect("it can be planted");
     plot.sql(&format!("{script}{}", clock_sql(&address.schema)), bug.what).await;
     assert!(!is_refused_with_a_lost_lease(&plot.ground, &address).await);
 }

@@ -154,65 +154,112 @@ begin
   return array(select i.id from unnest(_ids) with ordinality as i(id, n) order by _generations[i.n], i.n);
 end $$;
 
--- A job and all that depend on it, directly or through others that are kept; more than so many are cut off.
-create function windlass._graph(_seq bigint, _most int) returns bigint[] language plpgsql as $$
-declare
-  _dependents jsonb;
-  _found bigint[] := array[_seq];
-  _new bigint;
-  _next int := 1;
-begin
-  -- Looked up in one object, because a query for each step would look at all of them again: a chain of ten thousand
-  -- jobs has as many steps.
-  select coalesce(jsonb_object_agg(d.on_id, d.seqs), '{}') into _dependents from (
-    select o.seq::text as on_id, jsonb_agg(j.seq) as seqs from windlass.job j
-        cross join lateral jsonb_array_elements(j.spec->'depends_on') e
-        cross join lateral (select o.seq from windlass.job o where o.id = (e->>'on')::uuid offset 0) o
-      where j.spec ? 'depends_on' group by o.seq) d;
-  while _next <= cardinality(_found) and cardinality(_found) <= _most loop
-    for _new in
-      select distinct s::bigint from jsonb_array_elements_text(_dependents->(_found[_next]::text)) s
-    loop
-      continue when _new = any (_found);
-      _found := _found || _new;
-    end loop;
-    _next := _next + 1;
-  end loop;
-  return _found;
-end $$;
-
--- Deletes a finished job and all that depend on it; how many they were. Refused whole if one has not finished.
-create function windlass._remove_graph(_root bigint, _now bigint) returns int language plpgsql as $$
+-- Deletes finished graphs: each of these jobs with all that depend on it, directly or through others that are kept. Each
+-- is answered on its own; one that has an open job, or too many jobs, is left whole.
+--
+-- Edges leave with the end of a job, so that who depends on whom is read from all jobs that depend on any: once for all
+-- graphs, as numbers, because a query for each step, of which a chain has thousands, would look at all of them again.
+create function windlass._remove_graphs(_ids uuid[], _now bigint) returns table (job uuid, deed int, refusal jsonb)
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+#variable_conflict use_column
 declare
   _most int := 10000;
-  _graph bigint[];
-  _again bigint[] := windlass._graph(_root, _most);
-  _open record;
-  _seq bigint;
+  _gone int := 2147483647;
+  _seqs bigint[];
+  _states int[];
+  _roots int[];
+  _ones int[];
+  _others int[];
+  _first int[];
+  _next int[];
+  _seen int[];
+  _jobs int[];
+  _open int[];
+  _list int[];
+  _kept int;
+  _last int;
+  _at int;
+  _one int;
+  _edge int;
+  _other int;
+  _held bigint[] := '{}';
+  _finished bigint[];
 begin
-  -- Whoever begins to depend on one of them waits for its place, or was there before and is found the next time.
+  -- Whoever begins to depend on a job holds it. So when all that is to be deleted is held, nobody comes to it any more:
+  -- it is looked for until it is what is held.
   loop
-    _graph := _again;
-    perform from windlass.place p where p.seq = any (_graph) order by p.seq for update;
-    _again := windlass._graph(_root, _most);
-    exit when _again <@ _graph;
+    select coalesce(array_agg(n.seq order by n.seq), '{}'), array_agg(p.state order by n.seq) into _seqs, _states from (
+        select j.seq from windlass.job j where j.spec ? 'depends_on'
+        union
+        select j.seq from unnest(_ids) i cross join lateral (select j.seq from windlass.job j where j.id = i offset 0) j) n
+      cross join lateral (select p.state from windlass.standing p where p.seq = n.seq offset 0) p;
+    select array_agg(case when f.seqs[width_bucket(j.seq, f.seqs)] = j.seq then width_bucket(j.seq, f.seqs) end
+        order by i.n) into _roots
+      from (select array(select unnest(_seqs)) as seqs offset 0) f
+        cross join lateral unnest(_ids) with ordinality as i(id, n)
+        left join lateral (select j.seq from windlass.job j where j.id = i.id offset 0) j on true;
+    select array_agg(e.one), array_agg(e.other) into _ones, _others from (
+        select width_bucket(o.seq, f.seqs) as one, o.seq as on_seq, s.n::int as other, f.seqs
+          from (select array(select unnest(_seqs)) as seqs offset 0) f
+            cross join lateral unnest(f.seqs) with ordinality as s(seq, n)
+            cross join lateral (select j.spec from windlass.job j where j.seq = s.seq offset 0) j
+            cross join lateral jsonb_array_elements(j.spec->'depends_on') d
+            cross join lateral (select o.seq from windlass.job o where o.id = (d->>'on')::uuid offset 0) o) e
+      where e.seqs[e.one] = e.on_seq;
+    _first := array_fill(0, array[cardinality(_seqs)]);
+    _next := '{}';
+    for _e in 1..coalesce(cardinality(_ones), 0) loop
+      _next[_e] := _first[_ones[_e]];
+      _first[_ones[_e]] := _e;
+    end loop;
+    _seen := array_fill(0, array[cardinality(_seqs)]);
+    _jobs := array_fill(0, array[cardinality(_ids)]);
+    _open := array_fill(null::int, array[cardinality(_ids)]);
+    _list := '{}';
+    _kept := 0;
+    for _i in 1..cardinality(_ids) loop
+      continue when _roots[_i] is null or _seen[_roots[_i]] = _gone;
+      _at := _kept;
+      _last := _kept + 1;
+      _list[_last] := _roots[_i];
+      _seen[_roots[_i]] := _i;
+      while _at < _last loop
+        _at := _at + 1;
+        _one := _list[_at];
+        if _states[_one] < 4 then _open[_i] := least(_open[_i], _one); end if;
+        _edge := _first[_one];
+        while _edge > 0 loop
+          _other := _others[_edge];
+          if _seen[_other] < _i then
+            _seen[_other] := _i;
+            _last := _last + 1;
+            _list[_last] := _other;
+          end if;
+          _edge := _next[_edge];
+        end loop;
+      end loop;
+      _jobs[_i] := _last - _kept;
+      if _jobs[_i] <= _most and _open[_i] is null then
+        for _k in _kept + 1.._last loop _seen[_list[_k]] := _gone; end loop;
+        _kept := _last;
+      end if;
+    end loop;
+    select coalesce(array_agg(_seqs[l.one] order by l.one), '{}') into _finished
+      from unnest(_list[1 : _kept]) as l(one);
+    exit when _finished = _held;
+    perform from windlass.place p where p.seq = any (_finished) order by p.seq for update;
+    _held := _finished;
   end loop;
-  _graph := _again;
-  if cardinality(_graph) > _most then
-    perform windlass._refuse('too many jobs', jsonb_build_object('refusal', 'out_of_bounds',
-      'what', 'jobs of one graph', 'got', cardinality(_graph)::text,
-      'allowed', format('at most %s are allowed; delete them by a filter', _most)));
-  end if;
-  select j.id, p.state into _open from windlass.standing p join windlass.job j on j.seq = p.seq
-    where p.seq = any (_graph) and p.state < 4 order by p.seq limit 1;
-  if found then
-    perform windlass._refuse('not finished', jsonb_build_object('refusal', 'wrong_state', 'job', _open.id,
-      'state', _open.state, 'operation', 'remove'));
-  end if;
-  foreach _seq in array _graph loop
-    perform windlass._remove(_seq, 0, _now);
-  end loop;
-  return cardinality(_graph);
+  if _kept > 0 then perform windlass._delete_finished(_finished, 0, _now); end if;
+  return query select i.id, case when i.jobs between 1 and _most and i.open is null then i.jobs end, case
+      when i.jobs = 0 then jsonb_build_object('refusal', 'unknown_job', 'job', i.id)
+      when i.jobs > _most then jsonb_build_object('refusal', 'out_of_bounds', 'what', 'jobs of one graph',
+        'got', i.jobs::text, 'allowed', format('at most %s are allowed; delete them by a filter', _most))
+      when i.open is not null then jsonb_build_object('refusal', 'wrong_state', 'job', o.id,
+        'state', _states[i.open], 'operation', 'remove') end
+    from unnest(_ids, _jobs, _open) with ordinality as i(id, jobs, open, n)
+      left join lateral (select j.id from windlass.job j where j.seq = _seqs[i.open] offset 0) o on true
+    order by i.n;
 end $$;
 
 -- Calls off (0), moves (1), replays (2) or deletes jobs, alone (3) or with all that depend on them (4), each answered
@@ -228,14 +275,14 @@ declare
   _at bigint := windlass._start_time(_start_kind, _start_us, _now);
   _detail text;
   _by uuid;
-  _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}', '{0,1,2,3,4,5,6}'])[_what + 1]::int[];
+  _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}'])[_what + 1]::int[];
 begin
   if _filter is not null then _ids := windlass._select(_filter, _now); end if;
   if _what = 2 then _ids := windlass._dependencies_first(_ids); end if;
   if _what = 4 then
-    perform from windlass.place p where p.seq = any (array(
-        select g from windlass.job j cross join lateral unnest(windlass._graph(j.seq, 10000)) g where j.id = any (_ids)))
-      order by p.seq for update;
+    return query select g.job, g.deed, g.refusal, null::text[] from windlass._remove_graphs(coalesce(_ids, '{}'), _now) g;
+    return query select null::uuid, null::int, null::jsonb, windlass._finish(_now);
+    return;
   end if;
   -- In this order, so that two calls that name the same jobs do not wait for each other.
   perform from windlass.place p where p.seq = any (array(select j.seq from windlass.job j where j.id = any (_ids)))
@@ -266,11 +313,9 @@ begin
       elsif _what = 2 then
         perform windlass._replay(_p, _id, _now);
         return query select _id, 0, null::jsonb, null::text[];
-      elsif _what = 3 then
+      else
         perform windlass._remove(_p.seq, 0, _now);
         return query select _id, 0, null::jsonb, null::text[];
-      else
-        return query select _id, windlass._remove_graph(_p.seq, _now), null::jsonb, null::text[];
       end if;
     exception when sqlstate 'WL001' then
       get stacked diagnostics _detail = pg_exception_detail;

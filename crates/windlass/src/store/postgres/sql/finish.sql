@@ -60,8 +60,6 @@ declare
   _held bigint[];
   _seqs bigint[] := '{}';
   _later bigint[] := '{}';
-  _lows bigint[];
-  _highs bigint[];
 begin
   while cardinality(_seqs) < _most loop
     -- Each time behind what was looked at, so that nobody walks over it again.
@@ -98,21 +96,41 @@ begin
         select p.at, array_agg(p.seq order by p.seq) as seqs from windlass.place p where p.seq = any (_later) group by p.at) k
       cross join lateral windlass._runs(k.seqs) r;
   if cardinality(_seqs) = 0 then return 0; end if;
+  perform windlass._delete_finished(_seqs, 1, _now);
+  return cardinality(_seqs);
+end $$;
+
+-- Deletes finished jobs, which nobody waits for, and tells of them in the order of their acceptance. Reasons are those
+-- of `_remove`.
+create function windlass._delete_finished(_seqs bigint[], _reason int, _now bigint) returns void language plpgsql
+set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _lows bigint[];
+  _highs bigint[];
+begin
   select r.lows, r.highs into _lows, _highs from windlass._runs(array(select s from unnest(_seqs) s order by s)) r;
   with gone as (
     delete from windlass.place p using unnest(_lows, _highs) as r(low, high)
-      where p.seq between r.low and r.high returning p.seq, p.line, p.state
+      where p.seq between r.low and r.high returning p.seq, p.line, p.state, p.at
   ), counted as (
-    insert into windlass.tally (line, queue, completed, cancelled)
-      select g.line, l.queue, -count(*) filter (where g.state = 4), -count(*) filter (where g.state = 6)
+    insert into windlass.tally (line, queue, completed, dead, cancelled)
+      select g.line, l.queue, -count(*) filter (where g.state = 4), -count(*) filter (where g.state = 5),
+          -count(*) filter (where g.state = 6)
         from gone g join windlass.line l on l.id = g.line group by g.line, l.queue
+  ), letters as (
+    delete from windlass.dead d where d.ctid = any (array(
+      select d.ctid from gone g cross join lateral (select l.queue from windlass.line l where l.id = g.line offset 0) l
+        cross join lateral (select d.ctid from windlass.dead d
+          where d.queue = l.queue and d.at = g.at and d.seq = g.seq offset 0) d where g.state = 5))
   ), jobs as (
     delete from windlass.job j using unnest(_lows, _highs) as r(low, high)
       where j.seq between r.low and r.high returning j.seq, j.id, j.line
   ), told as (
     insert into windlass.event (at, n, topic, jobs, lines, a, b)
       select _now, count(*), 'job.removed', array_agg(id order by seq), array_agg(line order by seq),
-          array[1::bigint], null from jobs
+          array[_reason::bigint], null
+        from (select j.*, row_number() over (order by j.seq) as n from jobs j) j
+        group by (n - 1) / 10000 order by min(n)
   ), diaries as (
     delete from windlass.diary d using unnest(_lows, _highs) as r(low, high) where d.seq between r.low and r.high
   ), steps as (
@@ -121,7 +139,6 @@ begin
     delete from windlass.edge e using unnest(_lows, _highs) as r(low, high) where e.seq between r.low and r.high
   )
   delete from windlass.key k using unnest(_lows, _highs) as r(low, high) where k.seq between r.low and r.high;
-  return cardinality(_seqs);
 end $$;
 
 -- What befell jobs of objects without a turn reaches their objects.
