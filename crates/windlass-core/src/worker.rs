@@ -13,10 +13,10 @@ pub const ASK_AHEAD: u32 = 500;
 /// How many jobs a worker runs at once, unless it is told otherwise.
 pub const DEFAULT_SLOTS: u32 = 10;
 
-/// How many jobs a worker with so many `slots` asks for when `busy` of them are in use and jobs were
-/// `asked` for already, whose answer is still to come; 0 if it is better to wait. A large worker
-/// asks for a quarter of what it can hold, so that some are on their way while others run or end; a
-/// small one asks for all at once, because every question costs as much as many jobs.
+/// How many jobs a worker with so many `slots` asks for when `busy` of them are in use and jobs
+/// were `asked` for already, whose answer is still to come; 0 if it is better to wait. A large
+/// worker asks for a quarter of what it can hold, so that some are on their way while others run or
+/// end; a small one asks for all at once, because every question costs as much as many jobs.
 pub fn to_ask(slots: u32, busy: u32, asked: u32) -> u32 {
     let free = slots.saturating_sub(busy).saturating_sub(asked);
     if asked > 0 && free < ASK_AHEAD { 0 } else { free.min((slots / 4).max(ASK_AHEAD)) }

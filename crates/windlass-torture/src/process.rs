@@ -143,8 +143,8 @@ impl Process {
     }
 
     /// Waits until `wanted` is content with what was heard from `mark` on; `false` if it takes too
-    /// long or the process ends before. It is shown every fact once: whoever read them all again for
-    /// each new one would hold up the thread that hears them, the more the longer it takes.
+    /// long or the process ends before. It is shown every fact once: whoever read them all again
+    /// for each new one would hold up the thread that hears them, the more the longer it takes.
     pub(crate) fn wait_for(
         &self,
         mut mark: usize,

@@ -381,8 +381,8 @@ impl Worker {
         self.shared.slots().busy
     }
 
-    /// Changes how many jobs it may run at once. Jobs that run are not interrupted: with fewer slots
-    /// than are in use, it takes no job until enough have ended.
+    /// Changes how many jobs it may run at once. Jobs that run are not interrupted: with fewer
+    /// slots than are in use, it takes no job until enough have ended.
     pub fn scale(&self, slots: u32) -> Result<(), Error> {
         check_slots(slots)?;
         self.shared.slots().all = slots;
