@@ -207,7 +207,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// first, such a job comes at the end. A cursor is for the order it was given in. *Atomic.*
     /// A page is of one moment; two pages need not be. *After a crash.* A cursor stays valid.
     /// *Empty.* A page may hold fewer jobs than asked for, even none, and still name where to go
-    /// on; the end is when [`Page::next`] is `None`.
+    /// on; the end is when [`Page::next`] is `None`. There is room for one job at least, whatever
+    /// the limit is, so that going from page to page gets somewhere.
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page>;
 
     /// Reads all counters, which are kept with every commit and never found by scanning.

@@ -273,6 +273,7 @@ async fn any_cursor_and_any_page_size_is_answered(bench: Bench) {
     for first in [None, Some(u64::MAX), Some(i64::MAX as u64), Some(i64::MAX as u64 + 1)] {
         assert_eq!(list(first, usize::MAX).await, 5, "from {first:?}");
         assert_eq!(list(first, 2).await, 2, "from {first:?}");
+        assert_eq!(list(first, 0).await, 1, "from {first:?}");
     }
     assert_eq!(list(Some(0), 10).await, 0);
     for after in [u64::MAX, i64::MAX as u64 + 1] {

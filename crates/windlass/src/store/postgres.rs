@@ -302,8 +302,6 @@ impl PostgresStore {
         rows.iter().map(|row| understood(read_object(row))).collect()
     }
 
-    /// The filter in JSON. `None` if nothing can match it, because no job of its queues or kinds
-    /// was ever accepted.
     /// Adds what completed jobs returned to the events that tell of it.
     async fn look_up_results(&self, events: &mut [Event]) -> Answer<()> {
         let mut completed: Vec<&mut Event> = events
@@ -329,6 +327,8 @@ impl PostgresStore {
         Ok(())
     }
 
+    /// The filter in JSON. `None` if nothing can match it, because no job of its queues or kinds
+    /// was ever accepted.
     async fn filter(&self, filter: &Filter) -> Answer<Option<Value>> {
         let mut said = json!({});
         if !filter.states.is_empty() {

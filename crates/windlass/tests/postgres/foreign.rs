@@ -8,7 +8,7 @@ use windlass::core::filter::Filter;
 use windlass::core::ledger::QueueChange;
 use windlass::postgres::enqueue_in;
 use windlass::primitives::{Debounce, Flush};
-use windlass::store::postgres::{PostgresAddress, grant_enqueue_sql, grant_work_sql};
+use windlass::store::postgres::{PostgresAddress, Schema, grant_enqueue_sql, grant_work_sql};
 use windlass::{
     Engine, Failure, Job, JobId, Name, Start, StateName, Timestamp, Topics, UniqueScope,
 };
@@ -344,20 +344,39 @@ const PLANTED: &[&str] = &[
     "decode(text, text) returns bytea",
 ];
 
+/// Puts them in front of the path of whoever uses the address that is answered.
+pub(crate) async fn plant_in_front(ground: &Ground, address: &str) -> String {
+    let of = |planted| {
+        format!(
+            "create function evil.{planted} language plpgsql as \
+             $$ begin raise exception 'planted: {planted}'; end $$;"
+        )
+    };
+    let all: String = PLANTED.iter().map(of).collect();
+    let client = ground.client().await;
+    client.batch_execute(&format!("create schema evil; {all}")).await.expect("they are made");
+    format!("{address}&options=-csearch_path%3Devil,pg_catalog,public")
+}
+
+/// The functions that are called from outside and take the path of whoever calls them.
+pub(crate) async fn on_the_callers_path(ground: &Ground, schema: &Schema) -> Vec<String> {
+    let sql = "select p.proname::text from pg_proc p where p.pronamespace = $1::text::regnamespace \
+         and (p.proname !~ '^_' or p.proname = '_number') and p.proname <> 'now_us' \
+         and not coalesce(p.proconfig @> '{\"search_path=pg_catalog, pg_temp\"}', false) \
+       order by 1";
+    let rows = ground.client().await.query(sql, &[&schema.to_string()]).await;
+    rows.expect("it is answered").iter().map(|row| row.get(0)).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stands_in_front_of_the_path_is_not_called() {
     let Some(ground) = Ground::new() else { return };
     let address = ground.text_address();
     let owner = Engine::open(&address).await.expect("it opens");
-    ground.sql("create schema evil");
-    for planted in PLANTED {
-        ground.sql(&format!(
-            "create function evil.{planted} language plpgsql as \
-             $$ begin raise exception 'planted: {planted}'; end $$"
-        ));
-    }
-    let path = "options=-csearch_path%3Devil,pg_catalog,public";
-    let engine = Engine::open(&format!("{address}&{path}")).await.expect("it opens");
+    let schema = address.parse::<PostgresAddress>().expect("it is well formed").schema;
+    assert_eq!(on_the_callers_path(&ground, &schema).await, Vec::<String>::new());
+    let address = plant_in_front(&ground, &address).await;
+    let engine = Engine::open(&address).await.expect("it opens");
     let counted = Debounce::new("pages", Duration::from_millis(10), |_: Flush<u64>| async {
         Ok::<(), Failure>(())
     });
@@ -370,6 +389,11 @@ async fn what_stands_in_front_of_the_path_is_not_called() {
     engine.debounce(&counted).add("home", 1).await.expect("it is added");
     let later = engine.enqueue(work(3)).delay(Duration::from_secs(3_600)).await.expect("accepted");
     later.cancel().await.expect("it is cancelled");
+    // What is read, too.
+    engine.store().events(0, 100).await.expect("events are answered");
+    engine.jobs().page(None, 10).await.expect("a list is answered");
+    engine.store().dependents(first.id()).await.expect("dependents are answered");
+    engine.store().explain(first.id()).await.expect("an explanation is answered");
     let mut client = ground.client().await;
     client.batch_execute("set search_path = evil, pg_catalog").await.expect("it is set");
     let transaction = client.transaction().await.expect("it begins");

@@ -1,8 +1,8 @@
 //! What a call costs grows with how much it is about, and no faster: counted, not timed.
 //!
 //! The server tells of every statement within a call how many rows each step of its plan has looked
-//! at. Four times as many jobs may cost four times as many rows, and a little more: less than four and
-//! a half, where what is linear is at four, and what costs the square of some part at five or more.
+//! at. Four times as many jobs may cost four times as many rows, and a little more: less than four
+//! and a half, where what is linear is at four, and what costs the square of some part at five.
 
 use std::future::poll_fn;
 use std::sync::Arc;

@@ -5,7 +5,8 @@
 //! `conformance.rs` and `growth.rs` to see. `WINDLASS_PLANTED` picks those bugs whose sentence has
 //! it.
 
-use crate::common::clock_sql;
+use crate::common::{Ground, clock_sql, open, raw};
+use crate::foreign::{on_the_callers_path, plant_in_front};
 use crate::growth::{Growth, growths};
 use crate::inside::is_refused_with_a_lost_lease;
 use crate::schemas::{Bug, Plot, Trial, check_all, judge};
@@ -862,7 +863,8 @@ const SQUARES: &[Bug] = &[
         what: "each item of a batch is looked for among all jobs",
         edits: &[(
             "left join lateral (select j.seq from windlass.job j where j.seq = s.seq offset 0) j",
-            "left join lateral (select j.seq from windlass.job j where j.seq + 0 = s.seq offset 0) j",
+            "left join lateral (select j.seq from windlass.job j where j.seq + 0 = s.seq \
+               offset 0) j",
         )],
         caught_by: &["expiring"],
     },
@@ -919,7 +921,8 @@ const SQUARES: &[Bug] = &[
         what: "the dependents of each that fails are looked for among all edges",
         edits: &[(
             "select e.seq, e.on_failure from windlass.edge e\n          where e.on_id = j.id",
-            "select e.seq, e.on_failure from windlass.edge e\n          where e.on_id::text = j.id::text",
+            "select e.seq, e.on_failure from windlass.edge e\n          \
+               where e.on_id::text = j.id::text",
         )],
         caught_by: &["a row dies"],
     },
@@ -959,7 +962,8 @@ const SQUARES: &[Bug] = &[
         what: "each lane is looked for among all lanes",
         edits: &[(
             "l.others from windlass.lane l\n            where l.queue = t.queue and l.lane = t.lane",
-            "l.others from windlass.lane l\n            where l.queue = t.queue and l.lane + 0 = t.lane",
+            "l.others from windlass.lane l\n            \
+               where l.queue = t.queue and l.lane + 0 = t.lane",
         )],
         caught_by: &["jobs of lanes end", "jobs of lanes die"],
     },
@@ -1039,4 +1043,23 @@ async fn a_completion_in_a_transaction_that_looks_at_no_token_is_caught() {
     let script = bug.script(&address.schema).expect("it can be planted");
     plot.sql(&format!("{script}{}", clock_sql(&address.schema)), bug.what).await;
     assert!(!is_refused_with_a_lost_lease(&plot.ground, &address).await);
+}
+
+/// Nor does it know of paths.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_on_the_callers_path_is_caught() {
+    let bug = Bug {
+        what: "a call takes the path of whoever makes it",
+        edits: &[("and p.proname <> 'now_us'", "and p.proname not in ('now_us', 'accept')")],
+        caught_by: &[],
+    };
+    let Some(ground) = Ground::new() else { return };
+    let text = ground.text_address();
+    let address: PostgresAddress = text.parse().expect("it is well formed");
+    let script = bug.script(&address.schema).expect("it can be planted");
+    ground.client().await.batch_execute(&script).await.expect("it is understood");
+    assert_eq!(on_the_callers_path(&ground, &address.schema).await, ["accept"]);
+    let engine = open(&plant_in_front(&ground, &text).await).await;
+    let refused = engine.enqueue_raw(vec![raw(1)]).await.expect_err("it calls what is planted");
+    assert!(refused.to_string().contains("planted: "), "{refused}");
 }

@@ -183,8 +183,8 @@ fn of<T>(said: &[T], index: usize) -> Option<&T> {
 /// change once the job has completed, so what is read later is what was true then. The time tells
 /// the job from a later one with its id.
 pub(super) const RESULTS: &str = "select c.n::int as n, \
-      coalesce(octet_length(p.output), -1) as bytes, \
-      case when octet_length(p.output) <= $3 then p.output end as output \
+      coalesce(pg_catalog.octet_length(p.output), -1) as bytes, \
+      case when pg_catalog.octet_length(p.output) <= $3 then p.output end as output \
     from unnest($1::uuid[], $2::bigint[]) with ordinality as c(job, at, n) \
       cross join lateral (select j.seq from windlass.job j where j.id = c.job offset 0) j \
       cross join lateral (select p.output from windlass.place p \

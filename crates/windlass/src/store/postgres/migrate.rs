@@ -94,7 +94,7 @@ pub(super) async fn up(client: &mut Client, schema: &Schema) -> Result<Vec<i32>,
         // Whoever waited for the lock must see what its holder has done.
         let read_committed = client.build_transaction().isolation_level(ReadCommitted);
         let transaction = read_committed.start().await.map_err(open_fault)?;
-        let lock = "select pg_advisory_xact_lock(hashtextextended($1, 0))";
+        let lock = "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, 0))";
         let name = format!("{schema}.migration");
         one(transaction.client(), lock, &[(&name, Type::TEXT)]).await?;
         let found = version(transaction.client(), schema).await?;

@@ -202,7 +202,8 @@ impl PostgresSide {
     ) -> Result<Vec<JobRecord>, Error> {
         let after = sequence.cast_signed();
         let limit = i64::try_from(most).unwrap_or(i64::MAX);
-        let sizes = "select j.seq, octet_length(j.payload) + coalesce(octet_length(p.output), 0) \
+        let sizes = "select j.seq, pg_catalog.octet_length(j.payload) \
+               + coalesce(pg_catalog.octet_length(p.output), 0) \
              from windlass.job j join windlass.place p using (seq) where j.seq > $1 \
              order by j.seq limit $2";
         let sizes = self.ask(sizes, &[(&after, Type::INT8), (&limit, Type::INT8)]).await?;
