@@ -63,7 +63,7 @@ async fn play(options: &DemoOptions, verbose: bool) -> anyhow::Result<()> {
     let world = Arc::new(World::default());
     let mut stage = Stage {
         // Subscribed before anything happens, so that the story misses nothing.
-        events: engine.subscribe(Topics::all()),
+        events: engine.subscribe(Topics::all())?,
         engine: engine.clone(),
         store: options.store.clone(),
         story: Story::new(cast.clone()),

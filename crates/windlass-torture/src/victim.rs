@@ -163,7 +163,7 @@ impl Victim {
         let topics = ["job.completed", "job.dead", "job.cancelled"]
             .iter()
             .fold(Topics::all(), |topics, topic| topics.topic(*topic));
-        let mut events = self.engine.subscribe_after(topics, Some(0));
+        let mut events = self.engine.subscribe_after(topics, Some(0))?;
         let hearing = self.clone();
         tokio::spawn(async move {
             loop {

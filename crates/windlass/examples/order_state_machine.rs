@@ -60,7 +60,7 @@ impl StateMachine for Orders {
 async fn main() -> Result<(), Error> {
     let orders = Task::new("orders", Orders);
     let engine = Engine::open("memory:").await?;
-    let mut ended = engine.subscribe(Topics::all().topic("task.terminated"));
+    let mut ended = engine.subscribe(Topics::all().topic("task.terminated"))?;
     let worker = engine.worker().primitive(orders.clone()).start().await?;
     let client = engine.task(&orders);
 

@@ -35,7 +35,7 @@ async fn main() -> Result<(), Error> {
         });
 
     let engine = Engine::open("memory:").await?;
-    let mut ended = engine.subscribe(Topics::all().topic("job.completed").topic("job.dead"));
+    let mut ended = engine.subscribe(Topics::all().topic("job.completed").topic("job.dead"))?;
     let worker = engine.worker().pool(&shipping).start().await?;
     let pool = engine.pool(&shipping);
     for (customer, number) in [("acme", 1), ("acme", 2), ("initech", 13), ("initech", 14)] {

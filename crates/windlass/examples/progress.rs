@@ -29,7 +29,7 @@ async fn import(job: Import, attempt: Attempt) -> Result<u32, Failure> {
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let engine = Engine::open("memory:").await?;
-    let mut events = engine.subscribe(Topics::all().topic("job.*"));
+    let mut events = engine.subscribe(Topics::all().topic("job.*"))?;
     let worker = engine.worker().handle(import).start().await?;
     let handle = engine.enqueue(Import { files: 4 }).await?;
 

@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let refresher = Continuous::new("token-refresher", every, refresh)
         .options(|options| options.retry(Retry::constant(Duration::from_millis(10))));
     let worker = engine.worker().primitive(refresher.clone()).start().await?;
-    let mut stopped = engine.subscribe(Topics::all().topic("continuous.stopped"));
+    let mut stopped = engine.subscribe(Topics::all().topic("continuous.stopped"))?;
 
     let tokens = engine.continuous(&refresher);
     let first = Token { value: "none".to_string(), refreshed: 0 };

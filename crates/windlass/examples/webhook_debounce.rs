@@ -31,7 +31,7 @@ async fn main() -> Result<(), Error> {
         .options(|options| options.retry(Retry::constant(Duration::from_millis(50))));
 
     let engine = Engine::open("memory:").await?;
-    let mut flushed = engine.subscribe(Topics::all().topic("debounce.flushed"));
+    let mut flushed = engine.subscribe(Topics::all().topic("debounce.flushed"))?;
     let worker = engine.worker().primitive(webhooks.clone()).start().await?;
     let client = engine.debounce(&webhooks);
 

@@ -81,24 +81,32 @@ impl Engine {
     }
 
     /// Subscribes to events from now on. Complete when it returns.
-    pub fn subscribe(&self, topics: Topics) -> Subscription {
+    ///
+    /// A topic that no event can have, such as `job.complete`, is refused, and the nearest one
+    /// named.
+    pub fn subscribe(&self, topics: Topics) -> Result<Subscription, Error> {
         self.subscribe_after(topics, None)
     }
 
     /// Subscribes to events after number `after`, as far as they are still kept; with `None`, to
-    /// events from now on.
-    pub fn subscribe_after(&self, topics: Topics, after: Option<u64>) -> Subscription {
-        Subscription::new(self.store().clone(), self.clock().clone(), topics, after)
+    /// events from now on. Refuses as [`Engine::subscribe`] does.
+    pub fn subscribe_after(
+        &self,
+        topics: Topics,
+        after: Option<u64>,
+    ) -> Result<Subscription, Error> {
+        Ok(Subscription::new(self.store().clone(), self.clock().clone(), topics, after)?)
     }
 
     /// Calls `callback` for every event from now on, on a task of its own, until the returned
     /// guard is dropped. A callback that panics is reported and called again for the next event.
+    /// Refuses as [`Engine::subscribe`] does.
     pub fn on_event(
         &self,
         topics: Topics,
         callback: impl Fn(crate::events::Heard) + Send + Sync + 'static,
-    ) -> Subscribed {
-        let mut subscription = self.subscribe(topics);
+    ) -> Result<Subscribed, Error> {
+        let mut subscription = self.subscribe(topics)?;
         let task = tokio::spawn(async move {
             loop {
                 let heard = subscription.next().await;
@@ -107,7 +115,7 @@ impl Engine {
                 }
             }
         });
-        Subscribed { task: task.abort_handle() }
+        Ok(Subscribed { task: task.abort_handle() })
     }
 
     /// Refuses new jobs, stops every worker gracefully, and ends the background tasks.

@@ -18,6 +18,7 @@ use windlass_core::record::JobRecord;
 use windlass_core::refusal::Refusal;
 
 use crate::clock::Clock;
+use crate::primitives::{built_in_topics, is_built_in};
 use crate::store::Store;
 
 /// Which events a subscriber wants. The conditions hold together.
@@ -35,21 +36,21 @@ impl Topics {
     }
 
     /// Events whose topic is `pattern`, such as `job.completed`, or begins like it, such as
-    /// `job.*`. May be called several times.
+    /// `job.*`. May be called several times. A pattern that no event can match is refused when
+    /// subscribing ([`Topics::check`]).
     pub fn topic(mut self, pattern: impl Into<String>) -> Self {
         self.patterns.push(pattern.into());
         self
     }
 
-    /// Refuses a pattern that no event can ever match, and names the nearest topic there is. A
-    /// subscription to it warns in the same words.
+    /// Refuses a pattern that no event can ever match, and names the nearest topic there is.
+    /// Subscribing refuses it in the same words.
     ///
-    /// Topics of objects begin with the kind of the object, which may be one of yours: a first part
-    /// that is no misspelling of a known one is taken for such a kind.
+    /// Topics of objects begin with the kind of the object, which may be one of yours; no primitive
+    /// of yours can have a kind that the engine's own topics begin with, nor its plural.
     pub fn check(&self) -> Result<(), Refusal> {
         self.patterns.iter().filter(|pattern| !may_match(pattern)).try_for_each(|pattern| {
-            let names: Vec<Name> =
-                TOPICS.iter().filter_map(|topic| Name::new(topic).ok()).collect();
+            let names: Vec<Name> = known().filter_map(|topic| Name::new(&topic).ok()).collect();
             let meant = pattern.trim_end_matches('*').trim_end_matches('.');
             let allowed = match nearest(meant, names.iter()) {
                 Some(topic) => format!("no event has it; the nearest is `{topic}`"),
@@ -90,23 +91,35 @@ impl Topics {
     }
 }
 
+/// Every topic but those of primitives that are not ours.
+fn known() -> impl Iterator<Item = String> {
+    TOPICS.into_iter().map(str::to_string).chain(built_in_topics())
+}
+
 /// Whether there may be an event with a topic like this.
 fn may_match(pattern: &str) -> bool {
     let prefix = pattern.strip_suffix('*');
-    let known = |topic: &str| prefix.map_or(topic == pattern, |prefix| topic.starts_with(prefix));
-    if TOPICS.into_iter().any(known) {
+    let matches = |topic: &str| prefix.map_or(topic == pattern, |prefix| topic.starts_with(prefix));
+    if known().any(|topic| matches(&topic)) {
         return true;
     }
-    let Some((kind, what)) = pattern.split_once('.') else { return false };
-    let well_formed =
-        !kind.is_empty() && !what.is_empty() && !prefix.unwrap_or(pattern).contains('*');
-    // Only the engine tells of these; objects tell of everything else.
-    let families = ["job", "step", "recovery", "queue", "object", "worker"];
-    let misspelt = |family: &str| {
-        let plural = kind.strip_suffix('s').unwrap_or(kind);
-        plural.eq_ignore_ascii_case(family)
-    };
-    well_formed && !families.into_iter().any(misspelt)
+    // What is left are topics of primitives that are not ours: `kind.what`, which is a name.
+    let is_name = |text: &str| Name::new(text).is_ok();
+    match (pattern.split_once('.'), prefix) {
+        (Some((kind, _)), _) if is_family(kind) || is_built_in(kind) => false,
+        (Some(_), None) => is_name(pattern),
+        (None, None) => false,
+        (_, Some(prefix)) => is_name(prefix) || is_name(&format!("{prefix}x")),
+    }
+}
+
+/// Whether a kind begins with a word of the engine's own topics, or nearly: in the plural, or in
+/// capitals. Objects tell of everything else.
+pub(crate) fn is_family(kind: &str) -> bool {
+    let first = |topic: &str| topic.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    let word = first(kind);
+    let singular = word.strip_suffix('s').unwrap_or(&word);
+    TOPICS.into_iter().any(|topic| first(topic) == singular)
 }
 
 /// What a subscriber hears.
@@ -141,19 +154,18 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Subscription {
     /// Subscribes to what happens after event number `after`; `None` for what happens from now
-    /// on. Complete when it returns: nothing committed later is missed.
+    /// on. Complete when it returns: nothing committed later is missed. Refused if no event can
+    /// have one of the topics.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         clock: Arc<dyn Clock>,
         topics: Topics,
         after: Option<u64>,
-    ) -> Self {
-        if let Err(refusal) = topics.check() {
-            tracing::warn!(%refusal, "a subscription will never hear of one of its topics");
-        }
+    ) -> Result<Self, Refusal> {
+        topics.check()?;
         let committed = store.committed();
         let after = after.unwrap_or_else(|| *committed.borrow());
-        Self { store, clock, topics, committed, after, read: VecDeque::new() }
+        Ok(Self { store, clock, topics, committed, after, read: VecDeque::new() })
     }
 
     /// The number of the last event that was heard or passed over.

@@ -57,13 +57,50 @@ use crate::error::Error;
 use crate::handler::{Job, KindOptions};
 use crate::options::Options;
 
+/// What the primitives of this crate tell, besides what is told of every object.
+const BUILT_IN: [(&str, &[&str]); 5] = [
+    ("continuous", &["started", "stopped", "terminated", "triggered", "executed"]),
+    ("debounce", &["started", "flushed", "cleared"]),
+    ("schedule", &["set", "fired", "paused", "resumed", "removed"]),
+    ("task", &["terminated"]),
+    ("throttle", &["started"]),
+];
+
+/// What may be told of an object of any kind.
+const TOLD_OF_ALL: [&str; 2] = ["failed", "recovered"];
+
+/// The topics of this crate's primitives.
+pub(crate) fn built_in_topics() -> impl Iterator<Item = String> {
+    BUILT_IN.into_iter().flat_map(|(kind, own)| {
+        own.iter().chain(&TOLD_OF_ALL).map(move |what| format!("{kind}.{what}"))
+    })
+}
+
+/// Whether this is the kind of one of this crate's primitives.
+pub(crate) fn is_built_in(kind: &str) -> bool {
+    BUILT_IN.into_iter().any(|(built_in, _)| built_in == kind)
+}
+
+/// Whether one of this crate's primitives may tell this.
+fn may_tell(kind: &str, what: &str) -> bool {
+    let topic = format!("{kind}.{what}");
+    built_in_topics().any(|known| known == topic)
+}
+
 /// What a kind of durable object does. See the module documentation.
 ///
 /// The methods that take a [`Turn`] must be pure: they may be called again for the same event, when
 /// another turn of the object came first. An error or a panic in one leaves the object as it was.
 pub trait Primitive: Send + Sync + Sized + 'static {
     /// The first part of its objects' addresses and of its topics, such as `debounce`.
+    ///
+    /// Refused are the first words of the engine's own topics (`job`, `jobs`, `Job`, `queue`, …),
+    /// the kinds of this crate's primitives, and more than 118 bytes.
     const KIND: &'static str;
+
+    /// Whether it is one of this crate's, whose kinds nobody else may use.
+    #[doc(hidden)]
+    const BUILT_IN: bool = false;
 
     /// Whether the end of a run makes a turn although its object was purged since: of the object
     /// that has its address now, or of a new one. For primitives whose objects are forgotten while
@@ -296,6 +333,7 @@ impl<P: Primitive> Turn<P> {
             Ok(detail) => omitted(format!("{} bytes are too many", detail.len())),
             Err(error) => omitted(error.to_string()),
         };
+        debug_assert!(!P::BUILT_IN || may_tell(P::KIND, what), "{}.{what} is in no list", P::KIND);
         self.asked.news.push((what.to_string(), detail));
     }
 

@@ -409,6 +409,7 @@ fn go_on<S: Remembered>(turn: &Turn<Continuous<S>>) -> bool {
 
 impl<S: Remembered> Primitive for Continuous<S> {
     const KIND: &'static str = "continuous";
+    const BUILT_IN: bool = true;
     type State = ContinuousState<S>;
     type Command = ContinuousCommand<S>;
     type Reply = ContinuousReply;

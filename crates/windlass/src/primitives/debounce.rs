@@ -313,6 +313,7 @@ where
     A: Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     const KIND: &'static str = "debounce";
+    const BUILT_IN: bool = true;
     /// A key is forgotten when it is idle; a batch of it that is replayed is told all the same.
     const OUTLIVES_OBJECT: bool = true;
     type State = Gathering<A>;

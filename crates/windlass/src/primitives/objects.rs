@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use windlass_core::job::{Bytes, Lane, NewJob, Start};
+use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::{
     Address, Alarm, News, ObjectMeta, ObjectView, Purge, Ran, Turn as CoreTurn,
@@ -15,9 +16,10 @@ use windlass_core::outcome::ErrorText;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
-use super::{Asked, AskedAlarm, Primitive, Turn};
+use super::{Asked, AskedAlarm, Primitive, TOLD_OF_ALL, Turn, is_built_in};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::events::is_family;
 use crate::store::{ObjectFilter, ObjectPage, StoreError};
 
 /// How often a turn is made anew because another one came first, before the caller is told.
@@ -116,7 +118,7 @@ impl<'a, P: Primitive> Objects<'a, P> {
 
     /// The address of the object with this key.
     pub fn address(&self, key: &str) -> Result<Address, Error> {
-        Ok(Address::new(Name::new(P::KIND)?, Name::new(self.primitive.name())?, key)?)
+        Ok(Address::new(kind_of::<P>()?, Name::new(self.primitive.name())?, key)?)
     }
 
     /// Asks something of an object. When it has returned, everything it asked for is durable.
@@ -208,7 +210,7 @@ impl<'a, P: Primitive> Objects<'a, P> {
 
     /// A page of the definition's objects, by key; it may be short and still name where to go on.
     pub async fn list(&self, after: Option<&Address>, limit: usize) -> Result<ObjectPage, Error> {
-        let (kind, name) = (Name::new(P::KIND)?, Name::new(self.primitive.name())?);
+        let (kind, name) = (kind_of::<P>()?, Name::new(self.primitive.name())?);
         let filter = ObjectFilter { kind: Some(kind), name: Some(name), status: None };
         Ok(self.engine.store().objects(&filter, after, limit).await?)
     }
@@ -318,6 +320,25 @@ impl<P: Primitive> Draft<P> {
         let state = Some(state.into());
         Ok(CoreTurn { object, version, state, status, ran, alarm, jobs, news, purge })
     }
+}
+
+/// The kind of a primitive's objects. Their topics begin with it, so it must not be a word with
+/// which others begin, and leave room for what is told of every object.
+pub(super) fn kind_of<P: Primitive>() -> Result<Name, Error> {
+    let refused = |allowed| {
+        let (setting, got) = ("the KIND of a primitive", format!("`{}`", P::KIND));
+        Err(Error::InvalidSetting { setting, got, allowed })
+    };
+    if is_family(P::KIND) {
+        return refused("the engine's own topics begin with that, or nearly; choose another word");
+    }
+    if is_built_in(P::KIND) && !P::BUILT_IN {
+        return refused("a primitive of this crate has it; choose another word");
+    }
+    if TOLD_OF_ALL.iter().any(|what| P::KIND.len() + 1 + what.len() > limits::NAME_BYTES) {
+        return refused("it may have at most 118 bytes, for topics begin with it");
+    }
+    Ok(Name::new(P::KIND)?)
 }
 
 /// The kind, and the queue, of the jobs that run an object's code.

@@ -14,7 +14,7 @@ use windlass_core::object::{Address, ObjectStatus, ObjectView, Ran, Turn as Core
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::retry::Retry;
 
-use super::objects::{Draft, alarm_kind, open_envelope, run_kind};
+use super::objects::{Draft, alarm_kind, kind_of, open_envelope, run_kind};
 use super::{Primitive, RunOutcome};
 use crate::attempt::Attempt;
 use crate::clock::BoxFuture;
@@ -83,7 +83,7 @@ pub(crate) trait Conclude: Send + Sync {
 pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Error> {
     primitive.check()?;
     let primitive = Arc::new(primitive);
-    let sample = Address::new(Name::new(P::KIND)?, Name::new(primitive.name())?, "key")?;
+    let sample = Address::new(kind_of::<P>()?, Name::new(primitive.name())?, "key")?;
     let run = {
         let primitive = primitive.clone();
         move |attempt: Attempt| -> BoxFuture<'static, Returned> {

@@ -304,6 +304,7 @@ impl Enqueuer {
 
 impl Primitive for Enqueuer {
     const KIND: &'static str = "schedule";
+    const BUILT_IN: bool = true;
     type State = Kept;
     type Command = Ask;
     type Reply = ();

@@ -329,6 +329,7 @@ pub struct TaskEnd<S> {
 
 impl<M: StateMachine> Primitive for Task<M> {
     const KIND: &'static str = "task";
+    const BUILT_IN: bool = true;
     type State = M::State;
     type Command = TaskCommand<M::Event>;
     type Reply = u64;

@@ -191,6 +191,7 @@ where
     E: Clone + Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     const KIND: &'static str = "throttle";
+    const BUILT_IN: bool = true;
     const OUTLIVES_OBJECT: bool = true;
     type State = Throttling<E>;
     type Command = ThrottleCommand<E>;

@@ -73,7 +73,10 @@ async fn a_loop_runs_when_it_is_started_and_then_at_its_interval() {
     let notes = Notes::default();
     let definition = counting(&notes);
     let lab = lab(&definition).await;
-    let mut executed = lab.engine().subscribe(Topics::all().topic("continuous.executed"));
+    let mut executed = lab
+        .engine()
+        .subscribe(Topics::all().topic("continuous.executed"))
+        .expect("the topic is known");
     let loops = lab.engine().continuous(&definition);
     let started = loops.start("a", 100).await.expect("started");
     assert_eq!(started, Started { created: true, resumed: false });
@@ -132,7 +135,10 @@ async fn a_failing_run_leaves_the_state_and_the_loop_goes_on() {
     let definition = Continuous::new("counting", every(MINUTE), code)
         .options(move |options| options.retry(retry.clone()));
     let lab = lab(&definition).await;
-    let mut failed = lab.engine().subscribe(Topics::all().topic("continuous.failed"));
+    let mut failed = lab
+        .engine()
+        .subscribe(Topics::all().topic("continuous.failed"))
+        .expect("the topic is known");
     let loops = lab.engine().continuous(&definition);
     loops.start("a", 0).await.expect("started");
     lab.advance(MINUTE + SECOND * 30).await;
@@ -296,7 +302,8 @@ async fn a_stopped_loop_keeps_its_state_and_goes_on_with_it() {
     let notes = Notes::default();
     let definition = counting(&notes);
     let lab = lab(&definition).await;
-    let mut all = lab.engine().subscribe(Topics::all().topic("continuous.*"));
+    let mut all =
+        lab.engine().subscribe(Topics::all().topic("continuous.*")).expect("the topic is known");
     let loops = lab.engine().continuous(&definition);
     loops.start("a", 0).await.expect("started");
     lab.advance(SECOND * 30).await;
@@ -415,7 +422,8 @@ async fn a_run_chooses_what_comes_next() {
         })
     };
     let lab = lab(&definition).await;
-    let mut ends = lab.engine().subscribe(Topics::all().topic("continuous.*"));
+    let mut ends =
+        lab.engine().subscribe(Topics::all().topic("continuous.*")).expect("the topic is known");
     let loops = lab.engine().continuous(&definition);
     loops.start("a", 0).await.expect("started");
     lab.run_everything().await;
@@ -698,7 +706,8 @@ fn process<T>(
 
 /// Waits until something of this topic is told.
 async fn heard(engine: &Engine, topic: &str) {
-    let mut subscription = engine.subscribe_after(Topics::all().topic(topic), Some(0));
+    let mut subscription =
+        engine.subscribe_after(Topics::all().topic(topic), Some(0)).expect("the topic is known");
     // Those of earlier processes are not kept.
     while let Heard::Lagged { .. } = subscription.next().await {}
 }

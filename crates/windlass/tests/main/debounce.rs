@@ -142,7 +142,8 @@ async fn after_a_flush_nothing_is_left_and_an_empty_flush_runs_nothing() {
     let notes = Notes::default();
     let pages = Debounce::new("pages", HOUR, noting::<u32>(&notes));
     let rig = rig().await;
-    let mut news = rig.engine.subscribe(Topics::all().topic("debounce.*"));
+    let mut news =
+        rig.engine.subscribe(Topics::all().topic("debounce.*")).expect("the topic is known");
     let _worker = rig.engine.worker().primitive(pages.clone()).start().await.expect("it starts");
     let client = rig.engine.debounce(&pages);
     assert_eq!(client.flush("home").await.expect("answered"), 0);
@@ -175,7 +176,8 @@ async fn clearing_drops_the_open_window_and_leaves_a_closed_batch_alone() {
     let notes = Notes::default();
     let pages = Debounce::new("pages", HOUR, noting::<u32>(&notes));
     let rig = rig().await;
-    let mut news = rig.engine.subscribe(Topics::all().topic("debounce.cleared"));
+    let mut news =
+        rig.engine.subscribe(Topics::all().topic("debounce.cleared")).expect("the topic is known");
     let client = rig.engine.debounce(&pages);
     assert_eq!(client.clear("home").await.expect("answered"), 0);
     client.add("home", 1).await.expect("taken");
@@ -310,7 +312,8 @@ async fn replayed_batches_of_a_forgotten_key_are_told_and_run_to_their_end() {
     }
     let phase = async || client.status("home").await.expect("answered").phase;
     assert_eq!(phase().await, DebouncePhase::NotFound);
-    let mut all = rig.engine.subscribe(Topics::all().topic("debounce.*"));
+    let mut all =
+        rig.engine.subscribe(Topics::all().topic("debounce.*")).expect("the topic is known");
     let replayed = rig.engine.dead_letters().replay().await.expect("answered");
     assert_eq!(replayed.len(), 2);
     settle_down().await;
@@ -341,7 +344,10 @@ async fn the_event_of_a_failed_run_is_json_all_through_however_large_state_and_e
     let lab = Lab::new(|worker| worker.primitive(pages.clone())).await;
     let client = lab.engine().debounce(&pages);
     for (key, bytes) in [("small", 100), ("large", 30_000)] {
-        let mut failed = lab.engine().subscribe(Topics::all().topic("debounce.failed"));
+        let mut failed = lab
+            .engine()
+            .subscribe(Topics::all().topic("debounce.failed"))
+            .expect("the topic is known");
         client.add_once(key, "event-1", "\"".repeat(bytes)).await.expect("taken");
         client.flush(key).await.expect("flushed");
         client.add(key, "\"".repeat(bytes)).await.expect("taken");

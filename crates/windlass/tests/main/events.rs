@@ -15,7 +15,7 @@ async fn quick(job: Work) -> Result<i64, Failure> {
 #[tokio::test(start_paused = true)]
 async fn a_subscription_is_complete_when_it_returns_and_hears_a_job_in_order() {
     let rig = rig().await;
-    let mut all = rig.engine.subscribe(Topics::all());
+    let mut all = rig.engine.subscribe(Topics::all()).expect("all topics are known");
     let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
     let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
     handle.outcome().await.expect("it completes");
@@ -34,7 +34,8 @@ async fn a_subscription_is_complete_when_it_returns_and_hears_a_job_in_order() {
 async fn topics_choose_by_name_prefix_job_and_queue() {
     let rig = rig().await;
     let first = rig.engine.enqueue(work(1)).queue("mail").await.expect("it is accepted");
-    let from_start = |topics: Topics| rig.engine.subscribe_after(topics, Some(0));
+    let from_start =
+        |topics: Topics| rig.engine.subscribe_after(topics, Some(0)).expect("the topic is known");
     let mut exact = from_start(Topics::all().topic("job.completed"));
     let mut prefix = from_start(Topics::all().topic("job.*"));
     let mut one = from_start(Topics::all().job(first.id()));
@@ -56,7 +57,7 @@ async fn topics_choose_by_name_prefix_job_and_queue() {
 #[tokio::test(start_paused = true)]
 async fn a_subscriber_that_never_reads_harms_nobody_and_learns_what_it_missed() {
     let rig = rig().await;
-    let mut lazy = rig.engine.subscribe(Topics::all());
+    let mut lazy = rig.engine.subscribe(Topics::all()).expect("all topics are known");
     let jobs = EVENTS_KEPT as i64 / 2 + 100;
     for chunk in 0..(jobs / 1_000 + 1) {
         let batch = (chunk * 1_000..(chunk + 1) * 1_000).map(work);
@@ -80,11 +81,14 @@ async fn a_subscriber_that_panics_is_called_again_and_jobs_go_on() {
     let rig = rig().await;
     let heard = Notes::default();
     let notes = heard.clone();
-    let subscribed = rig.engine.on_event(Topics::all().topic("job.*"), move |event| {
-        let Heard::Event(event) = event else { return };
-        notes.add(event.topic());
-        assert!(event.topic() != "job.started", "a clumsy subscriber");
-    });
+    let subscribed = rig
+        .engine
+        .on_event(Topics::all().topic("job.*"), move |event| {
+            let Heard::Event(event) = event else { return };
+            notes.add(event.topic());
+            assert!(event.topic() != "job.started", "a clumsy subscriber");
+        })
+        .expect("the topic is known");
     let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
     let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
     handle.outcome().await.expect("it completes");
@@ -102,13 +106,14 @@ async fn a_subscriber_that_panics_is_called_again_and_jobs_go_on() {
 async fn a_subscriber_resumes_where_it_left_off() {
     let rig = rig().await;
     rig.engine.enqueue_many((0..5).map(work)).await.expect("they are accepted");
-    let mut first = rig.engine.subscribe_after(Topics::all(), Some(0));
+    let mut first = rig.engine.subscribe_after(Topics::all(), Some(0)).expect("the topic is known");
     for _ in 0..2 {
         first.next().await;
     }
     let position = first.position();
     drop(first);
-    let mut second = rig.engine.subscribe_after(Topics::all(), Some(position));
+    let mut second =
+        rig.engine.subscribe_after(Topics::all(), Some(position)).expect("the topic is known");
     let Heard::Event(event) = second.next().await else { panic!("nothing was missed") };
     assert_eq!(event.number, position + 1);
 }
@@ -181,14 +186,34 @@ async fn an_outcome_is_waited_for_even_by_an_engine_that_was_closed() {
     assert_eq!(waits.await.expect("no panic").expect("it completes elsewhere"), 1);
 }
 
-#[test]
-fn a_topic_that_no_event_can_have_is_told_with_the_nearest_one() {
-    let check = |topic: &str| Topics::all().topic(topic).check().map_err(|error| error.to_string());
+#[tokio::test(start_paused = true)]
+async fn a_topic_that_no_event_can_have_is_refused_with_the_nearest_one() {
+    let rig = rig().await;
+    // Every way to subscribe says the same.
+    let subscribe = |topic: &str| {
+        let topics = || Topics::all().topic("job.*").topic(topic);
+        let checked = topics().check().map_err(|error| error.to_string());
+        let answers = [
+            rig.engine.subscribe(topics()).map(drop),
+            rig.engine.subscribe_after(topics(), Some(0)).map(drop),
+            rig.engine.on_event(topics(), |_| {}).map(drop),
+        ];
+        for answer in answers {
+            assert_eq!(answer.map_err(|error| error.to_string()), checked);
+        }
+        checked
+    };
     for topic in windlass::core::event::TOPICS {
-        assert_eq!(check(topic), Ok(()));
+        assert_eq!(subscribe(topic), Ok(()));
     }
-    for topic in ["*", "job.*", "job.c*", "jo*", "debounce.flushed", "tally.failed", "mine.*"] {
-        assert_eq!(check(topic), Ok(()), "{topic}");
+    // Those of the primitives of this crate, and those of yours, whatever they may be.
+    for topic in ["debounce.flushed", "continuous.*", "schedule.fired", "task.failed", "deb*"] {
+        assert_eq!(subscribe(topic), Ok(()), "{topic}");
+    }
+    let long = format!("{}.*", "k".repeat(118));
+    for topic in ["*", "job.*", "job.c*", "jo*", "tally.failed", "mine.*", "mi*", "m.y.own", &long]
+    {
+        assert_eq!(subscribe(topic), Ok(()), "{topic}");
     }
     for (wrong, nearest) in [
         ("job.complete", "job.completed"),
@@ -197,20 +222,23 @@ fn a_topic_that_no_event_can_have_is_told_with_the_nearest_one() {
         ("job.finished*", "job.failed"),
         ("job.*.completed", "job.completed"),
         ("worker.eror", "worker.error"),
+        ("debounce.flush", "debounce.flushed"),
+        ("continuous.ran*", "continuous.failed"),
     ] {
-        let refused = check(wrong).expect_err("nothing has it");
+        let refused = subscribe(wrong).expect_err("nothing has it");
         assert!(refused.contains(&format!("`{wrong}`")), "{refused}");
         assert!(refused.contains(&format!("nearest is `{nearest}`")), "{refused}");
     }
-    for wrong in ["", "completed", "job.", "."] {
-        check(wrong).expect_err("nothing has it");
+    let long = format!("mine.{}", "x".repeat(128));
+    for wrong in ["", "completed", "job.", ".", ".*", "a b.c", "mine..*", "mine.*.told", &long] {
+        subscribe(wrong).expect_err("nothing has it");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn every_topic_that_is_told_is_a_known_one() {
     let rig = rig().await;
-    let mut all = rig.engine.subscribe(Topics::all());
+    let mut all = rig.engine.subscribe(Topics::all()).expect("all topics are known");
     let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
     rig.engine.enqueue(work(1)).await.expect("it is accepted");
     pass(SECOND).await;

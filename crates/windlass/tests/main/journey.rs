@@ -34,7 +34,8 @@ async fn a_job_is_processed_and_its_result_returned() {
 #[tokio::test(start_paused = true)]
 async fn a_flaky_job_is_retried_and_the_failure_says_so() {
     let rig = rig().await;
-    let mut failures = rig.engine.subscribe(Topics::all().topic("job.failed"));
+    let mut failures =
+        rig.engine.subscribe(Topics::all().topic("job.failed")).expect("the topic is known");
     let flaky = |job: Work, attempt: Attempt| async move {
         if attempt.number() == 1 { Err(Failure::retry("not yet")) } else { Ok(job.number) }
     };
@@ -565,7 +566,8 @@ async fn an_attempt_knows_the_error_before_it_and_its_generation() {
 #[tokio::test(start_paused = true)]
 async fn progress_and_log_lines_are_kept_with_the_job() {
     let rig = rig().await;
-    let mut progress = rig.engine.subscribe(Topics::all().topic("job.progress"));
+    let mut progress =
+        rig.engine.subscribe(Topics::all().topic("job.progress")).expect("the topic is known");
     let reports = |job: Work, attempt: Attempt| async move {
         attempt.progress(40, "halfway, alnotes");
         attempt.log("first line");

@@ -124,7 +124,10 @@ async fn a_refused_command_changes_nothing_and_an_event_counts_once() {
 async fn a_run_that_fails_for_good_is_told_to_its_object_with_the_state_kept() {
     let rig = rig().await;
     let votes = tally(2);
-    let mut failures = rig.engine.subscribe(windlass::Topics::all().topic("tally.failed"));
+    let mut failures = rig
+        .engine
+        .subscribe(windlass::Topics::all().topic("tally.failed"))
+        .expect("the topic is known");
     let _worker = rig.engine.worker().primitive(votes.clone()).start().await.expect("it starts");
     let objects = rig.engine.objects(&votes);
     objects.command("mayor", &9).await.expect("taken");
@@ -153,4 +156,74 @@ async fn many_commands_at_once_are_all_carried_out() {
     }
     let state = rig.engine.objects(&votes).state("mayor").await.expect("answered");
     assert_eq!(state.expect("it is there").sum, 200);
+}
+
+/// A primitive of which only the kind matters.
+struct Named<const KIND: usize>;
+
+/// Kinds that are refused, and one that is just short enough.
+const KINDS: [&str; 8] = [
+    "job",
+    "Workers",
+    "queue.mine",
+    "pool",
+    "debounce",
+    "two words",
+    concat!(
+        "a_kind_of_119_bytes_which_leaves_no_room_for_the_longest_word_that_is_told_of_every",
+        "_object_xxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+    ),
+    concat!(
+        "a_kind_of_118_bytes_which_leaves_room_for_the_longest_word_that_is_told_of_every",
+        "_object_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+    ),
+];
+
+impl<const AT: usize> Primitive for Named<AT> {
+    const KIND: &'static str = KINDS[AT];
+    type State = u32;
+    type Command = u32;
+    type Reply = u32;
+    type Run = u32;
+    type Output = u32;
+
+    fn name(&self) -> &str {
+        "n"
+    }
+
+    fn on_command(&self, _: &mut u32, number: &u32, _: &mut Turn<Self>) -> Result<u32, Error> {
+        Ok(*number)
+    }
+
+    async fn run(&self, number: u32, _: RunContext<Self>) -> Result<u32, Failure> {
+        Ok(number)
+    }
+}
+
+/// What is said of the kind when it is asked, and when it is given to a worker.
+async fn tried<const AT: usize>() -> Result<u32, String> {
+    let rig = rig().await;
+    let asked = rig.engine.objects(&Named::<AT>).command("key", &7).await;
+    let asked = asked.map_err(|error| error.to_string());
+    let started = rig.engine.worker().primitive(Named::<AT>).start().await;
+    let started = started.map(drop).map_err(|error| error.to_string());
+    assert_eq!(started, asked.clone().map(drop));
+    asked
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_with_which_other_topics_begin_is_refused() {
+    for (refused, why) in [
+        (tried::<0>().await, "the engine's own topics begin with that"),
+        (tried::<1>().await, "the engine's own topics begin with that"),
+        (tried::<2>().await, "the engine's own topics begin with that"),
+        (tried::<3>().await, "the engine's own topics begin with that"),
+        (tried::<4>().await, "a primitive of this crate has it"),
+        (tried::<5>().await, "has a character other than"),
+        (tried::<6>().await, "at most 118 bytes"),
+    ] {
+        let refused = refused.expect_err("it is refused");
+        assert!(refused.contains(why), "{refused}");
+    }
+    assert_eq!(tried::<7>().await, Ok(7));
 }

@@ -314,7 +314,8 @@ async fn a_store_that_does_not_answer_is_asked_again_with_the_same_result() {
         let rig = rig().await;
         let times = if fault == Fault::Hang { 1 } else { 4 };
         rig.store.tamper("renew", move |call| (call <= times).then_some(fault));
-        let mut events = rig.engine.subscribe(Topics::all().topic("step.*"));
+        let mut events =
+            rig.engine.subscribe(Topics::all().topic("step.*")).expect("the topic is known");
         let (handle, charges) = one_step(&rig).await;
         // A call that hangs is given up on after ten seconds; the lease is renewed meanwhile.
         assert_eq!(handle.outcome().await.expect("it completes"), 1, "{fault:?}");

@@ -59,7 +59,8 @@ async fn a_second_signal_stops_without_waiting() {
 #[tokio::test(start_paused = true)]
 async fn nothing_starts_after_a_stop_and_events_tell_the_order() {
     let rig = rig().await;
-    let mut workers = rig.engine.subscribe(Topics::all().topic("worker.*"));
+    let mut workers =
+        rig.engine.subscribe(Topics::all().topic("worker.*")).expect("the topic is known");
     let quick = |job: Work| async move { Ok::<_, Failure>(job.number) };
     let worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
     worker.stop().await.expect("it stops");
@@ -204,7 +205,8 @@ async fn a_stop_that_nobody_waits_for_goes_on_and_absurd_settings_do_not_panic()
     assert!(impatient.is_err(), "it was given up");
     let stopped = tokio::time::timeout(SECOND * 60, worker.stopped()).await;
     stopped.expect("it stops by itself").expect("without a failure");
-    let mut far = rig.engine.subscribe_after(Topics::all(), Some(u64::MAX));
+    let mut far =
+        rig.engine.subscribe_after(Topics::all(), Some(u64::MAX)).expect("the topic is known");
     assert!(far.try_next().await.is_none());
 }
 

@@ -436,7 +436,8 @@ async fn lost_answers_of_every_worker_verb_lose_and_double_nothing() {
 async fn a_crashed_loop_is_restarted_and_its_job_is_not_lost() {
     for verb in ["claim", "settle", "renew"] {
         let rig = rig().await;
-        let mut errors = rig.engine.subscribe(Topics::all().topic("worker.error"));
+        let mut errors =
+            rig.engine.subscribe(Topics::all().topic("worker.error")).expect("the topic is known");
         rig.store.tamper(verb, |call| (call == 1).then_some(Fault::Panic));
         let slow = |job: Work| async move {
             tokio::time::sleep(SECOND * 12).await;

@@ -113,7 +113,8 @@ const ENQUEUE: &str = "select s0.enqueue('mail.letter', '{\"to\": \"Ada\"}')";
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_enqueued_in_sql_is_there_with_its_transaction_and_wakes_a_worker() {
     let Some(mut scene) = Scene::new().await else { return };
-    let mut ended = scene.engine.subscribe(Topics::all().topic("job.completed"));
+    let mut ended =
+        scene.engine.subscribe(Topics::all().topic("job.completed")).expect("the topic is known");
     let worker = scene.engine.worker().handle(send).start().await.expect("it starts");
     scene.producer.batch_execute(&format!("begin; {ENQUEUE}")).await.expect("it may");
     assert_eq!((scene.jobs().await, scene.rings().await), (0, vec![]), "it is not there yet");

@@ -73,7 +73,8 @@ async fn a_job_is_there_if_and_only_if_the_transaction_commits() {
     }
     let counts = shop.engine.counts().await.expect("answered");
     assert_eq!(counts.totals().enqueued, 1, "what was rolled back is not counted");
-    let mut events = shop.engine.subscribe_after(windlass::Topics::all(), Some(0));
+    let mut events =
+        shop.engine.subscribe_after(windlass::Topics::all(), Some(0)).expect("the topic is known");
     let mut told = 0;
     while events.try_next().await.is_some() {
         told += 1;
