@@ -187,7 +187,14 @@ impl Settings {
         let segment_bytes = Some(4_096 << random.below(5));
         let checkpoint_bytes = Some(random.spread(8_000, 100_000));
         let thorough = random.chance(250);
-        let options = BookOptions { limits, recovery, segment_bytes, thorough, checkpoint_bytes };
+        let options = BookOptions {
+            limits,
+            recovery,
+            segment_bytes,
+            thorough,
+            checkpoint_bytes,
+            ..BookOptions::default()
+        };
         let mut settings = Self {
             profile,
             jobs: random.between(40, 160),

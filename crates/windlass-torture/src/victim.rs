@@ -130,7 +130,7 @@ fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
         recovery: recovery(),
         segment_bytes: options.segment_bytes,
         checkpoint_bytes: options.checkpoint_bytes,
-        thorough: false,
+        ..BookOptions::default()
     };
     let how = FileOptions { book, durability: options.durability };
     let store = FileStore::open(&options.path, &how, clock.clone(), wake.clone())?;

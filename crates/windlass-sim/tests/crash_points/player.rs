@@ -56,7 +56,14 @@ pub(crate) const RECOVERY: Recovery =
 pub(crate) fn options(limits: Limits, segment_bytes: u32) -> BookOptions {
     let checkpoint_bytes = Some(8_000);
     let segment_bytes = Some(segment_bytes);
-    BookOptions { limits, recovery: RECOVERY, segment_bytes, thorough: false, checkpoint_bytes }
+    BookOptions {
+        limits,
+        recovery: RECOVERY,
+        segment_bytes,
+        thorough: false,
+        checkpoint_bytes,
+        ..BookOptions::default()
+    }
 }
 
 impl Player {

@@ -63,6 +63,7 @@ impl Pair {
             segment_bytes: Some(4_096 << random.below(4)),
             thorough: random.coin(),
             checkpoint_bytes: Some(random.spread(8_000, 60_000)),
+            ..BookOptions::default()
         };
         let disk = SimDisk::new(random.branch());
         let now = at(0, 0);

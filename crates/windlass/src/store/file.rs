@@ -1087,34 +1087,3 @@ impl Store for FileStore {
         self.shut();
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use windlass_core::ledger::KindClaim;
-
-    use super::*;
-    use crate::clock::SystemClock;
-    use crate::wake::LocalWake;
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn however_relaxed_no_more_tokens_are_out_than_a_reopened_store_skips() {
-        let name = format!("windlass-tokens-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let durability = Durability::Relaxed(Duration::from_secs(3_600));
-        let options = FileOptions { durability, ..FileOptions::default() };
-        let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
-        let store = FileStore::open(&path, &options, clock, wake).expect("it opens");
-        let work = Name::new("work").expect("a name");
-        let job = |id| NewJob::new(JobId::from_u128(id), work.clone(), work.clone(), Vec::new());
-        store.enqueue((1..=200).map(|id| Arc::new(job(id))).collect()).await.expect("accepted");
-        for _ in 0..200 {
-            let kinds = vec![KindClaim::new(work.clone())];
-            let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
-            assert_eq!(store.claim(claim).await.expect("answered").jobs.len(), 1);
-            let state = store.shared.lock().expect("nobody crashed");
-            assert!(!state.book.as_ref().is_some_and(Book::tokens_run_out));
-        }
-        drop(store);
-        std::fs::remove_dir_all(&path).expect("removed");
-    }
-}

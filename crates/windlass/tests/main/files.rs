@@ -338,7 +338,7 @@ async fn a_relaxed_store_without_a_writer_syncs_too() {
 
 /// A clock that only its test moves, for every thread.
 #[derive(Debug, Default)]
-struct Still(AtomicU64);
+pub(crate) struct Still(AtomicU64);
 
 impl Clock for Still {
     fn now(&self) -> Now {

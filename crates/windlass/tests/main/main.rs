@@ -30,3 +30,4 @@ mod tidy;
 mod tracing_spans;
 mod worker;
 mod worker_faults;
+mod writer;

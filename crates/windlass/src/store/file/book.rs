@@ -41,9 +41,8 @@ use super::scan::Found;
 use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
 
 /// Lease tokens are handed out before their claim is on the disk. A reopened store goes on this
-/// far beyond the last one it knows of, and no more are ever handed out ahead of the disk. Few in
-/// unit tests, so that they run out.
-const TOKENS_AHEAD: u64 = if cfg!(test) { 1 << 6 } else { 1 << 20 };
+/// far beyond the last one it knows of, and no more are ever handed out ahead of the disk.
+const TOKENS_AHEAD: u64 = 1 << 20;
 
 /// A restored copy goes on this far beyond what the original can have reached by then: a number of
 /// tokens, for clocks that are wrong, and the time in microseconds plus as many.
@@ -84,6 +83,10 @@ pub struct BookOptions {
     /// How many bytes an opening may have to read, beyond four times what a checkpoint takes,
     /// before one is written; `None` for 256 MiB.
     pub checkpoint_bytes: Option<u64>,
+    /// How many lease tokens may be out ahead of the disk. For tests in which they are to run out:
+    /// a store must not be opened with fewer than before.
+    #[doc(hidden)]
+    pub tokens_ahead: Option<u64>,
 }
 
 /// What was found and done when a store was opened.
@@ -189,6 +192,7 @@ pub struct Book {
     checkpoint: Option<Checkpoint>,
     checkpoint_bytes: u64,
     landed_token: u64,
+    tokens_ahead: u64,
     broken: Option<String>,
     reserve: u64,
     ask_again_at: Steady,
@@ -250,8 +254,9 @@ impl Book {
             absorb(&mut restore, place, body).map_err(str::to_string)
         })?;
         let mut floors = found.floors;
+        let tokens_ahead = options.tokens_ahead.unwrap_or(TOKENS_AHEAD);
         floors.token = match restored {
-            None => floors.token + TOKENS_AHEAD,
+            None => floors.token + tokens_ahead,
             Some(now) => first_token_of_a_copy(floors.token, now.wall),
         };
         restore.floors(floors);
@@ -268,6 +273,7 @@ impl Book {
             checkpoint: None,
             checkpoint_bytes: options.checkpoint_bytes.unwrap_or(CHECKPOINT_BYTES),
             landed_token,
+            tokens_ahead,
             broken: None,
             reserve: size.map_or(RESERVE, |bytes| RESERVE.min(u64::from(bytes) / 16)),
             ask_again_at: Steady::default(),
@@ -468,7 +474,7 @@ impl Book {
 
     /// Whether as many lease tokens are out ahead of the disk as may be.
     pub(super) fn tokens_run_out(&self) -> bool {
-        self.ledger.floors().token - self.landed_token > TOKENS_AHEAD / 2
+        self.ledger.floors().token - self.landed_token > self.tokens_ahead / 2
     }
 
     /// Closes the commit that is being gathered, if it can be written now. It must be written
