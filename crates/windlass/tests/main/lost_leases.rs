@@ -108,6 +108,40 @@ fn assert_no_silent_gap(
     }
 }
 
+#[test]
+fn a_lease_is_renewed_when_a_third_of_it_has_passed_so_that_more_tries_fit() {
+    for lease in [1, 2, 9, 30, 90].map(|seconds| SECOND * seconds) {
+        on_paused_time(renewed_at_every_third(lease));
+        on_paused_time(renewed_after_an_outage(lease));
+    }
+}
+
+async fn renewed_at_every_third(lease: Duration) {
+    let (rig, told) = (rig().await, Told::default());
+    waiting_for_a_reason(&rig, lease, &told).await;
+    rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    pass(lease * 3 + MILLISECOND * 100).await;
+    assert_eq!(told.all(), [], "{lease:?}");
+    let sent: Vec<Instant> = rig.store.leases().iter().map(|answer| answer.sent).collect();
+    assert_eq!(sent.len(), 10, "{lease:?}: the claim, and nine thirds");
+    for (earlier, later) in sent.iter().zip(&sent[1..]) {
+        // Sleeps end on whole milliseconds.
+        let late = (*later - *earlier).saturating_sub(lease / 3);
+        assert!(late <= MILLISECOND * 2, "{lease:?}: renewed {late:?} after a third");
+    }
+}
+
+/// Whoever begins to try with two thirds of the lease left finds the store that has come back.
+async fn renewed_after_an_outage(lease: Duration) {
+    let (rig, told) = (rig().await, Told::default());
+    let back = Instant::now() + lease * 6 / 10;
+    rig.store.tamper("renew", move |_| (Instant::now() < back).then_some(Fault::NotDone));
+    waiting_for_a_reason(&rig, lease, &told).await;
+    rig.engine.enqueue(work(1)).await.expect("it is accepted");
+    pass(lease * 3).await;
+    assert_eq!(told.all(), [], "{lease:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_refused_renewal_is_told_once_and_not_asked_again() {
     let rig = rig().await;
