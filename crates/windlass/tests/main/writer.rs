@@ -81,7 +81,7 @@ impl Platter {
 
 /// A disk in memory.
 #[derive(Debug, Default)]
-struct Plate {
+pub(crate) struct Plate {
     platter: Arc<Mutex<Platter>>,
     /// Syncs wait for this.
     gate: Arc<Gate>,
