@@ -54,6 +54,10 @@ impl Rate {
     pub fn admit(&self, full_at: Timestamp, now: Timestamp) -> Result<Timestamp, Duration> {
         let spacing = self.spacing();
         let tolerance = spacing.saturating_mul(self.burst.max(1) - 1);
+        // Later than this rate can have made it: a slower one has left it behind, which was perhaps
+        // a mistake. It is not waited for; one starts now, and the others are spaced.
+        let is_of_another = full_at > now + tolerance.saturating_add(spacing);
+        let full_at = if is_of_another { now + tolerance } else { full_at };
         let earliest = full_at - tolerance;
         if now < earliest {
             return Err(earliest.since(now));

@@ -45,7 +45,7 @@ pub use task::{
 };
 pub use throttle::{Offered, Throttle, ThrottleClient, ThrottleStatus, Throttled};
 use windlass_core::job::Start;
-use windlass_core::limits;
+use windlass_core::limits::{self, DELAY_MAX};
 use windlass_core::object::{Address, ObjectMeta, ObjectStatus, Purge};
 use windlass_core::time::Timestamp;
 pub use worker_pool::{
@@ -274,7 +274,8 @@ impl<P: Primitive> Turn<P> {
     }
 
     /// Sets the alarm: [`Primitive::on_alarm`] is called then. An object has one alarm; a new one
-    /// takes the place of the old.
+    /// takes the place of the old. More than [`limits::DELAY_MAX`] ahead, a century, a command is
+    /// refused; in other turns the alarm goes off after that.
     pub fn alarm(&mut self, start: Start) {
         self.asked.alarm = AskedAlarm::Wake(start);
     }
@@ -310,9 +311,10 @@ impl<P: Primitive> Turn<P> {
         !self.asked.runs.is_empty()
     }
 
-    /// Enqueues a job of another kind in the same commit.
+    /// Enqueues a job of another kind in the same commit. Refuses what no store would take.
     pub fn enqueue<J: Job>(&mut self, job: &J, options: Options) -> Result<crate::JobId, Error> {
         let job = crate::client::new_job(job, options)?;
+        check_job(&job, self.now)?;
         let id = job.id;
         self.asked.jobs.push(job);
         Ok(id)
@@ -358,7 +360,8 @@ impl<P: Primitive> Turn<P> {
         self.asked.purge = Purge::Now;
     }
 
-    /// The object goes so much later, unless [`Turn::keep`] takes that back.
+    /// The object goes so much later, unless [`Turn::keep`] takes that back; at most
+    /// [`limits::DELAY_MAX`] later, like an alarm.
     pub fn purge_after(&mut self, delay: Duration) {
         self.asked.purge = Purge::After(delay);
     }
@@ -367,4 +370,35 @@ impl<P: Primitive> Turn<P> {
     pub fn keep(&mut self) {
         self.asked.purge = Purge::Never;
     }
+
+    /// Brings times that are too far away to be kept within bounds. Whoever gives a command is told
+    /// that they are; of a turn that follows from a job nobody can be told, and refusing it would
+    /// lose what else the turn does.
+    pub(crate) fn stay_within_bounds(&mut self) {
+        let (now, soon) = (self.now, DELAY_MAX - Duration::from_secs(86_400));
+        match &mut self.asked.alarm {
+            AskedAlarm::Keep | AskedAlarm::Cancel => {}
+            AskedAlarm::Move(start) | AskedAlarm::Wake(start) | AskedAlarm::Run(start, _) => {
+                let is_near = match start {
+                    Start::Now => true,
+                    Start::After(delay) => *delay <= DELAY_MAX,
+                    // The clock of the store may be behind.
+                    Start::At(at) => at.since(now) <= soon,
+                };
+                if !is_near {
+                    *start = Start::After(DELAY_MAX);
+                }
+            }
+        }
+        if let Purge::After(delay) = &mut self.asked.purge {
+            *delay = (*delay).min(DELAY_MAX);
+        }
+    }
+}
+
+/// Refuses a job that no store would take, whatever else is in it. Only a store knows how large a
+/// payload may be.
+fn check_job(job: &windlass_core::job::NewJob, now: Timestamp) -> Result<(), Error> {
+    let limits = limits::Limits { payload_bytes: usize::MAX, ..limits::Limits::default() };
+    Ok(job.check(&limits, now)?)
 }

@@ -58,19 +58,21 @@ impl VirtualClock {
         Self { start: Instant::now(), wall_at_start: AtomicI64::new(wall.as_micros()) }
     }
 
-    /// Steps the wall clock ahead; the steady clock does not notice.
+    /// Steps the wall clock ahead, at most to the end of time; the steady clock does not notice.
     pub fn step_forward(&self, by: Duration) {
-        self.wall_at_start.fetch_add(micros(by), Ordering::SeqCst);
+        self.step(|wall| wall + by);
     }
 
-    /// Steps the wall clock back; the steady clock does not notice.
+    /// Steps the wall clock back, at most to the beginning of time; the steady clock does not
+    /// notice.
     pub fn step_back(&self, by: Duration) {
-        self.wall_at_start.fetch_sub(micros(by), Ordering::SeqCst);
+        self.step(|wall| wall - by);
     }
-}
 
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+    fn step(&self, step: impl Fn(Timestamp) -> Timestamp) {
+        let stepped = |wall| Some(step(Timestamp::from_micros(wall)).as_micros());
+        let _ = self.wall_at_start.fetch_update(Ordering::SeqCst, Ordering::SeqCst, stepped);
+    }
 }
 
 impl Default for VirtualClock {

@@ -192,7 +192,7 @@ impl Command for Promote {
         let age = ledger.limits.history_age;
         let mut purged = 0;
         while let Some(&(at, _, slot)) = ledger.finished.first()
-            && at + age <= now
+            && now.since(at) >= age
             && purged < limits::SWEEP_BATCH as u64
         {
             ledger.remove(slot, RemoveReason::Retention, effects);
@@ -201,10 +201,11 @@ impl Command for Promote {
         purged += ledger.purge_objects(effects);
         let due = ledger.timers.keys().next().map(|(at, _)| *at);
         let expiry = ledger.expiries.first().map(|(at, _, _)| *at);
-        let old = ledger.finished.first().map(|(at, _, _)| *at + age);
+        // How old it is, and not when it will be too old: that may be beyond the end of time.
+        let old = ledger.finished.first().map(|(at, _, _)| age.saturating_sub(now.since(*at)));
         let kept_for_key = ledger.withheld.first().map(|(until, _)| *until);
-        let next =
-            [due, expiry, old, kept_for_key, ledger.next_purge()].into_iter().flatten().min();
-        Ok(Promoted { purged, next_in: next.map(|at| at.since(now)) })
+        let next = [due, expiry, kept_for_key, ledger.next_purge()].into_iter().flatten().min();
+        let next_in = next.map(|at| at.since(now)).into_iter().chain(old).min();
+        Ok(Promoted { purged, next_in })
     }
 }

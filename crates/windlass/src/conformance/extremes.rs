@@ -13,6 +13,7 @@ use windlass_core::ledger::{
     WorkerKind, WorkerNews,
 };
 use windlass_core::limits::{DELAY_MAX, Limits};
+use windlass_core::name::Name;
 use windlass_core::object::{Address, Alarm, Purge, Turn};
 use windlass_core::outcome::Verdict;
 use windlass_core::rate::Rate;
@@ -177,7 +178,9 @@ async fn a_new_job_may_carry_any_number(bench: Bench) {
 async fn any_priority_with_any_ageing_stops_no_claim(bench: Bench) {
     let mut ids = Ids::default();
     let priorities = [i32::MIN, i32::MIN + 1, -1, 0, 1, i32::MAX];
-    let ageings = DURATIONS.map(Some).into_iter().chain([None]).enumerate();
+    // Among them some whose product with a priority, cut to 64 bits, has the other sign.
+    let more = [2 * 3_600, 10 * 86_400, 50 * 365 * 86_400].map(Duration::from_secs);
+    let ageings = DURATIONS.into_iter().chain(more).map(Some).chain([None]).enumerate();
     for (at, ageing) in ageings {
         let what = format!("ageing {ageing:?}");
         let queue = name(&format!("queue{at}"));
@@ -250,10 +253,11 @@ async fn a_claim_may_be_made_on_any_terms(bench: Bench) {
         let what = format!("{terms:?}");
         // A rate is remembered with its kind, and must not hold up the others.
         let kind = name(&format!("kind{at}"));
+        let terms = KindClaim { kind: kind.clone(), ..terms };
         for _ in 0..2 {
             bench.accept([NewJob { kind: kind.clone(), ..job(ids.next()) }]).await;
         }
-        let kinds = vec![KindClaim { kind: kind.clone(), ..terms.clone() }];
+        let kinds = vec![terms.clone()];
         for limit in [0, 1, usize::MAX] {
             let claim = Claim { worker: "w".into(), queues: None, kinds: kinds.clone(), limit };
             taken_or_refused(&what, bench.store.claim(claim).await);
@@ -266,11 +270,26 @@ async fn a_claim_may_be_made_on_any_terms(bench: Bench) {
         };
         bench.store.announce("w".into(), WorkerNews::Started(card)).await.expect("answered");
         bench.store.explain(id(ids.0)).await.unwrap_or_else(|e| panic!("{what}: {e:?}"));
+        if rate.is_some() {
+            a_corrected_rate_holds_up_nobody(&bench, &terms.kind, &mut ids, &what).await;
+        }
         if at % 10 == 0 {
             ids.ordinary_job_runs(&bench, &what).await;
         }
     }
     ids.ordinary_job_runs(&bench, "all terms").await;
+}
+
+/// Whatever rate there was before, a job of the kind starts as soon as its rate now says.
+async fn a_corrected_rate_holds_up_nobody(bench: &Bench, kind: &Name, ids: &mut Ids, what: &str) {
+    let rate = Some(Rate { jobs: 1, period: Duration::from_millis(1), burst: 1 });
+    let number = ids.next();
+    bench.accept([NewJob { kind: kind.clone(), ..job(number) }]).await;
+    bench.advance(Duration::from_millis(2)).await;
+    let kinds = vec![KindClaim { rate, ..KindClaim::new(kind.clone()) }];
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 10 };
+    let handed = bench.store.claim(claim).await.expect("it is answered").jobs;
+    assert!(!handed.is_empty(), "after {what} an ordinary rate holds up its kind");
 }
 
 async fn a_lease_may_be_renewed_and_settled_with_any_number(bench: Bench) {

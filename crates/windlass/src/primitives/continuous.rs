@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use windlass_core::job::Start;
+use windlass_core::limits;
 use windlass_core::object::{ObjectStatus, ObjectView};
 use windlass_core::time::Timestamp;
 
@@ -24,7 +25,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::failure::Failure;
 use crate::handler::KindOptions;
-use crate::schedule::{GRACE, MissedRuns, Schedule};
+use crate::schedule::{GRACE, MissedRuns, RUNS_AT_ONCE, Schedule};
 
 /// What a state must be able to do: be written as JSON, be read back, and move between threads.
 ///
@@ -181,13 +182,14 @@ impl<S> Tick<S> {
         self.state = state;
     }
 
-    /// The next run is so long after this one has ended, and not when the schedule says. Later ones
-    /// are as planned.
+    /// The next run is so long after this one has ended, a century at most, and not when the
+    /// schedule says. Later ones are as planned.
     pub fn next_in(&mut self, delay: Duration) {
         self.next = Some(Next::In(delay));
     }
 
-    /// The next run is at this time; one that has passed means at once.
+    /// The next run is at this time; one that has passed means at once, and none is more than a
+    /// century ahead.
     pub fn next_at(&mut self, time: SystemTime) {
         self.next = Some(Next::At(timestamp(time).as_micros()));
     }
@@ -317,7 +319,9 @@ impl<S: Remembered> Continuous<S> {
             MissedRuns::RunOnce => Begin::Run(due.runs.last().copied().unwrap_or(planned)),
             MissedRuns::CatchUp { at_most } => match due.runs.first() {
                 // So many have been missed that this one is left out.
-                Some(first) if due.runs.len() >= at_most.max(1) as usize => Begin::Run(*first),
+                Some(first) if due.runs.len() >= (at_most as usize).clamp(1, RUNS_AT_ONCE) => {
+                    Begin::Run(*first)
+                }
                 Some(_) | None => Begin::Run(planned),
             },
             MissedRuns::Skip => match (due.runs.first(), due.next) {
@@ -423,6 +427,16 @@ impl<S: Remembered> Primitive for Continuous<S> {
 
     fn options(&self) -> KindOptions {
         self.named.options()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        match self.purge_after {
+            Some(delay) if delay > limits::DELAY_MAX => {
+                let (setting, allowed) = ("purge_after", "it must be at most a century");
+                Err(Error::InvalidSetting { setting, got: format!("{delay:?}"), allowed })
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     fn on_command(

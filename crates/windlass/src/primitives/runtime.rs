@@ -184,6 +184,7 @@ impl<P: Primitive> Conclude for Concluder<P> {
                     None
                 }
             };
+            draft.turn.stay_within_bounds();
             draft.finish(ran).map(Some)
         })
     }

@@ -22,7 +22,7 @@ use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
 
 use super::objects::open_envelope;
-use super::{Objects, Primitive, RunContext, Turn};
+use super::{Objects, Primitive, RunContext, Turn, check_job};
 use crate::clock::BoxFuture;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -318,6 +318,7 @@ impl Primitive for Enqueuer {
     fn on_command(&self, kept: &mut Kept, ask: &Ask, turn: &mut Turn<Self>) -> Result<(), Error> {
         if let Ask::Set(set) = ask {
             let (schedule, missed, job) = (**set).clone();
+            check_job(&job.job(id_of(turn.key(), turn.now()))?, turn.now())?;
             let before = kept.take();
             // Another rule counts from now on; the same one still owes what it owes.
             let same = before.as_ref().filter(|entry| entry.schedule == schedule);

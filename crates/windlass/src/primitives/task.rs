@@ -231,12 +231,14 @@ impl<S> TaskContext<S> {
         self.alarm_at
     }
 
-    /// Sets the alarm to so long after the end of this run; it takes the place of an earlier one.
+    /// Sets the alarm to so long after the end of this run, a century at most; it takes the place
+    /// of an earlier one.
     pub fn schedule(&mut self, after: Duration) {
         self.wishes.alarm = WishedAlarm::After(after);
     }
 
-    /// Sets the alarm to this time; one that has passed is now.
+    /// Sets the alarm to this time; one that has passed is now, and none is more than a century
+    /// ahead.
     pub fn schedule_at(&mut self, at: Timestamp) {
         self.wishes.alarm = WishedAlarm::At(at.as_micros());
     }
@@ -271,7 +273,7 @@ impl<M: StateMachine> TaskTurn<'_, M> {
         self.turn.now()
     }
 
-    /// Sets the alarm to so much later.
+    /// Sets the alarm to so much later, a century at most.
     pub fn schedule(&mut self, after: Duration) {
         self.wishes.alarm = WishedAlarm::After(after);
     }

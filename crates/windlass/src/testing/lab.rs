@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 use windlass_core::job::JobId;
-use windlass_core::limits::Limits;
+use windlass_core::limits::{self, Limits};
 use windlass_core::record::JobRecord;
 
 use super::disk::MemoryDisk;
@@ -146,8 +146,12 @@ impl Lab {
     /// While no job runs or is ready, the clock jumps to the next due time of a job. Timers of your
     /// own, outside of handlers, are then late: sleep on tokio's time if you need them exact.
     ///
-    /// Panics if work begets work and no time passes.
+    /// Panics if work begets work and no time passes, and for more than a century.
     pub async fn advance(&self, duration: Duration) {
+        assert!(
+            duration <= limits::DELAY_MAX,
+            "{duration:?} cannot pass: a Lab lets at most a century pass at once; check the unit"
+        );
         let passed = self.pace.pass(duration).await;
         self.end(passed).await;
     }

@@ -246,6 +246,11 @@ impl Tampered {
         self.calls.lock().expect("not poisoned").get(verb).copied().unwrap_or(0)
     }
 
+    /// Calls of all verbs.
+    pub(crate) fn all_calls(&self) -> u64 {
+        self.calls.lock().expect("not poisoned").values().sum()
+    }
+
     fn fault(&self, verb: &'static str) -> Option<Fault> {
         let mut calls = self.calls.lock().expect("not poisoned");
         let count = calls.entry(verb).or_default();

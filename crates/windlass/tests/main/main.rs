@@ -11,6 +11,7 @@ mod debounce;
 mod directory;
 mod events;
 mod examples;
+mod extremes;
 mod faults;
 mod files;
 mod golden;

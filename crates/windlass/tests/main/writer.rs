@@ -81,7 +81,7 @@ impl Platter {
 
 /// A disk in memory.
 #[derive(Debug, Default)]
-struct Plate {
+pub(crate) struct Plate {
     platter: Arc<Mutex<Platter>>,
     /// Syncs wait for this.
     gate: Arc<Gate>,
@@ -323,7 +323,7 @@ async fn next_token(disk: Arc<Plate>) -> LeaseToken {
     handed.jobs.first().expect("there are more jobs than claims").lease.token
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn however_relaxed_a_store_no_lease_token_comes_twice() {
     let disk = filled(100).await;
     let store = open(disk.clone(), Durability::Relaxed(HOUR), true);
@@ -343,7 +343,7 @@ fn now<T>(future: impl Future<Output = Answer<T>>) -> Option<Answer<T>> {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn while_the_disk_hangs_no_claim_is_answered_beyond_what_a_reopened_store_skips() {
     let disk = filled(100).await;
     for durability in [Durability::Sync, Durability::Relaxed(HOUR)] {
@@ -364,7 +364,7 @@ async fn while_the_disk_hangs_no_claim_is_answered_beyond_what_a_reopened_store_
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_closed_store_leaves_nobody_behind_who_uses_its_disk() {
     // A disk that is being made ready for more: when the first segment is half full.
     for _ in 0..20 {
@@ -403,7 +403,7 @@ async fn live(store: &FileStore) -> (Vec<JobId>, bool) {
     (acknowledged, true)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn after_one_failed_write_or_sync_nothing_is_written_any_more() {
     let modes =
         [(Durability::Sync, true), (Durability::Relaxed(HOUR), true), (Durability::Sync, false)];
@@ -436,7 +436,7 @@ async fn after_one_failed_write_or_sync_nothing_is_written_any_more() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_claim_that_waits_behind_a_commit_that_fails_is_not_written() {
     let disk = filled(1).await;
     let (clock, wake) = (Arc::new(Telling::default()), Arc::new(LocalWake::new()));

@@ -14,6 +14,14 @@ use windlass::store::postgres::{PostgresAddress, Schema};
 
 const BUGS: &[Bug] = &[
     Bug {
+        what: "a corrected rate waits for what a slower one has left behind",
+        edits: &[(
+            "case when _full_at > _now + _tolerance + _spacing then",
+            "case when false then",
+        )],
+        caught_by: &["a claim may be made on any terms"],
+    },
+    Bug {
         what: "a claim leaves the count of its priority as it was",
         edits: &[("      if _detailed then\n", "      if false then\n")],
         caught_by: &["waiting jobs are counted per priority"],

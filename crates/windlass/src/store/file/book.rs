@@ -35,7 +35,7 @@ use self::tend::{Checkpoint, Survey, Sweep};
 use super::OpenError;
 use super::codec::{self, Entry};
 use super::disk::Disk;
-use super::journal::{Batch, Full, Journal, Retired, WantedSpare};
+use super::journal::{Batch, Full, Journal, Retired, SEGMENT_LEAST, SEGMENT_MAX, WantedSpare};
 use super::layout::{DEPTH_MAX, Place, Unreadable};
 use super::scan::Found;
 use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
@@ -76,7 +76,8 @@ pub struct BookOptions {
     pub limits: Limits,
     /// What to do about jobs that were running when the store was last open.
     pub recovery: Recovery,
-    /// The size of every segment; `None` lets it grow with the store from 4 to 64 MiB.
+    /// The size of every segment, 4 KiB at least and 64 MiB at most; `None` lets it grow with the
+    /// store from 4 to 64 MiB.
     pub segment_bytes: Option<u32>,
     /// Read the whole journal when opening, not only what follows the last checkpoint.
     pub thorough: bool,
@@ -249,7 +250,7 @@ impl Book {
         restored: Option<Now>,
     ) -> Result<(Self, Found), OpenError> {
         let mut restore = Restore::new(options.limits.clone());
-        let size = options.segment_bytes;
+        let size = options.segment_bytes.map(|bytes| bytes.clamp(SEGMENT_LEAST, SEGMENT_MAX));
         let (journal, found) = Journal::open(disk, size, options.thorough, &mut |place, body| {
             absorb(&mut restore, place, body).map_err(str::to_string)
         })?;

@@ -30,7 +30,9 @@ use super::layout::{
 use super::scan::{Found, Read, Scan};
 
 /// The largest segment: an offset within it has 26 bits in a [`Place`].
-const SEGMENT_MAX: u32 = 64 << 20;
+pub(super) const SEGMENT_MAX: u32 = 64 << 20;
+/// The smallest segment that can be asked for: a commit without large jobs fits into it.
+pub(super) const SEGMENT_LEAST: u32 = 4 << 10;
 /// The smallest segment: what a new store takes.
 const SEGMENT_MIN: u32 = 4 << 20;
 /// The smallest segment that is tried when the disk is almost full.

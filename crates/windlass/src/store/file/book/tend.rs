@@ -212,7 +212,7 @@ impl Book {
     /// Whether so much was written since the last checkpoint that opening would take long.
     pub fn wants_checkpoint(&self) -> bool {
         let sketches = (self.ledger.jobs() + self.ledger.object_count()) * SKETCH_BYTES;
-        let due = self.journal.since_begin() > self.checkpoint_bytes + 4 * sketches;
+        let due = self.journal.since_begin() > self.checkpoint_bytes.saturating_add(4 * sketches);
         self.can_tend() && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
     }
 

@@ -9,7 +9,8 @@ declare
   _tolerance numeric := _spacing::numeric * (greatest(_burst, 1) - 1);
 begin
   admitted := 0;
-  full_at := _full_at;
+  -- Later than this rate can have made it: what a slower one has left behind is not waited for.
+  full_at := case when _full_at > _now + _tolerance + _spacing then _now + _tolerance else _full_at end;
   while admitted < _most loop
     if full_at - _tolerance > _now then
       wait := least(full_at - _tolerance - _now, 9223372036854775807)::bigint;
