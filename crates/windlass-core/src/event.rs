@@ -20,7 +20,7 @@ pub struct Event {
     /// What it is about.
     pub subject: Subject,
     /// What happened.
-    pub what: What,
+    pub what: EventKind,
 }
 
 /// What an event is about.
@@ -46,7 +46,7 @@ pub enum Subject {
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum What {
+pub enum EventKind {
     /// A job was accepted.
     JobEnqueued {
         /// Its priority.
@@ -365,68 +365,73 @@ pub const TOPICS: [&str; 34] = [
     "worker.error",
 ];
 
-impl What {
+impl EventKind {
     /// The dotted name subscribers filter by.
     pub fn topic(&self) -> &str {
         match self {
-            What::JobEnqueued { .. } => "job.enqueued",
-            What::JobDeduplicated { .. } => "job.deduplicated",
-            What::JobBlocked { .. } => "job.blocked",
-            What::JobUnblocked => "job.unblocked",
-            What::JobScheduled { .. } => "job.scheduled",
-            What::JobStarted { .. } => "job.started",
-            What::JobProgress { .. } => "job.progress",
-            What::StepCompleted { .. } => "step.completed",
-            What::JobCompleted { .. } => "job.completed",
-            What::JobFailed { .. } => "job.failed",
-            What::JobRetrying { .. } => "job.retrying",
-            What::JobSnoozed { .. } => "job.snoozed",
-            What::JobReleased { .. } => "job.released",
-            What::JobDead { .. } => "job.dead",
-            What::JobCancelRequested => "job.cancel_requested",
-            What::JobCancelled { .. } => "job.cancelled",
-            What::JobReplayed { .. } => "job.replayed",
-            What::JobRemoved { .. } => "job.removed",
-            What::RecoveryDetected { .. } => "recovery.detected",
-            What::JobRecovered { .. } => "job.recovered",
-            What::RecoveryExhausted { .. } => "recovery.exhausted",
-            What::QueuePaused => "queue.paused",
-            What::QueueResumed => "queue.resumed",
-            What::QueueCleared { .. } => "queue.cleared",
-            What::QueueEmpty => "queue.empty",
-            What::LaneEmpty { .. } => "pool.empty",
-            What::QueueFull { .. } => "queue.full",
-            What::QueueConfigured => "queue.configured",
-            What::ObjectCreated => "object.created",
-            What::ObjectRemoved => "object.removed",
-            What::Object { topic, .. } => topic.as_str(),
-            What::WorkerStarted => "worker.started",
-            What::WorkerStopping => "worker.stopping",
-            What::WorkerStopped => "worker.stopped",
-            What::WorkerError { .. } => "worker.error",
+            EventKind::JobEnqueued { .. } => "job.enqueued",
+            EventKind::JobDeduplicated { .. } => "job.deduplicated",
+            EventKind::JobBlocked { .. } => "job.blocked",
+            EventKind::JobUnblocked => "job.unblocked",
+            EventKind::JobScheduled { .. } => "job.scheduled",
+            EventKind::JobStarted { .. } => "job.started",
+            EventKind::JobProgress { .. } => "job.progress",
+            EventKind::StepCompleted { .. } => "step.completed",
+            EventKind::JobCompleted { .. } => "job.completed",
+            EventKind::JobFailed { .. } => "job.failed",
+            EventKind::JobRetrying { .. } => "job.retrying",
+            EventKind::JobSnoozed { .. } => "job.snoozed",
+            EventKind::JobReleased { .. } => "job.released",
+            EventKind::JobDead { .. } => "job.dead",
+            EventKind::JobCancelRequested => "job.cancel_requested",
+            EventKind::JobCancelled { .. } => "job.cancelled",
+            EventKind::JobReplayed { .. } => "job.replayed",
+            EventKind::JobRemoved { .. } => "job.removed",
+            EventKind::RecoveryDetected { .. } => "recovery.detected",
+            EventKind::JobRecovered { .. } => "job.recovered",
+            EventKind::RecoveryExhausted { .. } => "recovery.exhausted",
+            EventKind::QueuePaused => "queue.paused",
+            EventKind::QueueResumed => "queue.resumed",
+            EventKind::QueueCleared { .. } => "queue.cleared",
+            EventKind::QueueEmpty => "queue.empty",
+            EventKind::LaneEmpty { .. } => "pool.empty",
+            EventKind::QueueFull { .. } => "queue.full",
+            EventKind::QueueConfigured => "queue.configured",
+            EventKind::ObjectCreated => "object.created",
+            EventKind::ObjectRemoved => "object.removed",
+            EventKind::Object { topic, .. } => topic.as_str(),
+            EventKind::WorkerStarted => "worker.started",
+            EventKind::WorkerStopping => "worker.stopping",
+            EventKind::WorkerStopped => "worker.stopped",
+            EventKind::WorkerError { .. } => "worker.error",
         }
     }
 
     /// Whether an attempt failed that is followed by another.
     pub const fn will_retry(&self) -> bool {
-        matches!(self, What::JobFailed { next_retry_at: Some(_), .. })
+        matches!(self, EventKind::JobFailed { next_retry_at: Some(_), .. })
     }
 
     /// Why an attempt ended without an outcome of its own, if that is what happened.
     pub const fn recovery(&self) -> Option<RecoveryReason> {
         match self {
-            What::RecoveryDetected { reason, .. } | What::JobRecovered { reason, .. } => {
+            EventKind::RecoveryDetected { reason, .. } | EventKind::JobRecovered { reason, .. } => {
                 Some(*reason)
             }
-            What::JobReleased { .. } => Some(RecoveryReason::Released),
-            What::RecoveryExhausted { .. } => Some(RecoveryReason::LimitReached),
+            EventKind::JobReleased { .. } => Some(RecoveryReason::Released),
+            EventKind::RecoveryExhausted { .. } => Some(RecoveryReason::LimitReached),
             _ => None,
         }
     }
 
     /// Whether this is the last event of a job's generation.
     pub const fn is_terminal(&self) -> bool {
-        matches!(self, What::JobCompleted { .. } | What::JobDead { .. } | What::JobCancelled { .. })
+        matches!(
+            self,
+            EventKind::JobCompleted { .. }
+                | EventKind::JobDead { .. }
+                | EventKind::JobCancelled { .. }
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::job::{JobId, StateName};
-use crate::ledger::Glimpse;
+use crate::ledger::JobSummary;
 use crate::name::Name;
 use crate::record::JobRecord;
 use crate::time::Timestamp;
@@ -62,8 +62,8 @@ impl Filter {
 
     /// Whether the filter may mean this job, by its state, kind and queue alone: if not, its record
     /// need not be read.
-    pub fn may_match(&self, glimpse: &Glimpse<'_>) -> bool {
-        self.may_mean(glimpse.state, glimpse.kind, glimpse.queue)
+    pub fn may_match(&self, summary: &JobSummary<'_>) -> bool {
+        self.may_mean(summary.state, summary.kind, summary.queue)
     }
 
     /// Whether only records can tell which jobs are meant, by what they say of a job for good.

@@ -585,7 +585,7 @@ impl State {
 
 /// The part of a job that changes: its state and its counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Condition {
+pub struct JobStatus {
     /// Where it stands.
     pub state: State,
     /// Starts counted so far: raised at claim, taken back by a snooze or an interruption.
@@ -598,7 +598,7 @@ pub struct Condition {
     pub begun: bool,
 }
 
-impl Condition {
+impl JobStatus {
     /// The condition of a job that was just accepted.
     pub const fn new(state: State) -> Self {
         Self { state, attempts: 0, recoveries: 0, generation: 0, begun: false }

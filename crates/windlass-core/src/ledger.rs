@@ -19,13 +19,13 @@
 //! - counters equal what a full scan would find;
 //! - lease tokens, sequence and event numbers only grow.
 
-mod book;
 mod check;
+mod checkpoint_entry;
 mod claim;
 mod control;
 mod enqueue;
+mod entries;
 mod find;
-mod glimpse;
 mod graph;
 mod hooks;
 mod index;
@@ -36,9 +36,9 @@ mod renew;
 mod rescue;
 mod restore;
 mod settle;
-mod sketch;
 mod steps;
-mod tally;
+mod summary;
+mod totals;
 mod view;
 
 use alloc::boxed::Box;
@@ -47,34 +47,36 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-pub use book::Partition;
+pub use checkpoint_entry::CheckpointEntry;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
 pub use control::{
-    Announce, Cancel, CancelAnswer, Clear, Cleared, Configure, QueueChange, Remove, RemoveGraph,
-    Replay, ReplayEdited, Reschedule, WorkerCard, WorkerKind, WorkerNews, nearest,
+    Cancel, CancelAnswer, Clear, Cleared, Configure, Heartbeat, QueueChange, Remove, RemoveGraph,
+    Replay, ReplayEdited, Reschedule, WorkerInfo, WorkerKind, WorkerReport, nearest,
 };
-pub use enqueue::{Acceptance, Enqueue, Enqueued, InLane};
-pub use glimpse::Glimpse;
+pub use enqueue::{Acceptance, Enqueue, Enqueued, LanePosition};
+pub use entries::Partition;
 pub use hooks::{Hook, hook_id};
 pub use objects::Turned;
 pub use renew::{Renew, Renewal, Renewed};
 pub use rescue::{Promote, Promoted, Recovery, RecoveryMode, Rescue, Rescued, RescuedJob};
 pub use restore::Restore;
 pub use settle::{Settle, Settled, Settlement, check_output};
-pub use sketch::Sketch;
 pub use steps::{StepMark, admit_steps};
-pub use view::{Counts, LaneCount, LineCount, QueueCount, WorkerView};
+pub use summary::JobSummary;
+pub use view::{Counts, LaneCount, QueueCount, QueueKindCount, WorkerView};
 
 pub use crate::record::Totals;
 
-use self::book::{Edge, Entry, Held, Hold, Key, KindBook, Line, Phase, QueueBook, Slab};
+use self::entries::{
+    Edge, Entry, HeldLease, Key, KeyHolder, KindEntry, Phase, QueueEntry, QueueKind, Slab,
+};
 use self::find::{Ids, Sequences};
-use crate::event::{Event, RemoveReason, Subject, What};
-use crate::job::{Condition, DeadReason, JobId, LeaseToken, State};
+use crate::event::{Event, EventKind, RemoveReason, Subject};
+use crate::job::{DeadReason, JobId, JobStatus, LeaseToken, State};
 use crate::limits::{self, Limits};
 use crate::name::Name;
 use crate::outcome::ErrorText;
-use crate::record::{Change, Floors, Note, Update};
+use crate::record::{Change, NextIds, RecordNote, Update};
 use crate::refusal::Refusal;
 use crate::time::{Now, Steady, Timeline, Timestamp};
 use crate::transition::{self, Input, Next, Refused};
@@ -128,17 +130,17 @@ pub struct Ledger {
     entries: Slab,
     ids: Ids,
     sequences: Sequences,
-    queues: Vec<QueueBook>,
+    queues: Vec<QueueEntry>,
     queue_ids: BTreeMap<Name, u32>,
-    kinds: Vec<KindBook>,
+    kinds: Vec<KindEntry>,
     kind_ids: BTreeMap<Name, u32>,
-    lines: Vec<Line>,
+    lines: Vec<QueueKind>,
     /// By kind first, so that a worker finds the lines of its kinds in any queue.
     line_ids: BTreeMap<(u32, u32), u32>,
     /// Scheduled jobs by due time and sequence. A map, not a set: its nodes have no padding.
     timers: BTreeMap<(Timestamp, u64), u32>,
     expiries: BTreeSet<(Timestamp, u64, u32)>,
-    leases: BTreeMap<LeaseToken, Held>,
+    leases: BTreeMap<LeaseToken, HeldLease>,
     lease_ends: BTreeSet<(Steady, LeaseToken)>,
     /// Leases whose end was told by a rescue that only looks, so that it is told once.
     told_ends: BTreeSet<(Steady, LeaseToken)>,
@@ -148,7 +150,7 @@ pub struct Ledger {
     withheld: BTreeSet<(Timestamp, u32)>,
     /// (dependency, dependent)
     edges: BTreeMap<(JobId, JobId), Edge>,
-    keys: BTreeMap<Key, Hold>,
+    keys: BTreeMap<Key, KeyHolder>,
     workers: BTreeMap<Arc<str>, control::WorkerState>,
     next_sequence: u64,
     next_token: u64,
@@ -156,7 +158,7 @@ pub struct Ledger {
     /// Queues whose last open job finished during this command.
     emptied: Vec<u32>,
     /// Jobs with a lane, by queue and lane.
-    lanes: BTreeMap<(u32, u64), lanes::LaneBook>,
+    lanes: BTreeMap<(u32, u64), lanes::LaneEntry>,
     objects: objects::Objects,
     /// Queues with a lane that has a new job to offer.
     offering: Vec<u32>,
@@ -167,7 +169,7 @@ pub struct Ledger {
     /// Queues with more dead letters than are kept.
     overfull: Vec<u32>,
     /// What has been counted since it was last asked for.
-    uncollected: tally::Uncollected,
+    uncollected: totals::ChangedCounters,
     /// The bytes a store needs for all jobs.
     kept_bytes: u64,
 }
@@ -207,7 +209,7 @@ impl Ledger {
             hooks: Vec::new(),
             emptied_lanes: Vec::new(),
             overfull: Vec::new(),
-            uncollected: tally::Uncollected::default(),
+            uncollected: totals::ChangedCounters::default(),
             kept_bytes: 0,
         }
     }
@@ -239,9 +241,9 @@ impl Ledger {
             if at > now.wall {
                 break;
             }
-            let mut condition = self.condition(slot);
-            condition.state = State::Ready { since: at };
-            self.set(slot, &condition);
+            let mut status = self.status(slot);
+            status.state = State::Ready { since: at };
+            self.set(slot, &status);
         }
         while let Some(&(until, slot)) = self.withheld.first()
             && until <= now.wall
@@ -258,8 +260,8 @@ impl Ledger {
     }
 
     /// The next numbers to be used, and the latest engine time.
-    pub fn floors(&self) -> Floors {
-        Floors {
+    pub fn next_ids(&self) -> NextIds {
+        NextIds {
             sequence: self.next_sequence,
             token: self.next_token,
             event: self.next_event,
@@ -286,7 +288,7 @@ impl Ledger {
     }
 
     /// The job's condition, put together from the compact entry and its lease.
-    fn condition(&self, slot: u32) -> Condition {
+    fn status(&self, slot: u32) -> JobStatus {
         let entry = self.entry(slot);
         let state = match entry.phase {
             Phase::Blocked { unmet, not_before } => State::Blocked { unmet, not_before },
@@ -297,7 +299,7 @@ impl Ledger {
             Phase::Dead { at, reason } => State::Dead { at, reason },
             Phase::Cancelled { at, reason } => State::Cancelled { at, reason },
         };
-        Condition {
+        JobStatus {
             state,
             attempts: entry.attempts,
             recoveries: u32::from(entry.recoveries),
@@ -311,20 +313,20 @@ impl Ledger {
         &mut self,
         slot: u32,
         input: &Input,
-        note: Option<Note>,
+        note: Option<RecordNote>,
         effects: &mut Effects,
-    ) -> Result<Condition, Refused> {
-        let condition = self.condition(slot);
-        match transition::next(&condition, input, effects.now.wall)? {
+    ) -> Result<JobStatus, Refused> {
+        let status = self.status(slot);
+        match transition::next(&status, input, effects.now.wall)? {
             Next::Is(next) => {
                 self.set(slot, &next);
-                if let (State::Running(_), false) = (&condition.state, next.state.is_running()) {
+                if let (State::Running(_), false) = (&status.state, next.state.is_running()) {
                     self.ring_turned_away(slot, effects);
                 }
                 effects.changes.push(Change::Update(Update {
                     job: self.entry(slot).id,
                     at: effects.now.wall,
-                    condition: next.clone(),
+                    status: next.clone(),
                     note: note.map(Box::new),
                 }));
                 if let State::Ready { .. } | State::Scheduled { .. } = next.state {
@@ -332,7 +334,7 @@ impl Ledger {
                 }
                 Ok(next)
             }
-            Next::Gone => Ok(condition),
+            Next::Gone => Ok(status),
         }
     }
 
@@ -340,20 +342,20 @@ impl Ledger {
     fn tell_end(
         &mut self,
         slot: u32,
-        condition: &Condition,
+        status: &JobStatus,
         error: Option<ErrorText>,
         effects: &mut Effects,
     ) {
-        match &condition.state {
+        match &status.state {
             State::Dead { reason, .. } => {
-                self.tally(slot, |totals| totals.dead += 1);
-                let attempts = condition.attempts;
-                self.tell(slot, What::JobDead { reason: *reason, attempts, error }, effects);
+                self.totals(slot, |totals| totals.dead += 1);
+                let attempts = status.attempts;
+                self.tell(slot, EventKind::JobDead { reason: *reason, attempts, error }, effects);
                 self.note_death(slot);
             }
             State::Cancelled { reason, .. } => {
-                self.tally(slot, |totals| totals.cancelled += 1);
-                self.tell(slot, What::JobCancelled { reason: *reason }, effects);
+                self.totals(slot, |totals| totals.cancelled += 1);
+                self.tell(slot, EventKind::JobCancelled { reason: *reason }, effects);
             }
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -387,16 +389,16 @@ impl Ledger {
         let waiting: Vec<JobId> =
             self.edges_from(id).filter(|(_, edge)| !edge.met).map(|(job, _)| job).collect();
         self.unlink(slot);
-        self.tell(slot, What::JobRemoved { reason }, effects);
+        self.tell(slot, EventKind::JobRemoved { reason }, effects);
         self.forget(slot);
         effects.changes.push(Change::Remove { job: id });
         for dependent in waiting {
             let Some(slot) = self.find(dependent) else { continue };
             let error = ErrorText::new(format!("depends on job {id}, which was removed"));
-            let note = Some(Note::Failed(error.clone()));
+            let note = Some(RecordNote::Failed(error.clone()));
             let input = Input::DependencyFailed { cancelled: false };
-            if let Ok(condition) = self.transition(slot, &input, note, effects) {
-                self.tell_end(slot, &condition, Some(error.clone()), effects);
+            if let Ok(status) = self.transition(slot, &input, note, effects) {
+                self.tell_end(slot, &status, Some(error.clone()), effects);
                 self.spread(slot, Some(&error), effects);
             }
         }
@@ -411,9 +413,9 @@ impl Ledger {
             }
             self.expiries.remove(&(at, sequence, slot));
             let error = ErrorText::new(format!("it had not started when it expired at {at}"));
-            let note = Some(Note::Failed(error.clone()));
-            if let Ok(condition) = self.transition(slot, &Input::Expire, note, effects) {
-                self.tell_end(slot, &condition, Some(error.clone()), effects);
+            let note = Some(RecordNote::Failed(error.clone()));
+            if let Ok(status) = self.transition(slot, &Input::Expire, note, effects) {
+                self.tell_end(slot, &status, Some(error.clone()), effects);
                 self.after_end(slot, Some(&error), effects);
             }
         }
@@ -446,7 +448,7 @@ impl Ledger {
         }
     }
 
-    fn tell(&mut self, slot: u32, what: What, effects: &mut Effects) {
+    fn tell(&mut self, slot: u32, what: EventKind, effects: &mut Effects) {
         let entry = self.entry(slot);
         let line = &self.lines[entry.line as usize];
         let subject = Subject::Job {
@@ -457,7 +459,7 @@ impl Ledger {
         self.tell_of(subject, what, effects);
     }
 
-    fn tell_of(&mut self, subject: Subject, what: What, effects: &mut Effects) {
+    fn tell_of(&mut self, subject: Subject, what: EventKind, effects: &mut Effects) {
         let number = self.next_event;
         self.next_event += 1;
         effects.events.push(Event { number, at: effects.now.wall, subject, what });
@@ -471,10 +473,10 @@ impl Ledger {
         let name = |queue: u32| &self.queues[queue as usize].name;
         emptied.sort_by(|one, other| name(*one).cmp(name(*other)));
         for queue in emptied {
-            let book = &self.queues[queue as usize];
-            if book.open == 0 {
-                let subject = Subject::Queue(book.name.clone());
-                self.tell_of(subject, What::QueueEmpty, effects);
+            let entries = &self.queues[queue as usize];
+            if entries.open == 0 {
+                let subject = Subject::Queue(entries.name.clone());
+                self.tell_of(subject, EventKind::QueueEmpty, effects);
             }
         }
     }
@@ -485,7 +487,7 @@ impl Ledger {
             return id;
         }
         let id = u32::try_from(self.queues.len()).expect("names are bounded");
-        self.queues.push(QueueBook::new(name.clone()));
+        self.queues.push(QueueEntry::new(name.clone()));
         self.queue_ids.insert(name.clone(), id);
         id
     }
@@ -496,7 +498,7 @@ impl Ledger {
             return id;
         }
         let id = u32::try_from(self.kinds.len()).expect("names are bounded");
-        self.kinds.push(KindBook::new(name.clone()));
+        self.kinds.push(KindEntry::new(name.clone()));
         self.kind_ids.insert(name.clone(), id);
         id
     }
@@ -505,7 +507,7 @@ impl Ledger {
         let next = u32::try_from(self.lines.len()).unwrap_or(u32::MAX);
         let lines = &mut self.lines;
         *self.line_ids.entry((kind, queue)).or_insert_with(|| {
-            lines.push(Line::new(kind, queue));
+            lines.push(QueueKind::new(kind, queue));
             next
         })
     }

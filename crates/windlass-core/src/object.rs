@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
-use crate::event::What;
+use crate::event::EventKind;
 use crate::job::{Bytes, JobId, NewJob, Start};
 use crate::limits::{self, at_most, no_longer_than};
 use crate::name::{Name, excerpt};
@@ -178,12 +178,12 @@ impl ObjectMeta {
             (self.status, self.reason) = (*status, reason.clone());
         }
         match turn.ran {
-            Some(Ran::Well) => {
+            Some(RunResult::Well) => {
                 self.runs += 1;
                 self.last_success_at = Some(now);
                 self.recoveries = 0;
             }
-            Some(Ran::Badly) => self.failures += 1,
+            Some(RunResult::Badly) => self.failures += 1,
             None => {}
         }
         match turn.purge {
@@ -242,13 +242,13 @@ pub struct Turn {
     /// Its new status, and why; `None` leaves both.
     pub status: Option<(ObjectStatus, Option<ErrorText>)>,
     /// What its code has achieved, if the turn follows from that.
-    pub ran: Option<Ran>,
+    pub ran: Option<RunResult>,
     /// What becomes of its alarm.
     pub alarm: Alarm,
     /// Jobs to accept, by the rules of an enqueue.
     pub jobs: Vec<Arc<NewJob>>,
     /// What to tell of it.
-    pub news: Vec<News>,
+    pub news: Vec<ObjectEvent>,
     /// What becomes of the object itself.
     pub purge: Purge,
 }
@@ -317,7 +317,7 @@ impl Turn {
 
 /// What an object's code has achieved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ran {
+pub enum RunResult {
     /// It succeeded: counted, and recoveries are forgiven.
     Well,
     /// It failed for good: counted.
@@ -342,18 +342,18 @@ pub enum Alarm {
 
 /// Something to tell of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct ObjectEvent {
     /// The dotted name subscribers filter by, such as `debounce.flushed`.
     pub topic: Name,
     /// What there is to say, as JSON.
     pub detail: String,
 }
 
-impl News {
+impl ObjectEvent {
     /// The event that tells it, with its detail cut to what an event holds.
-    pub fn told(self) -> What {
+    pub fn told(self) -> EventKind {
         let detail = cut(&self.detail, limits::ERROR_BYTES).into();
-        What::Object { topic: self.topic, detail }
+        EventKind::Object { topic: self.topic, detail }
     }
 }
 

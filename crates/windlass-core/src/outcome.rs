@@ -88,7 +88,7 @@ pub enum Verdict {
 
 /// What [`decide`] needs to know about the job.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress<'a> {
+pub struct RunCounts<'a> {
     /// Which start this was, 1 for the first.
     pub attempt: u32,
     /// Total runs allowed.
@@ -100,7 +100,7 @@ pub struct Progress<'a> {
 }
 
 /// Decides what becomes of a job when one attempt of it ends.
-pub fn decide(outcome: &Outcome, job: Progress<'_>, seed: u64) -> Verdict {
+pub fn decide(outcome: &Outcome, job: RunCounts<'_>, seed: u64) -> Verdict {
     let retryable = match outcome {
         Outcome::Completed => return Verdict::Complete,
         Outcome::Cancelled(reason) => return Verdict::Cancel(*reason),
@@ -130,7 +130,7 @@ mod tests {
     use crate::retry::{Jitter, UNLIMITED};
 
     fn verdict(outcome: Outcome, attempt: u32, retry: &Retry) -> Verdict {
-        let job = Progress {
+        let job = RunCounts {
             attempt,
             max_attempts: retry.max_attempts.unwrap_or(3),
             since_first_start: Duration::from_secs(10),

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use crate::event::RecoveryReason;
-use crate::job::{Bytes, Condition, JobId, NewJob, State, StateName};
+use crate::job::{Bytes, JobId, JobStatus, NewJob, State, StateName};
 use crate::limits;
 use crate::name::Name;
 use crate::object::{Address, ObjectChange};
@@ -48,7 +48,7 @@ pub enum Change {
         full_at: Timestamp,
     },
     /// So much has happened to the jobs of one kind in one queue.
-    Line {
+    QueueKind {
         /// The queue.
         queue: Name,
         /// The kind.
@@ -84,7 +84,7 @@ pub struct Accepted {
     /// When it was accepted.
     pub at: Timestamp,
     /// Its first condition.
-    pub condition: Condition,
+    pub status: JobStatus,
     /// Dependencies that were met already.
     pub met: Vec<JobId>,
 }
@@ -97,14 +97,14 @@ pub struct Update {
     /// Since when.
     pub at: Timestamp,
     /// Its condition.
-    pub condition: Condition,
+    pub status: JobStatus,
     /// What else is to be remembered.
-    pub note: Option<Box<Note>>,
+    pub note: Option<Box<RecordNote>>,
 }
 
 /// What a record remembers beyond the condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
+pub enum RecordNote {
     /// An attempt began.
     Started {
         /// Who runs it.
@@ -334,7 +334,7 @@ impl core::ops::AddAssign for Totals {
 /// be gone. A store keeps them beside the changes, so that no number is used twice and time does
 /// not go back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Floors {
+pub struct NextIds {
     /// The next place in the order of acceptance.
     pub sequence: u64,
     /// The next lease token.
@@ -347,7 +347,7 @@ pub struct Floors {
 
 /// Where a store keeps the record of a job. The ledger carries it and does not look inside.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct RecordLocation {
     /// Where, in the store's own terms.
     pub place: u64,
     /// How many bytes it takes there.
@@ -378,7 +378,7 @@ pub struct JobRecord {
     /// calls that overlap, the one with the smaller number may be accepted later.
     pub sequence: u64,
     /// Where it stands.
-    pub condition: Condition,
+    pub status: JobStatus,
     /// When it was accepted.
     pub created_at: Timestamp,
     /// When it last changed.
@@ -414,7 +414,7 @@ impl JobRecord {
         Self {
             job: accepted.job.clone(),
             sequence: accepted.sequence,
-            condition: accepted.condition.clone(),
+            status: accepted.status.clone(),
             created_at: accepted.at,
             updated_at: accepted.at,
             first_started_at: None,
@@ -438,7 +438,7 @@ impl JobRecord {
 
     /// Since when its handler runs; `None` if it does not.
     pub fn executing_since(&self) -> Option<Timestamp> {
-        match &self.condition.state {
+        match &self.status.state {
             State::Running(lease) => Some(lease.since),
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -451,7 +451,7 @@ impl JobRecord {
 
     /// When it succeeded; `None` if it has not. A job that completed is not run again.
     pub fn last_success_at(&self) -> Option<Timestamp> {
-        match &self.condition.state {
+        match &self.status.state {
             State::Completed { at } => Some(*at),
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -464,12 +464,12 @@ impl JobRecord {
 
     /// The name of the state the job is in, as of when the record was read.
     pub fn state(&self) -> StateName {
-        self.condition.state.name()
+        self.status.state.name()
     }
 
     /// The state the job is in at `now`: a scheduled job whose time has come is ready.
     pub fn state_at(&self, now: Timestamp) -> StateName {
-        match self.condition.state {
+        match self.status.state {
             State::Scheduled { at } if at <= now => StateName::Ready,
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -477,34 +477,33 @@ impl JobRecord {
             | State::Running(_)
             | State::Completed { .. }
             | State::Dead { .. }
-            | State::Cancelled { .. } => self.condition.state.name(),
+            | State::Cancelled { .. } => self.status.state.name(),
         }
     }
 
     /// The record as it looks at `now`: a scheduled job whose time has come is ready.
     pub fn seen_at(mut self, now: Timestamp) -> Self {
-        if let State::Scheduled { at } = self.condition.state
+        if let State::Scheduled { at } = self.status.state
             && at <= now
         {
-            self.condition.state = State::Ready { since: at };
+            self.status.state = State::Ready { since: at };
         }
         self
     }
 
     /// Takes over what is now true.
     pub fn absorb(&mut self, update: &Update) {
-        self.condition = update.condition.clone();
+        self.status = update.status.clone();
         self.updated_at = update.at;
         let Some(note) = update.note.as_deref() else { return };
         match note {
-            Note::Started { worker } => self.attempt_started(worker, update),
-            Note::Ended { end, output, error } => {
+            RecordNote::Started { worker } => self.attempt_started(worker, update),
+            RecordNote::Ended { end, output, error } => {
                 if let Some(last) = self.attempts.back_mut() {
                     last.ended = Some((update.at, *end));
                     last.error.clone_from(error);
                 }
-                if let (AttemptEnd::Crashed(_), State::Scheduled { .. }) =
-                    (end, &self.condition.state)
+                if let (AttemptEnd::Crashed(_), State::Scheduled { .. }) = (end, &self.status.state)
                 {
                     self.last_recovery_at = Some(update.at);
                 }
@@ -519,14 +518,14 @@ impl JobRecord {
                     AttemptEnd::Snoozed | AttemptEnd::Released => {}
                 }
             }
-            Note::Reported(report) => self.report(report),
-            Note::Failed(error) => self.error = Some(error.clone()),
-            Note::Met { on } => {
+            RecordNote::Reported(report) => self.report(report),
+            RecordNote::Failed(error) => self.error = Some(error.clone()),
+            RecordNote::Met { on } => {
                 if !self.met.contains(on) {
                     self.met.push(*on);
                 }
             }
-            Note::Replayed { met } => {
+            RecordNote::Replayed { met } => {
                 self.met.clone_from(met);
                 self.error = None;
                 self.output = None;
@@ -544,7 +543,7 @@ impl JobRecord {
             self.attempts_dropped += 1;
         }
         self.attempts.push_back(AttemptRecord {
-            number: update.condition.attempts,
+            number: update.status.attempts,
             worker: worker.clone(),
             started_at: update.at,
             ended: None,

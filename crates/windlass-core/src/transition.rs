@@ -7,7 +7,7 @@
 
 use core::time::Duration;
 
-use crate::job::{CancelReason, Condition, DeadReason, Lease, LeaseToken, State, StateName};
+use crate::job::{CancelReason, DeadReason, JobStatus, Lease, LeaseToken, State, StateName};
 use crate::outcome::Verdict;
 use crate::time::Timestamp;
 
@@ -107,7 +107,7 @@ impl InputName {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// It is now like this.
-    Is(Condition),
+    Is(JobStatus),
     /// It no longer exists.
     Gone,
 }
@@ -121,35 +121,35 @@ pub enum Refused {
     LeaseLost,
 }
 
-/// What becomes of a job in `condition` when `input` happens at `now`, or why nothing does.
-pub fn next(condition: &Condition, input: &Input, now: Timestamp) -> Result<Next, Refused> {
+/// What becomes of a job in `status` when `input` happens at `now`, or why nothing does.
+pub fn next(status: &JobStatus, input: &Input, now: Timestamp) -> Result<Next, Refused> {
     match input {
-        Input::Due => due(condition, now),
-        Input::Unblock => unblock(condition, now),
-        Input::DependencyFailed { cancelled } => dependency_failed(condition, *cancelled, now),
-        Input::Claim(lease) => claim(condition, lease),
-        Input::Renew { token, until } => renew(condition, *token, *until),
-        Input::Settle { token, verdict } => settle(condition, *token, *verdict, now),
+        Input::Due => due(status, now),
+        Input::Unblock => unblock(status, now),
+        Input::DependencyFailed { cancelled } => dependency_failed(status, *cancelled, now),
+        Input::Claim(lease) => claim(status, lease),
+        Input::Renew { token, until } => renew(status, *token, *until),
+        Input::Settle { token, verdict } => settle(status, *token, *verdict, now),
         Input::Rescue { token, max_recoveries, delay } => {
-            rescue(condition, *token, *max_recoveries, *delay, now)
+            rescue(status, *token, *max_recoveries, *delay, now)
         }
-        Input::Cancel(reason) => cancel(condition, *reason, now),
-        Input::Expire => expire(condition, now),
-        Input::Reschedule(at) => reschedule(condition, *at, now),
-        Input::Replay { unmet } => replay(condition, *unmet, now),
-        Input::Replace => replace(condition, now),
-        Input::Remove => remove(condition),
+        Input::Cancel(reason) => cancel(status, *reason, now),
+        Input::Expire => expire(status, now),
+        Input::Reschedule(at) => reschedule(status, *at, now),
+        Input::Replay { unmet } => replay(status, *unmet, now),
+        Input::Replace => replace(status, now),
+        Input::Remove => remove(status),
     }
 }
 
-type Change = Result<Next, Refused>;
+type TransitionResult = Result<Next, Refused>;
 
-fn becomes(condition: &Condition, state: State) -> Change {
-    Ok(Next::Is(Condition { state, ..condition.clone() }))
+fn becomes(status: &JobStatus, state: State) -> TransitionResult {
+    Ok(Next::Is(JobStatus { state, ..status.clone() }))
 }
 
-fn wrong_state(condition: &Condition) -> Change {
-    Err(Refused::WrongState(condition.state.name()))
+fn wrong_state(status: &JobStatus) -> TransitionResult {
+    Err(Refused::WrongState(status.state.name()))
 }
 
 /// The state of a job that may start at `at`: a time that has passed means now, so that a past
@@ -158,77 +158,77 @@ pub fn waiting_until(at: Timestamp, now: Timestamp) -> State {
     if at > now { State::Scheduled { at } } else { State::Ready { since: now } }
 }
 
-fn due(condition: &Condition, now: Timestamp) -> Change {
-    match &condition.state {
-        State::Scheduled { at } if *at <= now => becomes(condition, State::Ready { since: *at }),
+fn due(status: &JobStatus, now: Timestamp) -> TransitionResult {
+    match &status.state {
+        State::Scheduled { at } if *at <= now => becomes(status, State::Ready { since: *at }),
         State::Scheduled { .. }
         | State::Blocked { .. }
         | State::Ready { .. }
         | State::Running(_)
         | State::Completed { .. }
         | State::Dead { .. }
-        | State::Cancelled { .. } => wrong_state(condition),
+        | State::Cancelled { .. } => wrong_state(status),
     }
 }
 
-fn unblock(condition: &Condition, now: Timestamp) -> Change {
-    match &condition.state {
+fn unblock(status: &JobStatus, now: Timestamp) -> TransitionResult {
+    match &status.state {
         State::Blocked { unmet: 0 | 1, not_before } => {
-            becomes(condition, waiting_until(*not_before, now))
+            becomes(status, waiting_until(*not_before, now))
         }
         State::Blocked { unmet, not_before } => {
             let state = State::Blocked { unmet: unmet - 1, not_before: *not_before };
-            becomes(condition, state)
+            becomes(status, state)
         }
         State::Scheduled { .. }
         | State::Ready { .. }
         | State::Running(_)
         | State::Completed { .. }
         | State::Dead { .. }
-        | State::Cancelled { .. } => wrong_state(condition),
+        | State::Cancelled { .. } => wrong_state(status),
     }
 }
 
-fn dependency_failed(condition: &Condition, cancelled: bool, now: Timestamp) -> Change {
-    match &condition.state {
+fn dependency_failed(status: &JobStatus, cancelled: bool, now: Timestamp) -> TransitionResult {
+    match &status.state {
         State::Blocked { .. } if cancelled => {
             let reason = CancelReason::DependencyCancelled;
-            becomes(condition, State::Cancelled { at: now, reason })
+            becomes(status, State::Cancelled { at: now, reason })
         }
         State::Blocked { .. } => {
             let reason = DeadReason::DependencyFailed;
-            becomes(condition, State::Dead { at: now, reason })
+            becomes(status, State::Dead { at: now, reason })
         }
         State::Scheduled { .. }
         | State::Ready { .. }
         | State::Running(_)
         | State::Completed { .. }
         | State::Dead { .. }
-        | State::Cancelled { .. } => wrong_state(condition),
+        | State::Cancelled { .. } => wrong_state(status),
     }
 }
 
 /// Starts are counted here, durably, before the handler can crash anything.
-fn claim(condition: &Condition, lease: &Lease) -> Change {
-    match &condition.state {
-        State::Ready { .. } => Ok(Next::Is(Condition {
+fn claim(status: &JobStatus, lease: &Lease) -> TransitionResult {
+    match &status.state {
+        State::Ready { .. } => Ok(Next::Is(JobStatus {
             state: State::Running(lease.clone()),
-            attempts: condition.attempts.saturating_add(1),
+            attempts: status.attempts.saturating_add(1),
             begun: true,
-            ..condition.clone()
+            ..status.clone()
         })),
         State::Blocked { .. }
         | State::Scheduled { .. }
         | State::Running(_)
         | State::Completed { .. }
         | State::Dead { .. }
-        | State::Cancelled { .. } => wrong_state(condition),
+        | State::Cancelled { .. } => wrong_state(status),
     }
 }
 
 /// The lease of a running job, if it is the one `token` names.
-fn held(condition: &Condition, token: LeaseToken) -> Result<&Lease, Refused> {
-    match &condition.state {
+fn held(status: &JobStatus, token: LeaseToken) -> Result<&Lease, Refused> {
+    match &status.state {
         State::Running(lease) if lease.token == token => Ok(lease),
         // Whatever the job is now, the caller's lease on it is over: the same answer whether it
         // was rescued, settled by someone else or replayed, so that no caller can tell them apart
@@ -243,78 +243,82 @@ fn held(condition: &Condition, token: LeaseToken) -> Result<&Lease, Refused> {
     }
 }
 
-fn renew(condition: &Condition, token: LeaseToken, until: Timestamp) -> Change {
-    let lease = held(condition, token)?;
-    becomes(condition, State::Running(Lease { until, ..lease.clone() }))
+fn renew(status: &JobStatus, token: LeaseToken, until: Timestamp) -> TransitionResult {
+    let lease = held(status, token)?;
+    becomes(status, State::Running(Lease { until, ..lease.clone() }))
 }
 
-fn settle(condition: &Condition, token: LeaseToken, verdict: Verdict, now: Timestamp) -> Change {
-    let lease = held(condition, token)?;
+fn settle(
+    status: &JobStatus,
+    token: LeaseToken,
+    verdict: Verdict,
+    now: Timestamp,
+) -> TransitionResult {
+    let lease = held(status, token)?;
     let cancelled = State::Cancelled { at: now, reason: CancelReason::Requested };
-    let uncounted = condition.attempts.saturating_sub(1);
+    let uncounted = status.attempts.saturating_sub(1);
     let (state, attempts) = match verdict {
-        Verdict::Complete => (State::Completed { at: now }, condition.attempts),
-        Verdict::Bury(reason) => (State::Dead { at: now, reason }, condition.attempts),
-        Verdict::Cancel(reason) => (State::Cancelled { at: now, reason }, condition.attempts),
+        Verdict::Complete => (State::Completed { at: now }, status.attempts),
+        Verdict::Bury(reason) => (State::Dead { at: now, reason }, status.attempts),
+        Verdict::Cancel(reason) => (State::Cancelled { at: now, reason }, status.attempts),
         // A request to cancel wins over every verdict that would run the job again.
         Verdict::Retry(_) | Verdict::Snooze(_) | Verdict::Release if lease.cancel_requested => {
-            (cancelled, condition.attempts)
+            (cancelled, status.attempts)
         }
-        Verdict::Retry(delay) => (State::Scheduled { at: now + delay }, condition.attempts),
+        Verdict::Retry(delay) => (State::Scheduled { at: now + delay }, status.attempts),
         Verdict::Snooze(pause) => (State::Scheduled { at: now + pause }, uncounted),
         Verdict::Release => (State::Ready { since: lease.since.min(now) }, uncounted),
     };
-    let recoveries = if verdict == Verdict::Complete { 0 } else { condition.recoveries };
-    Ok(Next::Is(Condition { state, attempts, recoveries, ..condition.clone() }))
+    let recoveries = if verdict == Verdict::Complete { 0 } else { status.recoveries };
+    Ok(Next::Is(JobStatus { state, attempts, recoveries, ..status.clone() }))
 }
 
 /// A crash is counted here, at detection, and leads to the dead letters like a failure does.
 fn rescue(
-    condition: &Condition,
+    status: &JobStatus,
     token: LeaseToken,
     max_recoveries: u32,
     delay: Duration,
     now: Timestamp,
-) -> Change {
-    let lease = held(condition, token)?;
-    let exhausted =
-        condition.attempts >= lease.max_attempts || condition.recoveries >= max_recoveries;
+) -> TransitionResult {
+    let lease = held(status, token)?;
+    let exhausted = status.attempts >= lease.max_attempts || status.recoveries >= max_recoveries;
     let (state, recoveries) = if lease.cancel_requested {
         let reason = CancelReason::Requested;
-        (State::Cancelled { at: now, reason }, condition.recoveries)
+        (State::Cancelled { at: now, reason }, status.recoveries)
     } else if exhausted {
-        (State::Dead { at: now, reason: DeadReason::Crashed }, condition.recoveries)
+        (State::Dead { at: now, reason: DeadReason::Crashed }, status.recoveries)
     } else {
-        (State::Scheduled { at: now + delay }, condition.recoveries + 1)
+        (State::Scheduled { at: now + delay }, status.recoveries + 1)
     };
-    Ok(Next::Is(Condition { state, recoveries, ..condition.clone() }))
+    Ok(Next::Is(JobStatus { state, recoveries, ..status.clone() }))
 }
 
-fn cancel(condition: &Condition, reason: CancelReason, now: Timestamp) -> Change {
-    match &condition.state {
+fn cancel(status: &JobStatus, reason: CancelReason, now: Timestamp) -> TransitionResult {
+    match &status.state {
         State::Blocked { .. } | State::Scheduled { .. } | State::Ready { .. } => {
-            becomes(condition, State::Cancelled { at: now, reason })
+            becomes(status, State::Cancelled { at: now, reason })
         }
         // The handler must be asked; the request is durable and reaches it at the next renewal
         // even if every wake is lost.
         State::Running(lease) => {
             let lease = Lease { cancel_requested: true, ..lease.clone() };
-            becomes(condition, State::Running(lease))
+            becomes(status, State::Running(lease))
         }
         State::Completed { .. } | State::Dead { .. } | State::Cancelled { .. } => {
-            wrong_state(condition)
+            wrong_state(status)
         }
     }
 }
 
-fn expire(condition: &Condition, now: Timestamp) -> Change {
-    match &condition.state {
+fn expire(status: &JobStatus, now: Timestamp) -> TransitionResult {
+    match &status.state {
         // Whoever replays a job wants it to run, however late it is.
         State::Blocked { .. } | State::Scheduled { .. } | State::Ready { .. }
-            if condition.attempts == 0 && condition.generation == 0 =>
+            if status.attempts == 0 && status.generation == 0 =>
         {
             let reason = CancelReason::Expired;
-            becomes(condition, State::Cancelled { at: now, reason })
+            becomes(status, State::Cancelled { at: now, reason })
         }
         State::Blocked { .. }
         | State::Scheduled { .. }
@@ -322,65 +326,65 @@ fn expire(condition: &Condition, now: Timestamp) -> Change {
         | State::Running(_)
         | State::Completed { .. }
         | State::Dead { .. }
-        | State::Cancelled { .. } => wrong_state(condition),
+        | State::Cancelled { .. } => wrong_state(status),
     }
 }
 
-fn reschedule(condition: &Condition, at: Timestamp, now: Timestamp) -> Change {
-    match &condition.state {
-        State::Scheduled { .. } | State::Ready { .. } => becomes(condition, waiting_until(at, now)),
+fn reschedule(status: &JobStatus, at: Timestamp, now: Timestamp) -> TransitionResult {
+    match &status.state {
+        State::Scheduled { .. } | State::Ready { .. } => becomes(status, waiting_until(at, now)),
         State::Blocked { unmet, .. } => {
-            becomes(condition, State::Blocked { unmet: *unmet, not_before: at })
+            becomes(status, State::Blocked { unmet: *unmet, not_before: at })
         }
         State::Running(_)
         | State::Completed { .. }
         | State::Dead { .. }
-        | State::Cancelled { .. } => wrong_state(condition),
+        | State::Cancelled { .. } => wrong_state(status),
     }
 }
 
-fn replay(condition: &Condition, unmet: u32, now: Timestamp) -> Change {
+fn replay(status: &JobStatus, unmet: u32, now: Timestamp) -> TransitionResult {
     let state = match unmet {
         0 => State::Ready { since: now },
         _ => State::Blocked { unmet, not_before: now },
     };
-    match &condition.state {
-        State::Dead { .. } | State::Cancelled { .. } => Ok(Next::Is(Condition {
+    match &status.state {
+        State::Dead { .. } | State::Cancelled { .. } => Ok(Next::Is(JobStatus {
             state,
             attempts: 0,
             recoveries: 0,
-            generation: condition.generation.saturating_add(1),
+            generation: status.generation.saturating_add(1),
             begun: false,
         })),
         State::Blocked { .. }
         | State::Scheduled { .. }
         | State::Ready { .. }
         | State::Running(_)
-        | State::Completed { .. } => wrong_state(condition),
+        | State::Completed { .. } => wrong_state(status),
     }
 }
 
-fn replace(condition: &Condition, now: Timestamp) -> Change {
-    match &condition.state {
+fn replace(status: &JobStatus, now: Timestamp) -> TransitionResult {
+    match &status.state {
         State::Dead { .. } => {
             let reason = CancelReason::Replaced;
-            becomes(condition, State::Cancelled { at: now, reason })
+            becomes(status, State::Cancelled { at: now, reason })
         }
         State::Blocked { .. }
         | State::Scheduled { .. }
         | State::Ready { .. }
         | State::Running(_)
         | State::Completed { .. }
-        | State::Cancelled { .. } => wrong_state(condition),
+        | State::Cancelled { .. } => wrong_state(status),
     }
 }
 
-fn remove(condition: &Condition) -> Change {
-    match &condition.state {
+fn remove(status: &JobStatus) -> TransitionResult {
+    match &status.state {
         State::Completed { .. } | State::Dead { .. } | State::Cancelled { .. } => Ok(Next::Gone),
         State::Blocked { .. }
         | State::Scheduled { .. }
         | State::Ready { .. }
-        | State::Running(_) => wrong_state(condition),
+        | State::Running(_) => wrong_state(status),
     }
 }

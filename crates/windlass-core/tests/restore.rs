@@ -16,18 +16,18 @@ use std::time::Duration;
 
 use windlass_core::filter::Filter;
 use windlass_core::job::{
-    Condition, DeadReason, Dependency, JobId, LeaseToken, NewJob, OnFailure, Start, State,
+    DeadReason, Dependency, JobId, JobStatus, LeaseToken, NewJob, OnFailure, Start, State,
     StateName, Unique, UniqueScope,
 };
 use windlass_core::ledger::{
-    Acceptance, Cancel, Claim, Command, Configure, Enqueue, Glimpse, KindClaim, Ledger, Promote,
+    Acceptance, Cancel, Claim, Command, Configure, Enqueue, JobSummary, KindClaim, Ledger, Promote,
     QueueChange, Remove, Replay, ReplayEdited, Restore, Settle, Settlement,
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
 use windlass_core::rate::Rate;
-use windlass_core::record::{Accepted, Change, Floors, JobRecord, Kept};
+use windlass_core::record::{Accepted, Change, JobRecord, NextIds, RecordLocation};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -111,7 +111,7 @@ impl Story {
                 }
                 Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. }
+                | Change::QueueKind { .. }
                 | Change::Lane { .. }
                 | Change::Object(_)
                 | Change::ObjectGone { .. } => {}
@@ -132,7 +132,7 @@ impl Story {
     }
 
     fn compare(&mut self, mut back: Ledger, when: &str) {
-        assert_eq!(back.floors(), self.ledger.floors(), "{when}");
+        assert_eq!(back.next_ids(), self.ledger.next_ids(), "{when}");
         back.glance(self.now);
         assert_eq!(back.check(), Vec::<String>::new(), "{when}");
         assert_eq!(back.dump(), self.ledger.dump(), "{when}");
@@ -151,8 +151,8 @@ impl Story {
     }
 
     fn token(&self, number: u32) -> LeaseToken {
-        let condition = self.ledger.condition_of(id(number)).expect("it is kept");
-        let State::Running(lease) = condition.state else { panic!("{number} does not run") };
+        let status = self.ledger.status_of(id(number)).expect("it is kept");
+        let State::Running(lease) = status.state else { panic!("{number} does not run") };
         lease.token
     }
 
@@ -174,7 +174,7 @@ impl Story {
     }
 
     fn state(&self, number: u32) -> StateName {
-        self.ledger.glimpse(id(number)).expect("it is kept").state
+        self.ledger.summary(id(number)).expect("it is kept").state
     }
 }
 
@@ -348,19 +348,18 @@ fn counters_settings_and_rates_outlive_the_jobs_they_came_from() {
     let counts = story.ledger.counts(story.now);
     assert_eq!(counts.totals().enqueued, 5);
     assert_eq!(counts.queues[0].dead_letters_dropped, 1);
-    assert_eq!(story.ledger.floors().token, 6);
+    assert_eq!(story.ledger.next_ids().token, 6);
 }
 
 #[test]
 fn a_count_is_handed_over_once_and_not_again_with_the_settings() {
     let mut ledger = Ledger::new(Limits { dead_letters: 0, ..Limits::default() });
     let now = Now::default();
-    assert_eq!(ledger.drain_lines(), []);
+    assert_eq!(ledger.drain_totals(), []);
     ledger.apply(enqueue([job(1)]), now);
-    assert!(
-        matches!(&ledger.drain_lines()[..], [Change::Line { totals, .. }] if totals.enqueued == 1)
-    );
-    assert_eq!(ledger.drain_lines(), []);
+    let drained = ledger.drain_totals();
+    assert!(matches!(&drained[..], [Change::QueueKind { totals, .. }] if totals.enqueued == 1));
+    assert_eq!(ledger.drain_totals(), []);
     let kinds = vec![KindClaim::new(name("mail"))];
     let claim = Claim { worker: "anna".into(), queues: None, kinds, limit: 1 };
     let token = ledger.apply(claim, now).reply.expect("a claim is answered").jobs[0].lease.token;
@@ -372,9 +371,9 @@ fn a_count_is_handed_over_once_and_not_again_with_the_settings() {
         panic!("one change of the queue: {changes:?}");
     };
     assert!(settings.paused);
-    let drained = ledger.drain_lines();
+    let drained = ledger.drain_totals();
     assert!(
-        matches!(&drained[..], [Change::Line { totals, .. }] if totals.dead == 1),
+        matches!(&drained[..], [Change::QueueKind { totals, .. }] if totals.dead == 1),
         "{drained:?}"
     );
 }
@@ -383,15 +382,15 @@ fn a_count_is_handed_over_once_and_not_again_with_the_settings() {
 fn a_ledger_knows_what_its_records_weigh() {
     let mut ledger = Ledger::new(limits());
     let now = Now::default();
-    let heavy = Kept { place: 1 << 40, weight: u32::MAX };
+    let heavy = RecordLocation { place: 1 << 40, weight: u32::MAX };
     ledger.apply(enqueue([job(1), job(2)]), now);
-    assert_eq!((ledger.kept(id(1)), ledger.kept_bytes()), (Some(Kept::default()), 0));
+    assert_eq!((ledger.kept(id(1)), ledger.kept_bytes()), (Some(RecordLocation::default()), 0));
     ledger.keep(id(1), heavy);
     ledger.keep(id(2), heavy);
     ledger.keep(id(9), heavy);
     assert_eq!((ledger.kept(id(1)), ledger.kept(id(9))), (Some(heavy), None));
     assert_eq!(ledger.kept_bytes(), 2 * u64::from(u32::MAX));
-    ledger.keep(id(1), Kept { place: 7, weight: 10 });
+    ledger.keep(id(1), RecordLocation { place: 7, weight: 10 });
     ledger.apply(Cancel { jobs: vec![id(2)] }, now);
     assert_eq!(ledger.kept_bytes(), u64::from(u32::MAX) + 10);
     ledger.apply(Remove { jobs: vec![id(2)] }, now);
@@ -401,7 +400,7 @@ fn a_ledger_knows_what_its_records_weigh() {
 
 #[test]
 fn a_restored_ledger_knows_where_each_record_was_last_kept() {
-    let kept = |place| Kept { place, weight: 10 };
+    let kept = |place| RecordLocation { place, weight: 10 };
     let mut restore = Restore::new(limits());
     let first = accepted(1, 1);
     restore.absorb(&Change::Insert(Box::new(first.clone())));
@@ -427,16 +426,16 @@ fn the_last_record_of_a_job_wins_and_a_reused_id_is_a_new_job() {
     restore.put(&JobRecord::new(&first));
     let earlier = Accepted { at: Timestamp::from_micros(1), ..accepted(1, 2) };
     restore.absorb(&Change::Insert(Box::new(earlier)));
-    restore.floors(Floors { sequence: 5, token: 7, event: 9, wall: Timestamp::from_micros(40) });
-    restore.floors(Floors::default());
+    restore.next_ids(NextIds { sequence: 5, token: 7, event: 9, wall: Timestamp::from_micros(40) });
+    restore.next_ids(NextIds::default());
     restore.absorb(&Change::Insert(Box::new(again)));
-    restore.keep(id(1), Kept { place: 3, weight: 3 });
+    restore.keep(id(1), RecordLocation { place: 3, weight: 3 });
     restore.absorb(&Change::Insert(Box::new(accepted(1, 8))));
     let ledger = restore.finish();
-    assert_eq!(ledger.glimpse(id(1)).map(|glimpse| glimpse.sequence), Some(8));
+    assert_eq!(ledger.summary(id(1)).map(|summary| summary.sequence), Some(8));
     assert_eq!((ledger.kept_bytes(), ledger.check()), (3, Vec::new()));
     let wall = Timestamp::from_micros(40);
-    assert_eq!(ledger.floors(), Floors { sequence: 9, token: 7, event: 9, wall });
+    assert_eq!(ledger.next_ids(), NextIds { sequence: 9, token: 7, event: 9, wall });
 }
 
 #[test]
@@ -445,7 +444,7 @@ fn dead_letters_beyond_a_lowered_bound_go_with_the_next_death() {
     for number in 1..=4 {
         let at = Timestamp::from_micros(i64::from(number));
         let mut dead = accepted(number, u64::from(number));
-        dead.condition.state = State::Dead { at, reason: DeadReason::Permanent };
+        dead.status.state = State::Dead { at, reason: DeadReason::Permanent };
         restore.absorb(&Change::Insert(Box::new(dead)));
     }
     let mut ledger = restore.finish();
@@ -465,15 +464,15 @@ fn jobs_are_listed_in_the_order_of_acceptance_whatever_has_gone() {
     ledger.apply(Cancel { jobs: gone.clone() }, now);
     ledger.apply(Remove { jobs: gone.clone() }, now);
     let left: Vec<u64> = (1..=300).filter(|n| !gone.contains(&id(*n))).map(u64::from).collect();
-    let listed = |glimpses: &mut dyn Iterator<Item = Glimpse<'_>>| -> Vec<u64> {
-        glimpses.map(|glimpse| glimpse.sequence).collect()
+    let listed = |summaries: &mut dyn Iterator<Item = JobSummary<'_>>| -> Vec<u64> {
+        summaries.map(|summary| summary.sequence).collect()
     };
     for edge in [0, 1, 2, 63, 64, 65, 128, 191, 192, 193, 300, 301, 1_000, u64::MAX] {
         let mut before: Vec<u64> = left.iter().copied().filter(|each| *each < edge).collect();
         before.reverse();
-        assert_eq!(listed(&mut ledger.glimpses_before(edge)), before, "before {edge}");
+        assert_eq!(listed(&mut ledger.summaries_before(edge)), before, "before {edge}");
         let after: Vec<u64> = left.iter().copied().filter(|each| *each > edge).collect();
-        assert_eq!(listed(&mut ledger.glimpses_after(edge)), after, "after {edge}");
+        assert_eq!(listed(&mut ledger.summaries_after(edge)), after, "after {edge}");
     }
     assert_eq!(ledger.check(), Vec::<String>::new());
 }
@@ -490,8 +489,8 @@ fn a_glimpse_tells_what_a_filter_asks_first() {
         ..Filter::default()
     };
     let matching = |ledger: &Ledger, filter: &Filter| -> Vec<JobId> {
-        let all = ledger.glimpses_after(0).filter(|glimpse| filter.may_match(glimpse));
-        all.map(|glimpse| glimpse.id).collect()
+        let all = ledger.summaries_after(0).filter(|summary| filter.may_match(summary));
+        all.map(|summary| summary.id).collect()
     };
     assert_eq!(matching(&ledger, &Filter::default()), [id(1), id(2)]);
     assert_eq!(matching(&ledger, &filter(&[StateName::Ready], &[], &[])), [id(1)]);
@@ -500,12 +499,12 @@ fn a_glimpse_tells_what_a_filter_asks_first() {
     // Time alone makes it ready.
     ledger.glance(Now { wall: Timestamp::default() + SECOND, steady: Steady::default() });
     assert_eq!(matching(&ledger, &filter(&[StateName::Ready], &[], &[])), [id(1), id(2)]);
-    assert_eq!((ledger.glimpse(id(3)), ledger.condition_of(id(3))), (None, None));
+    assert_eq!((ledger.summary(id(3)), ledger.status_of(id(3))), (None, None));
 }
 
 fn accepted(number: u32, sequence: u64) -> Accepted {
     let at = Timestamp::default();
     let state = State::Ready { since: at };
-    let condition = Condition::new(state);
-    Accepted { job: Arc::new(job(number)), sequence, at, condition, met: Vec::new() }
+    let status = JobStatus::new(state);
+    Accepted { job: Arc::new(job(number)), sequence, at, status, met: Vec::new() }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use windlass_core::job::{
-    CancelReason, Condition, DeadReason, Lease, LeaseToken, State, StateName,
+    CancelReason, DeadReason, JobStatus, Lease, LeaseToken, State, StateName,
 };
 use windlass_core::outcome::Verdict;
 use windlass_core::time::Timestamp;
@@ -112,13 +112,13 @@ fn asked_to_stop() -> State {
 }
 
 /// A job in a state, with every counter at 1 so that a change of any shows.
-fn in_state(state: State) -> Condition {
-    Condition { state, attempts: 1, recoveries: 1, generation: 1, begun: true }
+fn in_state(state: State) -> JobStatus {
+    JobStatus { state, attempts: 1, recoveries: 1, generation: 1, begun: true }
 }
 
 /// A job that has not started, as an expiry needs it.
-fn unstarted(state: State) -> Condition {
-    Condition { attempts: 0, generation: 0, begun: false, ..in_state(state) }
+fn unstarted(state: State) -> JobStatus {
+    JobStatus { attempts: 0, generation: 0, begun: false, ..in_state(state) }
 }
 
 fn state(name: StateName) -> State {
@@ -178,20 +178,20 @@ fn verdicts() -> [(&'static str, Verdict); 6] {
 }
 
 /// What a cell of the table says.
-fn cell(condition: &Condition, input: &Input) -> &'static str {
-    match next(condition, input, now()) {
-        Ok(Next::Is(condition)) => condition.state.name().as_str(),
+fn cell(status: &JobStatus, input: &Input) -> &'static str {
+    match next(status, input, now()) {
+        Ok(Next::Is(status)) => status.state.name().as_str(),
         Ok(Next::Gone) => "gone",
         Err(Refused::LeaseLost) => "lost",
         Err(Refused::WrongState(named)) => {
-            assert_eq!(named, condition.state.name(), "a refusal names the state the job is in");
+            assert_eq!(named, status.state.name(), "a refusal names the state the job is in");
             "-"
         }
     }
 }
 
 /// The cells of the table with the conditions they start from.
-fn starting_point(input: InputName, name: StateName) -> Condition {
+fn starting_point(input: InputName, name: StateName) -> JobStatus {
     match input {
         InputName::Expire => unstarted(state(name)),
         InputName::Due
@@ -211,11 +211,11 @@ fn starting_point(input: InputName, name: StateName) -> Condition {
 
 /// The condition a job is in afterwards; a panic if the input was refused.
 #[track_caller]
-fn after(condition: &Condition, input: &Input) -> Condition {
-    match next(condition, input, now()) {
-        Ok(Next::Is(condition)) => condition,
-        Ok(Next::Gone) => panic!("{input:?} deleted {condition:?}"),
-        Err(refused) => panic!("{input:?} on {condition:?} was refused: {refused:?}"),
+fn after(status: &JobStatus, input: &Input) -> JobStatus {
+    match next(status, input, now()) {
+        Ok(Next::Is(status)) => status,
+        Ok(Next::Gone) => panic!("{input:?} deleted {status:?}"),
+        Err(refused) => panic!("{input:?} on {status:?} was refused: {refused:?}"),
     }
 }
 
@@ -264,8 +264,8 @@ fn only_the_counters_named_in_the_list_ever_change() {
 #[test]
 fn cells_that_look_at_more_than_the_state_have_both_sides() {
     let mut drawn = String::from("\n");
-    let mut draw = |what: &str, condition: Condition, input: Input| {
-        let _ = writeln!(drawn, "{what}: {}", cell(&condition, &input));
+    let mut draw = |what: &str, status: JobStatus, input: Input| {
+        let _ = writeln!(drawn, "{what}: {}", cell(&status, &input));
     };
     let (past, later) = (seconds(900), seconds(2_000));
     let scheduled = |at| in_state(State::Scheduled { at });
@@ -287,15 +287,15 @@ fn cells_that_look_at_more_than_the_state_have_both_sides() {
         draw(&format!("Settle as {name} on asked to stop"), asked, settle(TOKEN, verdict));
     }
     draw("Rescue on asked to stop", in_state(asked_to_stop()), rescue(TOKEN));
-    let last = Condition { attempts: lease().max_attempts, ..running() };
+    let last = JobStatus { attempts: lease().max_attempts, ..running() };
     draw("Rescue on running for the last time", last, rescue(TOKEN));
-    let recovered = Condition { recoveries: MAX_RECOVERIES, ..running() };
+    let recovered = JobStatus { recoveries: MAX_RECOVERIES, ..running() };
     draw("Rescue on recovered as often as may be", recovered, rescue(TOKEN));
     let cancel = Input::Cancel(CancelReason::Requested);
     draw("Cancel on asked to stop", in_state(asked_to_stop()), cancel);
     for name in [StateName::Blocked, StateName::Scheduled, StateName::Ready] {
         draw(&format!("Expire on {name} after a start"), in_state(state(name)), Input::Expire);
-        let replayed = Condition { generation: 1, ..unstarted(state(name)) };
+        let replayed = JobStatus { generation: 1, ..unstarted(state(name)) };
         draw(&format!("Expire on {name} after a replay"), replayed, Input::Expire);
     }
     for name in [StateName::Scheduled, StateName::Ready, StateName::Blocked] {
@@ -312,49 +312,49 @@ fn cells_that_look_at_more_than_the_state_have_both_sides() {
 #[test]
 fn no_state_takes_a_write_that_carries_a_stale_token() {
     for name in StateName::ALL {
-        let condition = in_state(state(name));
+        let status = in_state(state(name));
         for (_, verdict) in verdicts() {
-            let refused = next(&condition, &settle(STALE, verdict), now());
+            let refused = next(&status, &settle(STALE, verdict), now());
             assert_eq!(refused, Err(Refused::LeaseLost), "{verdict:?} on {name}");
         }
-        assert_eq!(next(&condition, &renew(STALE), now()), Err(Refused::LeaseLost));
-        assert_eq!(next(&condition, &rescue(STALE), now()), Err(Refused::LeaseLost));
+        assert_eq!(next(&status, &renew(STALE), now()), Err(Refused::LeaseLost));
+        assert_eq!(next(&status, &rescue(STALE), now()), Err(Refused::LeaseLost));
     }
 }
 
 #[test]
 fn a_crash_is_counted_when_it_is_detected_and_capped() {
-    let mut condition = in_state(State::Running(Lease { max_attempts: 100, ..lease() }));
-    condition.recoveries = 0;
+    let mut status = in_state(State::Running(Lease { max_attempts: 100, ..lease() }));
+    status.recoveries = 0;
     for recovery in 1..=MAX_RECOVERIES {
-        condition = after(&condition, &rescue(TOKEN));
-        assert_eq!(condition.recoveries, recovery);
-        assert_eq!(condition.state, State::Scheduled { at: now() + Duration::from_secs(5) });
+        status = after(&status, &rescue(TOKEN));
+        assert_eq!(status.recoveries, recovery);
+        assert_eq!(status.state, State::Scheduled { at: now() + Duration::from_secs(5) });
         let held = Lease { max_attempts: 100, ..lease() };
-        condition.state = State::Ready { since: now() };
-        condition = after(&condition, &Input::Claim(held));
+        status.state = State::Ready { since: now() };
+        status = after(&status, &Input::Claim(held));
     }
-    let end = after(&condition, &rescue(TOKEN));
+    let end = after(&status, &rescue(TOKEN));
     assert_eq!(end.state, State::Dead { at: now(), reason: DeadReason::Crashed });
     assert_eq!(end.recoveries, MAX_RECOVERIES, "a burial is not one more recovery");
 }
 
 #[test]
 fn crashes_never_add_up_to_more_starts_than_there_are_attempts() {
-    let mut condition = Condition::new(State::Ready { since: now() });
+    let mut status = JobStatus::new(State::Ready { since: now() });
     let unlimited = Input::Rescue { token: TOKEN, max_recoveries: 100, delay: Duration::ZERO };
     let mut starts = 0;
-    while let State::Ready { .. } = condition.state {
-        condition = after(&condition, &Input::Claim(lease()));
+    while let State::Ready { .. } = status.state {
+        status = after(&status, &Input::Claim(lease()));
         starts += 1;
-        condition = after(&condition, &unlimited);
-        condition = match next(&condition, &Input::Due, now()) {
+        status = after(&status, &unlimited);
+        status = match next(&status, &Input::Due, now()) {
             Ok(Next::Is(ready)) => ready,
-            Ok(Next::Gone) | Err(_) => condition,
+            Ok(Next::Gone) | Err(_) => status,
         };
     }
     assert_eq!(starts, lease().max_attempts);
-    assert_eq!(condition.state, State::Dead { at: now(), reason: DeadReason::Crashed });
+    assert_eq!(status.state, State::Dead { at: now(), reason: DeadReason::Crashed });
 }
 
 #[test]
@@ -410,17 +410,17 @@ fn a_snooze_and_a_release_are_not_counted_as_starts() {
 
 #[test]
 fn counters_stop_at_their_ends_instead_of_wrapping() {
-    let running = Condition { attempts: 0, ..in_state(state(StateName::Running)) };
+    let running = JobStatus { attempts: 0, ..in_state(state(StateName::Running)) };
     assert_eq!(after(&running, &settle(TOKEN, Verdict::Release)).attempts, 0);
-    let ready = Condition { attempts: u32::MAX, ..in_state(state(StateName::Ready)) };
+    let ready = JobStatus { attempts: u32::MAX, ..in_state(state(StateName::Ready)) };
     assert_eq!(after(&ready, &Input::Claim(lease())).attempts, u32::MAX);
 }
 
 #[test]
 fn a_replay_starts_over_in_a_new_generation() {
     for name in [StateName::Dead, StateName::Cancelled] {
-        let end = Condition { attempts: 9, recoveries: 3, ..in_state(state(name)) };
-        let expected = Condition {
+        let end = JobStatus { attempts: 9, recoveries: 3, ..in_state(state(name)) };
+        let expected = JobStatus {
             state: State::Ready { since: now() },
             attempts: 0,
             recoveries: 0,
@@ -429,7 +429,7 @@ fn a_replay_starts_over_in_a_new_generation() {
         };
         assert_eq!(after(&end, &Input::Replay { unmet: 0 }), expected);
         let behind = State::Blocked { unmet: 2, not_before: now() };
-        let expected = Condition { state: behind, ..expected };
+        let expected = JobStatus { state: behind, ..expected };
         assert_eq!(after(&end, &Input::Replay { unmet: 2 }), expected);
     }
 }
@@ -462,7 +462,7 @@ fn every_end_says_when_and_why() {
     let waiting = unstarted(state(StateName::Ready));
     let failed = |cancelled| Input::DependencyFailed { cancelled };
     let bury = |reason| settle(TOKEN, Verdict::Bury(reason));
-    for (condition, input, end) in [
+    for (status, input, end) in [
         (&running, settle(TOKEN, Verdict::Complete), State::Completed { at }),
         (&running, bury(DeadReason::DurationExhausted), dead(DeadReason::DurationExhausted)),
         (&blocked, failed(false), dead(DeadReason::DependencyFailed)),
@@ -470,7 +470,7 @@ fn every_end_says_when_and_why() {
         (&waiting, Input::Expire, cancelled(CancelReason::Expired)),
         (&waiting, Input::Cancel(CancelReason::Cleared), cancelled(CancelReason::Cleared)),
     ] {
-        assert_eq!(after(condition, &input).state, end, "after {input:?}");
+        assert_eq!(after(status, &input).state, end, "after {input:?}");
     }
     let replaced = after(&in_state(state(StateName::Dead)), &Input::Replace);
     assert_eq!(replaced.state, cancelled(CancelReason::Replaced));

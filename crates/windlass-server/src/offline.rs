@@ -16,19 +16,19 @@ pub(crate) mod show;
 mod view;
 
 use windlass::core::filter::Filter;
-use windlass::store::file::Look;
+use windlass::store::file::OfflineStore;
 use windlass::{Cursor, JobRecord};
 
 /// Jobs that match, page by page, the last accepted first.
 struct Pages<'a> {
-    look: &'a mut Look,
+    look: &'a mut OfflineStore,
     filter: &'a Filter,
     after: Option<Cursor>,
     ended: bool,
 }
 
 impl<'a> Pages<'a> {
-    fn new(look: &'a mut Look, filter: &'a Filter, after: Option<Cursor>) -> Self {
+    fn new(look: &'a mut OfflineStore, filter: &'a Filter, after: Option<Cursor>) -> Self {
         Self { look, filter, after, ended: false }
     }
 

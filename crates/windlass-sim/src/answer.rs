@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use windlass::store::{Handed, StoreError};
+use windlass::store::{ClaimedBatch, StoreError};
 use windlass_core::explain::Explanation;
 use windlass_core::job::{JobId, NewJob, Start, StateName};
 use windlass_core::ledger::{
@@ -49,7 +49,7 @@ pub enum Request {
 #[allow(missing_docs, reason = "each belongs to the request of the same name")]
 pub enum Reply {
     Enqueued(Vec<Enqueued>),
-    Handed(Handed),
+    ClaimedBatch(ClaimedBatch),
     Renewed(Vec<Result<Renewed, Refusal>>),
     Settled(Vec<Result<Settled, Refusal>>),
     Turned(Turned),

@@ -11,7 +11,7 @@ mod writer;
 
 use std::collections::VecDeque;
 
-use windlass::store::file::{Book, BookOptions, Flight, Retired, WantedSpare};
+use windlass::store::file::{Commit, JournaledLedger, LedgerOptions, Retired, WantedSpare};
 use windlass_core::refusal::Refusal;
 
 use crate::answer::{Answer, Decided, Failure, Reply, Request, Snapshot, Ticket};
@@ -40,7 +40,7 @@ pub struct Machine {
     pub cover: Cover,
     /// What happened.
     pub trace: Trace,
-    options: BookOptions,
+    options: LedgerOptions,
     process: Option<Process>,
     answers: VecDeque<(Ticket, Answer)>,
     /// Answers that were given so far.
@@ -56,7 +56,7 @@ pub struct Machine {
 /// What lives as long as the process.
 #[derive(Debug)]
 struct Process {
-    book: Book,
+    ledger: JournaledLedger,
     /// Decided, in the commit that is being gathered.
     gathered: Vec<Decided>,
     /// Commits that have not landed, in order.
@@ -88,21 +88,26 @@ enum Tending {
 /// A commit in the air.
 #[derive(Debug)]
 struct Flying {
-    flight: Flight,
+    commit: Commit,
     decided: Vec<Decided>,
     written: bool,
 }
 
 impl Machine {
     /// A machine with an empty disk, and the store on it open.
-    pub fn new(options: BookOptions, rules: Rules, random: Random, trace: Trace) -> Checked<Self> {
+    pub fn new(
+        options: LedgerOptions,
+        rules: Rules,
+        random: Random,
+        trace: Trace,
+    ) -> Checked<Self> {
         let mut machine = Self::off(options, rules, random, trace);
         machine.start()?;
         Ok(machine)
     }
 
     /// A machine with an empty disk, and no process yet.
-    pub fn off(options: BookOptions, rules: Rules, random: Random, trace: Trace) -> Self {
+    pub fn off(options: LedgerOptions, rules: Rules, random: Random, trace: Trace) -> Self {
         let disk = SimDisk::new(random);
         if trace.is_wanted() {
             disk.keep_log();
@@ -169,8 +174,8 @@ impl Machine {
             self.give(ticket, &request, Err(Failure::Unknown));
             return Ok(ticket);
         };
-        let answer = decide::decide(&mut process.book, request.clone(), now);
-        let mark = process.book.last_event();
+        let answer = decide::decide(&mut process.ledger, request.clone(), now);
+        let mark = process.ledger.last_event();
         process.sealed = false;
         self.trace.line(|| format!("{now:?} {ticket:?} {request:?} -> {answer:?}"));
         self.trace_disk();
@@ -193,10 +198,10 @@ impl Machine {
     /// Gives the answer now, or with the commit that it has to wait for.
     fn wait_for_landing(&mut self, decided: Decided) -> Checked {
         let Some(process) = self.process.as_mut() else { return Ok(()) };
-        let broken = process.book.usable().is_err();
-        let stalled = process.book.is_gathering() && !process.book.has_work() && !broken;
+        let broken = process.ledger.usable().is_err();
+        let stalled = process.ledger.is_gathering() && !process.ledger.has_work() && !broken;
         self.cover.hit_if(Point::WaitedForRoom, stalled);
-        let landed = broken || process.book.awaited() <= process.book.landed_commit();
+        let landed = broken || process.ledger.awaited() <= process.ledger.landed_commit();
         if broken {
             let refused = decided.answer.is_err();
             ensure!(refused, "a broken store answered {:?}", decided.answer);
@@ -210,7 +215,7 @@ impl Machine {
                 self.cover.hit(Point::TurnedAway);
                 true
             }
-            Request::Find(jobs) if process.book.have_landed(jobs) => {
+            Request::Find(jobs) if process.ledger.have_landed(jobs) => {
                 // Told before anything that is in the air: so it must be true without that.
                 self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
                 self.cover.hit_if(Point::ReadEarly, !landed && !jobs.is_empty());
@@ -223,7 +228,7 @@ impl Machine {
             return Ok(());
         }
         let Some(process) = self.process.as_mut() else { return Ok(()) };
-        match process.flying.back_mut().filter(|_| !process.book.is_gathering()) {
+        match process.flying.back_mut().filter(|_| !process.ledger.is_gathering()) {
             Some(flying) => flying.decided.push(decided),
             None => process.gathered.push(decided),
         }
@@ -292,8 +297,8 @@ impl Machine {
         let unanswered = in_the_air.chain(&gathered).filter(|decided| !decided.answered);
         let unanswered: Vec<(Ticket, Request)> =
             unanswered.map(|decided| (decided.ticket, decided.request.clone())).collect();
-        for Flying { flight, decided, written } in flying {
-            self.oracle.fell(flight.events, decided, written && self.disk.failed() == 0);
+        for Flying { commit, decided, written } in flying {
+            self.oracle.fell(commit.events, decided, written && self.disk.failed() == 0);
         }
         self.oracle.lost(&gathered, &mut self.cover);
         for (ticket, request) in unanswered {
@@ -305,7 +310,7 @@ impl Machine {
     fn look(&mut self) -> Option<Snapshot> {
         let now = self.clock.now();
         let process = self.process.as_mut()?;
-        match decide::decide(&mut process.book, Request::Audit, now) {
+        match decide::decide(&mut process.ledger, Request::Audit, now) {
             Ok(Reply::Audited(snapshot)) => Some(*snapshot),
             Ok(_) | Err(_) => None,
         }
@@ -321,7 +326,7 @@ impl Machine {
             return Ok(());
         };
         self.oracle.audit(&snapshot)?;
-        let wrong = self.process.as_mut().map(|process| process.book.check());
+        let wrong = self.process.as_mut().map(|process| process.ledger.check());
         let wrong = wrong.unwrap_or_default();
         ensure!(wrong.is_empty(), "the store is unsound: {}", wrong.join("; "));
         Ok(())

@@ -155,7 +155,7 @@ impl Oracle {
                 }
                 Ok(())
             }
-            (Request::Claim(claim), Reply::Handed(handed)) => {
+            (Request::Claim(claim), Reply::ClaimedBatch(handed)) => {
                 self.runs.handed(claim, handed, now, &self.sent, &self.rules)
             }
             (Request::Renew(renewals), Reply::Renewed(answers)) => {
@@ -226,7 +226,7 @@ impl Oracle {
     /// What was decided and is gone.
     pub fn lost(&mut self, decided: &[Decided], cover: &mut Cover) {
         for each in decided {
-            if let Ok(Reply::Handed(handed)) = &each.answer {
+            if let Ok(Reply::ClaimedBatch(handed)) = &each.answer {
                 self.runs.lost(handed);
                 cover.hit_if(Point::ClaimLost, !handed.jobs.is_empty());
             }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use windlass::store::file::BookOptions;
+use windlass::store::file::LedgerOptions;
 use windlass_core::ledger::{Recovery, RecoveryMode};
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
@@ -154,7 +154,7 @@ pub struct Settings {
     /// Queues in use.
     pub queues: Vec<Name>,
     /// How the store is opened.
-    pub options: BookOptions,
+    pub options: LedgerOptions,
     /// What its users know of it.
     pub rules: Rules,
     /// How often something bad happens.
@@ -187,13 +187,13 @@ impl Settings {
         let segment_bytes = Some(4_096 << random.below(5));
         let checkpoint_bytes = Some(random.spread(8_000, 100_000));
         let thorough = random.chance(250);
-        let options = BookOptions {
+        let options = LedgerOptions {
             limits,
             recovery,
             segment_bytes,
             thorough,
             checkpoint_bytes,
-            ..BookOptions::default()
+            ..LedgerOptions::default()
         };
         let mut settings = Self {
             profile,

@@ -372,9 +372,9 @@ impl World {
 }
 
 /// The answer to a claim, if it was one.
-fn handed(answer: Answer) -> Option<windlass::store::Handed> {
+fn handed(answer: Answer) -> Option<windlass::store::ClaimedBatch> {
     match answer {
-        Ok(Reply::Handed(handed)) => Some(handed),
+        Ok(Reply::ClaimedBatch(handed)) => Some(handed),
         Ok(_) | Err(_) => None,
     }
 }

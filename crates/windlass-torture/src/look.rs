@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use windlass::core::filter::Filter;
-use windlass::store::file::{self, Look};
+use windlass::store::file::{self, OfflineStore};
 use windlass::store::{Cursor, Page};
 use windlass::{Counts, DeadReason, Engine, JobRecord, JobState, OpenError, StateName};
 
@@ -31,7 +31,7 @@ pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let mut look = Look::open(path)?;
+    let mut look = OfflineStore::open(path)?;
     let mut after = None;
     loop {
         after = say_page(&look.list(&Filter::default(), after, PAGE)?, &speaker);
@@ -70,14 +70,14 @@ fn have(record: &JobRecord) -> Fact {
     let Some(id) = Id::of(record.id()) else {
         return Fact::Wrong(format!("the store holds a stranger: {}", record.id()));
     };
-    let attempts = record.condition.attempts;
-    Fact::Have { id, standing: standing(record), attempts, recoveries: record.condition.recoveries }
+    let attempts = record.status.attempts;
+    Fact::Have { id, standing: standing(record), attempts, recoveries: record.status.recoveries }
 }
 
 /// Where a job stands.
 pub(crate) fn standing(record: &JobRecord) -> Standing {
     let dead = |reason: DeadReason| Standing::Ended(End::Dead(reason));
-    match record.condition.state {
+    match record.status.state {
         JobState::Completed { .. } => Standing::Ended(End::Completed),
         JobState::Dead { reason, .. } => dead(reason),
         JobState::Cancelled { .. } => Standing::Ended(End::Cancelled),

@@ -55,7 +55,7 @@ impl Launch {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let (out, err) = (child.stdout.take(), child.stderr.take());
-        let heard = Arc::new(Heard::default());
+        let heard = Arc::new(Received::default());
         let ear = heard.clone();
         let reader = out.map(|out| std::thread::spawn(move || ear.listen(out)));
         let errors = err.map(|mut err| {
@@ -76,7 +76,7 @@ impl Launch {
 
 /// What a process has said.
 #[derive(Default)]
-struct Heard {
+struct Received {
     lines: Mutex<Lines>,
     more: Condvar,
 }
@@ -88,7 +88,7 @@ struct Lines {
     over: bool,
 }
 
-impl Heard {
+impl Received {
     fn lock(&self) -> MutexGuard<'_, Lines> {
         self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,7 +118,7 @@ impl Heard {
 /// A running victim. Dropping it kills it.
 pub(crate) struct Process {
     child: Child,
-    heard: Arc<Heard>,
+    heard: Arc<Received>,
     reader: Option<JoinHandle<()>>,
     errors: Option<JoinHandle<String>>,
 }

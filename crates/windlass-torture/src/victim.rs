@@ -12,12 +12,12 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use windlass::clock::SystemClock;
-use windlass::store::file::{BookOptions, FileOptions};
-use windlass::store::{Alteration, FileStore, Selection};
+use windlass::store::file::{FileOptions, LedgerOptions};
+use windlass::store::{FileStore, JobAction, Selection};
 use windlass::wake::LocalWake;
 use windlass::{
-    Acceptance, Attempt, Deed, Durability, Engine, Error, Failure, Heard, Job, JobId, Limits,
-    Recovery, Refusal, State, StateName, Topics, What, Worker,
+    Acceptance, Attempt, Durability, Engine, Error, EventKind, Failure, Job, JobActionDone, JobId,
+    Limits, Received, Recovery, Refusal, State, StateName, Topics, Worker,
 };
 
 use crate::facts::{Fact, Speaker, Why};
@@ -125,14 +125,14 @@ pub(crate) async fn work(options: WorkOptions) -> anyhow::Result<()> {
 
 fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
     let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
-    let book = BookOptions {
+    let ledger = LedgerOptions {
         limits: limits(),
         recovery: recovery(),
         segment_bytes: options.segment_bytes,
         checkpoint_bytes: options.checkpoint_bytes,
-        ..BookOptions::default()
+        ..LedgerOptions::default()
     };
-    let how = FileOptions { book, durability: options.durability };
+    let how = FileOptions { ledger, durability: options.durability };
     let store = FileStore::open(&options.path, &how, clock.clone(), wake.clone())?;
     let builder = Engine::builder().recovery(recovery());
     Ok(builder.on_store(Arc::new(store), wake, clock)?)
@@ -193,13 +193,13 @@ impl Victim {
         std::future::pending().await
     }
 
-    fn hear(&self, heard: Heard, ended: &mpsc::UnboundedSender<Id>) {
+    fn hear(&self, heard: Received, ended: &mpsc::UnboundedSender<Id>) {
         // Events of before this life that are no longer kept.
-        let Heard::Event(event) = heard else { return };
+        let Received::Event(event) = heard else { return };
         let Some(id) = event.job().and_then(Id::of) else { return };
         let end = match &event.what {
-            What::JobCompleted { .. } => End::Completed,
-            What::JobDead { reason, .. } => End::Dead(*reason),
+            EventKind::JobCompleted { .. } => End::Completed,
+            EventKind::JobDead { reason, .. } => End::Dead(*reason),
             _ => End::Cancelled,
         };
         self.speaker.say(Fact::End(id, end));
@@ -302,8 +302,9 @@ impl Victim {
             self.speaker.say(Fact::Drop(ids.clone()));
             let jobs: Vec<JobId> = ids.iter().map(|id| id.job()).collect();
             let jobs = Selection::Jobs(jobs);
-            if let Ok(altered) = self.engine.store().alter(jobs, Alteration::Remove).await {
-                let gone = altered.iter().filter(|one| matches!(one.result, Ok(Deed::Removed)));
+            if let Ok(altered) = self.engine.store().alter(jobs, JobAction::Remove).await {
+                let gone =
+                    altered.iter().filter(|one| matches!(one.result, Ok(JobActionDone::Removed)));
                 self.speaker.say(Fact::Gone(gone.filter_map(|one| Id::of(one.job)).collect()));
             }
             tokio::time::sleep(Duration::from_millis(10)).await;

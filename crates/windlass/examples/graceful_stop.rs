@@ -45,7 +45,7 @@ async fn main() -> Result<(), Error> {
     // In a server: worker.run_until(|| async { tokio::signal::ctrl_c().await.ok(); }).await
     println!("{}", worker.stop().await?);
     println!("short: {} steps", short.outcome().await?);
-    let condition = long.record().await?.condition;
-    println!("long: {}, {} attempts counted", condition.state.name(), condition.attempts);
+    let status = long.record().await?.status;
+    println!("long: {}, {} attempts counted", status.state.name(), status.attempts);
     Ok(())
 }

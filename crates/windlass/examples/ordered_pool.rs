@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use windlass::primitives::{PoolContext, PoolEvent, WorkerPool};
-use windlass::{Engine, Error, Failure, Heard, Retry, Topics};
+use windlass::{Engine, Error, Failure, Received, Retry, Topics};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Order {
@@ -46,7 +46,7 @@ async fn main() -> Result<(), Error> {
     }
     // Four events, and the hook for the one that died.
     for _ in 0..5 {
-        if let Heard::Lagged { missed } = ended.next().await {
+        if let Received::Lagged { missed } = ended.next().await {
             println!("{missed} events missed");
         }
     }

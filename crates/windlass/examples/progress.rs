@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use windlass::{Attempt, Engine, Error, Failure, Heard, Job, Topics, What};
+use windlass::{Attempt, Engine, Error, EventKind, Failure, Job, Received, Topics};
 
 #[derive(Serialize, Deserialize)]
 struct Import {
@@ -35,16 +35,16 @@ async fn main() -> Result<(), Error> {
 
     loop {
         match events.next().await {
-            Heard::Event(event) => match &event.what {
-                What::JobProgress { percent } => println!("{percent} %"),
-                What::JobCompleted { duration, .. } => {
+            Received::Event(event) => match &event.what {
+                EventKind::JobProgress { percent } => println!("{percent} %"),
+                EventKind::JobCompleted { duration, .. } => {
                     println!("done in about {} ms", duration.as_millis() / 100 * 100);
                     break;
                 }
                 what if what.is_terminal() => break,
                 _ => println!("{}", event.topic()),
             },
-            Heard::Lagged { missed } => println!("too slow, {missed} events missed"),
+            Received::Lagged { missed } => println!("too slow, {missed} events missed"),
         }
     }
     for line in handle.record().await?.log {

@@ -54,7 +54,7 @@ async fn main() -> Result<(), Error> {
         println!("{error}");
     }
     for dead in engine.dead_letters().page(None, 10).await?.jobs {
-        println!("dead letter: {} after {} attempts", dead.job.kind, dead.condition.attempts);
+        println!("dead letter: {} after {} attempts", dead.job.kind, dead.status.attempts);
     }
 
     provider.down.store(false, Ordering::SeqCst);

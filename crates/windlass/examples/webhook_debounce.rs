@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use windlass::primitives::{Debounce, Flush};
-use windlass::{Engine, Error, Failure, Heard, Retry, Topics};
+use windlass::{Engine, Error, Failure, Received, Retry, Topics};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Changed {
@@ -53,7 +53,7 @@ async fn main() -> Result<(), Error> {
     }
 
     for _ in 0..2 {
-        if let Heard::Event(event) = flushed.next().await {
+        if let Received::Event(event) = flushed.next().await {
             println!("{}", event.topic());
         }
     }

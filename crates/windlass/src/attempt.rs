@@ -20,7 +20,7 @@ use windlass_core::job::{Bytes, CancelReason, JobId, Lane, LeaseToken, NewJob, P
 use windlass_core::ledger::Settlement;
 use windlass_core::name::Name;
 use windlass_core::object::Address;
-use windlass_core::outcome::{ErrorText, Outcome, Progress as Standing, Verdict, decide};
+use windlass_core::outcome::{ErrorText, Outcome, RunCounts, Verdict, decide};
 use windlass_core::record::{LogLine, Progress, Report, Step};
 use windlass_core::refusal::Refusal;
 use windlass_core::retry::{Retry, jitter_seed};
@@ -30,13 +30,13 @@ use windlass_core::worker::store_backoff;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::failure::Failure;
-use crate::handler::{Job, Registered, Returned, State, States};
+use crate::handler::{Job, RegisteredHandler, Returned, State, States};
 use crate::middleware::Next;
 use crate::options::Options;
 use crate::panics;
-use crate::primitives::Ending;
+use crate::primitives::AttemptEnding;
 use crate::steps::Steps;
-use crate::store::HandedJob;
+use crate::store::ClaimedJob;
 use crate::worker::{self, Settling, Shared, Slot};
 
 /// Why an attempt should stop.
@@ -56,7 +56,7 @@ pub enum StopReason {
 #[derive(Clone)]
 pub struct Cancellation {
     /// All of the attempt: one allocation, which every attempt needs, is enough for both.
-    inner: Arc<Inner>,
+    inner: Arc<AttemptInner>,
 }
 
 impl Cancellation {
@@ -99,10 +99,10 @@ pub struct Attempt {
     cancellation: Cancellation,
 }
 
-struct Inner {
-    handed: HandedJob,
+struct AttemptInner {
+    handed: ClaimedJob,
     shared: Arc<Shared>,
-    handler: Arc<Registered>,
+    handler: Arc<RegisteredHandler>,
     timeout: Option<Duration>,
     claimed: Steady,
     /// Why to stop. The first reason counts.
@@ -145,7 +145,7 @@ impl Said {
 }
 
 impl Attempt {
-    fn inner(&self) -> &Inner {
+    fn inner(&self) -> &AttemptInner {
         &self.cancellation.inner
     }
 
@@ -454,9 +454,9 @@ impl Attempt {
     }
 
     /// Takes the right and the duty to settle it, which exist once.
-    pub(crate) fn end(&self) -> Option<worker::Registered> {
+    pub(crate) fn end(&self) -> Option<worker::RegisteredAttempt> {
         let first = !self.inner().ended.swap(true, Ordering::SeqCst);
-        first.then(|| worker::Registered(self.clone()))
+        first.then(|| worker::RegisteredAttempt(self.clone()))
     }
 
     pub(crate) fn has_ended(&self) -> bool {
@@ -485,14 +485,14 @@ pub(crate) struct Begun {
 }
 
 /// Puts the attempt of a claimed job together. `None` if the worker has no handler for it.
-pub(crate) fn prepare(shared: &Arc<Shared>, handed: HandedJob, claimed: Steady) -> Option<Begun> {
+pub(crate) fn prepare(shared: &Arc<Shared>, handed: ClaimedJob, claimed: Steady) -> Option<Begun> {
     let slot = Arc::new(Slot(shared.clone()));
     let handler = shared.handler(&handed.job.kind)?;
     let timeout = match handed.job.timeout.unwrap_or(handler.options.timeout) {
         Timeout::After(timeout) => Some(timeout),
         Timeout::Off => None,
     };
-    let inner = Inner {
+    let inner = AttemptInner {
         handed,
         shared: shared.clone(),
         handler,
@@ -579,12 +579,12 @@ pub(crate) fn give_up(attempt: &Attempt) {
 
 /// Judges how an attempt ended and hands that to the settle loop.
 async fn conclude(
-    registered: worker::Registered,
+    registered: worker::RegisteredAttempt,
     reason: Option<StopReason>,
     ended: Option<Ended>,
     slot: Option<Arc<Slot>>,
 ) {
-    let worker::Registered(attempt) = &registered;
+    let worker::RegisteredAttempt(attempt) = &registered;
     let shared = attempt.shared().clone();
     let Some(judged) = judge(&attempt.inner().handler, attempt, reason, ended) else {
         shared.tally(|tally| tally.lost += 1);
@@ -606,19 +606,19 @@ async fn conclude(
 /// Adds to a settlement what it means to the object the job is bound to, if it is bound to one.
 /// Asked again when another turn of the object came first. `None` if it is given up.
 pub(crate) async fn take_turn(mut settling: Settling) -> Option<Settling> {
-    let worker::Registered(attempt) = &settling.registered;
+    let worker::RegisteredAttempt(attempt) = &settling.registered;
     let Some(conclude) = attempt.inner().handler.conclude.clone() else { return Some(settling) };
     // A run returns what its object is to become: it belongs there, and not in the job's record.
     let returned = settling.settlement.output.take();
     settling.returned = returned.or(settling.returned);
     let mut failures = 0;
     loop {
-        let ending = Ending {
+        let ending = AttemptEnding {
             verdict: settling.settlement.verdict,
             output: settling.returned.as_ref(),
             error: settling.settlement.error.as_ref(),
         };
-        let worker::Registered(attempt) = &settling.registered;
+        let worker::RegisteredAttempt(attempt) = &settling.registered;
         let shared = attempt.shared();
         match shared.ask("conclude a run", conclude.turn(attempt, ending)).await {
             Ok(turn) => {
@@ -660,7 +660,7 @@ struct Judged {
 
 /// What an end means. `None` if it counts for nothing, because the lease is lost.
 fn judge(
-    handler: &Registered,
+    handler: &RegisteredHandler,
     attempt: &Attempt,
     reason: Option<StopReason>,
     ended: Option<Ended>,
@@ -703,7 +703,7 @@ fn judge(
     }
 }
 
-fn failed(handler: &Registered, failure: Failure) -> Judged {
+fn failed(handler: &RegisteredHandler, failure: Failure) -> Judged {
     let retry_if = handler.options.retry_if.as_ref();
     // A decision that panics decides nothing.
     let decided = retry_if.map(|decide| panics::catch(|| decide(&failure)).unwrap_or(true));
@@ -731,7 +731,7 @@ fn settlement(attempt: &Attempt, judged: Judged) -> Settlement {
     let inner = attempt.inner();
     let handed = &inner.handed;
     let retry: &Retry = handed.job.retry.as_ref().unwrap_or(&inner.handler.options.retry);
-    let standing = Standing {
+    let standing = RunCounts {
         attempt: attempt.number(),
         max_attempts: attempt.max_attempts(),
         since_first_start: match judged.outcome {

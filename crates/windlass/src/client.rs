@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::events::LOOK_FOR_YOURSELF;
 use crate::handler::Job;
 use crate::options::{Options, option_setters};
-use crate::store::{Alteration, Altered, Cursor, Deed, Page, Selection};
+use crate::store::{Cursor, JobAction, JobActionDone, JobActionResult, Page, Selection};
 
 /// How often a call whose answer was lost is repeated before the caller is told.
 const REPEATS: u32 = 3;
@@ -99,7 +99,7 @@ impl Engine {
     /// Everything known about a job; `None` if it was never accepted or is no longer kept.
     ///
     /// A [`JobRecord`] says what its producer said (`job`), where it stands
-    /// ([`JobRecord::state`], and with its counters `condition`), when it was accepted, last
+    /// ([`JobRecord::state`], and with its counters `status`), when it was accepted, last
     /// changed and first started, what it returned and its last error, its last attempts, and
     /// what its handler reported: progress, log lines, finished steps. Payload and output are the
     /// bytes that were stored, JSON unless you chose otherwise.
@@ -155,34 +155,35 @@ impl Engine {
     /// Calls a job off. A waiting one is cancelled at once; the handler of a running one is told
     /// to stop, and the job is not tried again.
     pub async fn cancel(&self, job: JobId) -> Result<CancelAnswer, Error> {
-        match self.alter_one(job, Alteration::Cancel).await? {
-            Deed::Cancel(answer) => Ok(answer),
-            Deed::Rescheduled(_) | Deed::Replayed | Deed::Removed | Deed::GraphRemoved { .. } => {
-                Ok(CancelAnswer::Cancelled)
-            }
+        match self.alter_one(job, JobAction::Cancel).await? {
+            JobActionDone::Cancel(answer) => Ok(answer),
+            JobActionDone::Rescheduled(_)
+            | JobActionDone::Replayed
+            | JobActionDone::Removed
+            | JobActionDone::GraphRemoved { .. } => Ok(CancelAnswer::Cancelled),
         }
     }
 
     /// Lets a scheduled or retrying job start now.
     pub async fn run_now(&self, job: JobId) -> Result<(), Error> {
-        self.alter_one(job, Alteration::Reschedule(Start::Now)).await.map(drop)
+        self.alter_one(job, JobAction::Reschedule(Start::Now)).await.map(drop)
     }
 
     /// Moves the start of a waiting job to a time; a time that has passed means now.
     pub async fn reschedule(&self, job: JobId, at: SystemTime) -> Result<(), Error> {
         let start = Start::At(timestamp(at));
-        self.alter_one(job, Alteration::Reschedule(start)).await.map(drop)
+        self.alter_one(job, JobAction::Reschedule(start)).await.map(drop)
     }
 
     /// Moves the start of a waiting job to this long from now.
     pub async fn reschedule_in(&self, job: JobId, delay: Duration) -> Result<(), Error> {
         let start = Start::After(delay);
-        self.alter_one(job, Alteration::Reschedule(start)).await.map(drop)
+        self.alter_one(job, JobAction::Reschedule(start)).await.map(drop)
     }
 
     /// Tries a dead or cancelled job again, its attempts reset.
     pub async fn replay(&self, job: JobId) -> Result<(), Error> {
-        self.alter_one(job, Alteration::Replay).await.map(drop)
+        self.alter_one(job, JobAction::Replay).await.map(drop)
     }
 
     /// Tries a dead job again with another payload: a new job, linked to the old one by its
@@ -205,23 +206,26 @@ impl Engine {
 
     /// Deletes a finished job.
     pub async fn remove(&self, job: JobId) -> Result<(), Error> {
-        self.alter_one(job, Alteration::Remove).await.map(drop)
+        self.alter_one(job, JobAction::Remove).await.map(drop)
     }
 
     /// Deletes a finished job and all that depend on it, directly or through others that are kept;
     /// answers how many jobs that were. If one of them has not finished, nothing is deleted and
     /// [`Refusal::WrongState`] names it. At most 10,000 jobs at once.
     pub async fn remove_graph(&self, root: JobId) -> Result<u64, Error> {
-        match self.alter_one(root, Alteration::RemoveGraph).await? {
-            Deed::GraphRemoved { jobs } => Ok(jobs),
-            Deed::Cancel(_) | Deed::Rescheduled(_) | Deed::Replayed | Deed::Removed => Ok(1),
+        match self.alter_one(root, JobAction::RemoveGraph).await? {
+            JobActionDone::GraphRemoved { jobs } => Ok(jobs),
+            JobActionDone::Cancel(_)
+            | JobActionDone::Rescheduled(_)
+            | JobActionDone::Replayed
+            | JobActionDone::Removed => Ok(1),
         }
     }
 
-    async fn alter_one(&self, job: JobId, alteration: Alteration) -> Result<Deed, Error> {
+    async fn alter_one(&self, job: JobId, alteration: JobAction) -> Result<JobActionDone, Error> {
         let altered = self.store().alter(Selection::Jobs(vec![job]), alteration).await?;
         match altered.into_iter().next() {
-            Some(Altered { result, .. }) => Ok(result?),
+            Some(JobActionResult { result, .. }) => Ok(result?),
             None => Err(Error::Refused(Refusal::UnknownJob { job })),
         }
     }
@@ -462,7 +466,7 @@ impl<J: Job> Handle<J> {
 /// How a job has finished; `None` if it has not.
 pub(crate) fn finished<J: Job>(record: &JobRecord) -> Option<Result<J::Output, Error>> {
     let job = record.id();
-    match &record.condition.state {
+    match &record.status.state {
         State::Completed { .. } => {
             let output = record.output.as_deref().unwrap_or(b"null");
             Some(serde_json::from_slice(output).map_err(|source| Error::Decode { job, source }))
@@ -574,26 +578,26 @@ impl Query {
     }
 
     /// Calls them all off, in one commit.
-    pub async fn cancel(self) -> Result<Vec<Altered>, Error> {
-        self.alter(Alteration::Cancel).await
+    pub async fn cancel(self) -> Result<Vec<JobActionResult>, Error> {
+        self.alter(JobAction::Cancel).await
     }
 
     /// Tries them all again, attempts reset, in one commit.
-    pub async fn replay(self) -> Result<Vec<Altered>, Error> {
-        self.alter(Alteration::Replay).await
+    pub async fn replay(self) -> Result<Vec<JobActionResult>, Error> {
+        self.alter(JobAction::Replay).await
     }
 
     /// Lets them all start now, in one commit.
-    pub async fn run_now(self) -> Result<Vec<Altered>, Error> {
-        self.alter(Alteration::Reschedule(Start::Now)).await
+    pub async fn run_now(self) -> Result<Vec<JobActionResult>, Error> {
+        self.alter(JobAction::Reschedule(Start::Now)).await
     }
 
     /// Deletes them all, in one commit; those that have not finished are refused.
-    pub async fn remove(self) -> Result<Vec<Altered>, Error> {
-        self.alter(Alteration::Remove).await
+    pub async fn remove(self) -> Result<Vec<JobActionResult>, Error> {
+        self.alter(JobAction::Remove).await
     }
 
-    async fn alter(self, alteration: Alteration) -> Result<Vec<Altered>, Error> {
+    async fn alter(self, alteration: JobAction) -> Result<Vec<JobActionResult>, Error> {
         let (engine, filter) = self.filter()?;
         Ok(engine.store().alter(Selection::Matching(filter), alteration).await?)
     }

@@ -6,15 +6,15 @@
 mod batching;
 mod cells;
 mod claiming;
+mod concurrency;
 mod controlling;
 mod enqueueing;
 mod extremes;
-mod laning;
+mod lanes;
+mod objects;
 mod records;
 mod settling;
 mod stepping;
-mod together;
-mod turning;
 pub mod wakes;
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use windlass_core::record::JobRecord;
 
 use crate::clock::BoxFuture;
 use crate::panics::CatchPanic;
-use crate::store::{Answer, Handed, HandedJob, Store, StoreError};
+use crate::store::{Answer, ClaimedBatch, ClaimedJob, Store, StoreError};
 
 /// Makes stores to test, and moves their clock.
 #[async_trait]
@@ -85,12 +85,12 @@ pub fn cases() -> Vec<Case> {
     let mut all = cells::cases();
     all.extend(enqueueing::cases());
     all.extend(claiming::cases());
-    all.extend(together::cases());
+    all.extend(concurrency::cases());
     all.extend(settling::cases());
     all.extend(controlling::cases());
     all.extend(stepping::cases());
-    all.extend(laning::cases());
-    all.extend(turning::cases());
+    all.extend(lanes::cases());
+    all.extend(objects::cases());
     all.extend(records::cases());
     all.extend(extremes::cases());
     all.extend(batching::cases());
@@ -165,17 +165,17 @@ impl Bench {
         self.store.enqueue(jobs.into_iter().map(Arc::new).collect()).await
     }
 
-    async fn claim(&self, limit: usize) -> Handed {
+    async fn claim(&self, limit: usize) -> ClaimedBatch {
         self.store.claim(claim(limit)).await.expect("a claim is answered")
     }
 
     /// Claims exactly one job.
-    async fn take(&self) -> HandedJob {
+    async fn take(&self) -> ClaimedJob {
         let mut handed = self.claim(1).await;
         handed.jobs.pop().expect("a job is claimable")
     }
 
-    async fn settle(&self, handed: &HandedJob, verdict: Verdict) -> StateName {
+    async fn settle(&self, handed: &ClaimedJob, verdict: Verdict) -> StateName {
         let settlement = Settlement::new(handed.job.id, handed.lease.token, verdict);
         let mut answers = self.store.settle(vec![settlement]).await.expect("it is answered");
         answers.remove(0).expect("the lease is held").state
@@ -187,7 +187,7 @@ impl Bench {
     }
 
     async fn state(&self, job: JobId) -> State {
-        self.record(job).await.condition.state
+        self.record(job).await.status.state
     }
 
     async fn state_name(&self, job: JobId) -> StateName {

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::events::{Subscription, Topics, Waiters, pump, remind};
 use crate::housekeeper::keep_house;
 use crate::primitives::{Objects, Primitive, TurnLocks};
-use crate::store::file::{BookOptions, FileOptions, Opened};
+use crate::store::file::{FileOptions, LedgerOptions, Opened};
 use crate::store::{Address, Durability, FileStore, MemoryStore, Store};
 use crate::supervise::supervise;
 use crate::wake::{LocalWake, Wake};
@@ -29,10 +29,10 @@ use crate::worker::{Shared, Stage, StopReport, WorkerBuilder};
 /// When the last handle and the last worker are gone, its background tasks end.
 #[derive(Clone)]
 pub struct Engine {
-    inner: Arc<Inner>,
+    inner: Arc<EngineInner>,
 }
 
-struct Inner {
+struct EngineInner {
     store: Arc<dyn Store>,
     wake: Arc<dyn Wake>,
     clock: Arc<dyn Clock>,
@@ -49,7 +49,7 @@ struct Inner {
 const LETTING_GO: Duration = Duration::from_secs(1);
 const LETTING_GO_STEP: Duration = Duration::from_millis(5);
 
-impl Drop for Inner {
+impl Drop for EngineInner {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
     }
@@ -104,7 +104,7 @@ impl Engine {
     pub fn on_event(
         &self,
         topics: Topics,
-        callback: impl Fn(crate::events::Heard) + Send + Sync + 'static,
+        callback: impl Fn(crate::events::Received) + Send + Sync + 'static,
     ) -> Result<Subscribed, Error> {
         let mut subscription = self.subscribe(topics)?;
         let task = tokio::spawn(async move {
@@ -306,10 +306,10 @@ impl EngineBuilder {
         wake: &Arc<dyn Wake>,
     ) -> Result<FileStore, Error> {
         let options = FileOptions {
-            book: BookOptions {
+            ledger: LedgerOptions {
                 limits: self.limits.clone(),
                 recovery: self.recovery,
-                ..BookOptions::default()
+                ..LedgerOptions::default()
             },
             durability: self.durability.unwrap_or(Durability::Sync),
         };
@@ -381,7 +381,7 @@ impl EngineBuilder {
             })
         };
         let reminder = tokio::spawn(remind(clock.clone(), waiters.clone()));
-        let inner = Inner {
+        let inner = EngineInner {
             store,
             wake,
             clock,

@@ -124,7 +124,7 @@ pub(crate) fn is_family(kind: &str) -> bool {
 
 /// What a subscriber hears.
 #[derive(Clone, Debug)]
-pub enum Heard {
+pub enum Received {
     /// Something happened.
     Event(Arc<Event>),
     /// The subscriber was too slow, and this many events are gone.
@@ -174,7 +174,7 @@ impl Subscription {
     }
 
     /// Waits for the next event that is wanted. Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Heard {
+    pub async fn next(&mut self) -> Received {
         loop {
             if let Some(heard) = self.take() {
                 return heard;
@@ -193,7 +193,7 @@ impl Subscription {
     }
 
     /// The next event that is wanted, if there is one already.
-    pub async fn try_next(&mut self) -> Option<Heard> {
+    pub async fn try_next(&mut self) -> Option<Received> {
         loop {
             if let Some(heard) = self.take() {
                 return Some(heard);
@@ -205,17 +205,17 @@ impl Subscription {
         }
     }
 
-    fn take(&mut self) -> Option<Heard> {
+    fn take(&mut self) -> Option<Received> {
         while let Some(event) = self.read.front() {
             let missed = event.number.saturating_sub(self.after.saturating_add(1));
             if missed > 0 {
                 self.after = event.number - 1;
-                return Some(Heard::Lagged { missed });
+                return Some(Received::Lagged { missed });
             }
             self.after = event.number;
             let event = self.read.pop_front()?;
             if self.topics.include(&event) {
-                return Some(Heard::Event(event));
+                return Some(Received::Event(event));
             }
         }
         None
@@ -243,7 +243,7 @@ const RECENT: usize = 1_024;
 /// While nobody waits, nothing is read and nothing is remembered.
 #[derive(Debug)]
 pub(crate) struct Waiters {
-    book: Mutex<WaiterBook>,
+    book: Mutex<WaiterMap>,
     /// The book's `heard`, to be read without it.
     heard: AtomicU64,
     committed: watch::Receiver<u64>,
@@ -252,8 +252,8 @@ pub(crate) struct Waiters {
 }
 
 #[derive(Debug, Default)]
-struct WaiterBook {
-    by_job: HashMap<JobId, Vec<Waiter>>,
+struct WaiterMap {
+    by_job: HashMap<JobId, Vec<OutcomeWaiter>>,
     next_ticket: u64,
     /// The number of the last event that the pump has heard.
     heard: u64,
@@ -267,7 +267,7 @@ struct WaiterBook {
 }
 
 #[derive(Debug)]
-struct Waiter {
+struct OutcomeWaiter {
     ticket: u64,
     tell: oneshot::Sender<JobRecord>,
 }
@@ -301,12 +301,12 @@ impl Drop for Waiting<'_> {
 
 impl Waiters {
     pub(crate) fn new(committed: watch::Receiver<u64>) -> Self {
-        let book = WaiterBook { asleep: true, ..WaiterBook::default() };
+        let book = WaiterMap { asleep: true, ..WaiterMap::default() };
         let (heard, came) = (AtomicU64::new(0), Notify::new());
         Self { book: Mutex::new(book), heard, committed, came }
     }
 
-    fn book(&self) -> MutexGuard<'_, WaiterBook> {
+    fn book(&self) -> MutexGuard<'_, WaiterMap> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -331,7 +331,7 @@ impl Waiters {
         let first = book.by_job.is_empty();
         let ticket = book.next_ticket;
         book.next_ticket += 1;
-        book.by_job.entry(job).or_default().push(Waiter { ticket, tell });
+        book.by_job.entry(job).or_default().push(OutcomeWaiter { ticket, tell });
         let alone = book.closed;
         drop(book);
         if first {
@@ -351,7 +351,7 @@ impl Waiters {
     }
 
     /// Returns at once if someone waits, or else when someone does.
-    async fn someone(&self, asleep: impl Fn(&mut WaiterBook)) {
+    async fn someone(&self, asleep: impl Fn(&mut WaiterMap)) {
         loop {
             // Made before looking: whoever comes in between is heard.
             let came = self.came.notified();
@@ -424,7 +424,7 @@ impl Waiters {
     }
 }
 
-impl WaiterBook {
+impl WaiterMap {
     /// Whether the job may have ended after the event number `after`, as far as was heard.
     fn may_have_ended(&self, job: JobId, after: u64) -> bool {
         let mut since = self.recent.iter().rev().take_while(|(number, _)| *number > after);

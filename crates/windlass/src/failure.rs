@@ -22,12 +22,12 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 /// # assert!(parse("x").is_err());
 /// ```
 pub struct Failure {
-    wish: Wish,
+    wish: FailureKind,
     error: BoxError,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum FailureKind {
     Retry,
     RetryAfter(Duration),
     Permanent,
@@ -38,27 +38,27 @@ enum Wish {
 impl Failure {
     /// Try again, by the job's retry policy. The same as `?`.
     pub fn retry(error: impl Into<BoxError>) -> Self {
-        Self { wish: Wish::Retry, error: error.into() }
+        Self { wish: FailureKind::Retry, error: error.into() }
     }
 
     /// Try again after `delay`, if the policy allows another attempt. For servers that say when.
     pub fn retry_after(delay: Duration, error: impl Into<BoxError>) -> Self {
-        Self { wish: Wish::RetryAfter(delay), error: error.into() }
+        Self { wish: FailureKind::RetryAfter(delay), error: error.into() }
     }
 
     /// Do not try again: the job goes to the dead letters.
     pub fn permanent(error: impl Into<BoxError>) -> Self {
-        Self { wish: Wish::Permanent, error: error.into() }
+        Self { wish: FailureKind::Permanent, error: error.into() }
     }
 
     /// Not a failure: run again after `pause`, and do not count this start.
     pub fn snooze(pause: Duration) -> Self {
-        Self { wish: Wish::Snooze(pause), error: format!("snoozed for {pause:?}").into() }
+        Self { wish: FailureKind::Snooze(pause), error: format!("snoozed for {pause:?}").into() }
     }
 
     /// Call the job off: it is cancelled, not dead.
     pub fn cancel(reason: impl Into<BoxError>) -> Self {
-        Self { wish: Wish::Cancel, error: reason.into() }
+        Self { wish: FailureKind::Cancel, error: reason.into() }
     }
 
     /// The error, for a retry policy or a middleware to look at.
@@ -68,21 +68,21 @@ impl Failure {
 
     /// Whether the job's retry policy decides what happens next.
     pub fn is_retry(&self) -> bool {
-        self.wish == Wish::Retry
+        self.wish == FailureKind::Retry
     }
 
     /// The same error, but never retried.
     pub(crate) fn into_permanent(self) -> Self {
-        Self { wish: Wish::Permanent, ..self }
+        Self { wish: FailureKind::Permanent, ..self }
     }
 
     pub(crate) fn outcome(&self) -> Outcome {
         match self.wish {
-            Wish::Retry => Outcome::Failed(Retryable::ByPolicy),
-            Wish::RetryAfter(delay) => Outcome::Failed(Retryable::After(delay)),
-            Wish::Permanent => Outcome::Failed(Retryable::Never),
-            Wish::Snooze(pause) => Outcome::Snoozed(pause),
-            Wish::Cancel => Outcome::Cancelled(CancelReason::Handler),
+            FailureKind::Retry => Outcome::Failed(Retryable::ByPolicy),
+            FailureKind::RetryAfter(delay) => Outcome::Failed(Retryable::After(delay)),
+            FailureKind::Permanent => Outcome::Failed(Retryable::Never),
+            FailureKind::Snooze(pause) => Outcome::Snoozed(pause),
+            FailureKind::Cancel => Outcome::Cancelled(CancelReason::Handler),
         }
     }
 

@@ -316,7 +316,7 @@ impl KindOptions {
 }
 
 /// A handler with its types erased, and how its kind is run.
-pub(crate) struct Registered {
+pub(crate) struct RegisteredHandler {
     pub(crate) kind: Cow<'static, str>,
     pub(crate) needs: Vec<(TypeId, &'static str)>,
     pub(crate) options: KindOptions,
@@ -325,7 +325,7 @@ pub(crate) struct Registered {
     pub(crate) conclude: Option<Arc<dyn Conclude>>,
 }
 
-impl Registered {
+impl RegisteredHandler {
     pub(crate) fn new<A, H>(handler: H, options: KindOptions) -> Self
     where
         A: 'static,

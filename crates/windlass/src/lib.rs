@@ -10,7 +10,7 @@ pub mod wake;
 /// Jobs in your own transactions, on PostgreSQL.
 #[cfg(feature = "postgres")]
 pub mod postgres {
-    pub use crate::store::postgres::inside::{
+    pub use crate::store::postgres::transaction::{
         SqlError, Transaction, complete_in, enqueue_in, enqueue_many_in,
     };
 }
@@ -36,25 +36,27 @@ pub use attempt::{Attempt, Cancellation, StopReason};
 pub use client::{Batch, EnqueueJob, Handle, Query, Queue};
 pub use engine::{Engine, EngineBuilder, Subscribed};
 pub use error::Error;
-pub use events::{Heard, Subscription, Topics};
+pub use events::{Received, Subscription, Topics};
 pub use failure::{BoxError, Failure};
 pub use handler::{Handler, Job, KindOptions, Returned, State};
 pub use middleware::{Middleware, Next};
 pub use options::{DEFAULT_QUEUE, NewJobId, Options, new_id};
 pub use schedule::{Due, InvalidSchedule, MissedRuns, RUNS_AT_ONCE, Schedule};
 pub use store::file::{OpenError, Opened};
-pub use store::{Altered, Cursor, Deed, Durability, Page};
+pub use store::{Cursor, Durability, JobActionDone, JobActionResult, Page};
 pub use windlass_core as core;
-pub use windlass_core::event::{Event, EventResult, RecoveryReason, RemoveReason, Subject, What};
+pub use windlass_core::event::{
+    Event, EventKind, EventResult, RecoveryReason, RemoveReason, Subject,
+};
 pub use windlass_core::explain::{Explanation, Reason};
 pub use windlass_core::filter::Filter;
 pub use windlass_core::job::{
-    Bytes, CancelReason, Condition, DeadReason, Dependency, JobId, Lane, Lease, NewJob, OnFailure,
+    Bytes, CancelReason, DeadReason, Dependency, JobId, JobStatus, Lane, Lease, NewJob, OnFailure,
     Priority, Start, State as JobState, StateName, Timeout, Unique, UniqueScope,
 };
 pub use windlass_core::ledger::{
-    Acceptance, CancelAnswer, Cleared, Counts, Enqueued, LaneCount, LineCount, QueueCount,
-    Recovery, RecoveryMode, Totals, WorkerCard, WorkerView,
+    Acceptance, CancelAnswer, Cleared, Counts, Enqueued, LaneCount, QueueCount, QueueKindCount,
+    Recovery, RecoveryMode, Totals, WorkerInfo, WorkerView,
 };
 pub use windlass_core::limits::{self, Limits};
 pub use windlass_core::name::Name;
@@ -73,22 +75,22 @@ pub use worker::{StopReport, Worker, WorkerBuilder};
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../../../docs/durability.md")]
-    struct Durability;
+    struct DurabilityPage;
     #[doc = include_str!("../../../docs/jobs.md")]
-    struct Jobs;
+    struct JobsPage;
     #[doc = include_str!("../../../docs/objects.md")]
-    struct Objects;
+    struct ObjectsPage;
     #[doc = include_str!("../../../docs/recovery.md")]
-    struct Recovery;
+    struct RecoveryPage;
     #[doc = include_str!("../../../docs/primitives.md")]
-    struct Primitives;
+    struct PrimitivesPage;
     #[cfg(feature = "testing")]
     #[doc = include_str!("../../../docs/testing.md")]
-    struct Testing;
+    struct TestingPage;
     #[cfg(feature = "postgres")]
     #[doc = include_str!("../../../docs/postgres.md")]
-    struct Postgres;
+    struct PostgresPage;
     #[cfg(all(feature = "postgres", feature = "redis"))]
     #[doc = include_str!("../../../docs/wakes.md")]
-    struct Wakes;
+    struct WakesPage;
 }

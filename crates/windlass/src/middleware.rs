@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::attempt::Attempt;
 use crate::clock::BoxFuture;
-use crate::handler::{Registered, Returned};
+use crate::handler::{RegisteredHandler, Returned};
 
 /// Code around every attempt of a worker ([`crate::WorkerBuilder::middleware`]) or of one kind
 /// ([`crate::KindOptions::middleware`]). The first one added is the outermost; those of a worker
@@ -42,7 +42,7 @@ where
 /// What is left to run: the inner middleware, and the handler at the heart.
 pub struct Next {
     attempt: Attempt,
-    handler: Arc<Registered>,
+    handler: Arc<RegisteredHandler>,
     layers: Arc<[Box<dyn Middleware>]>,
     depth: usize,
 }
@@ -50,7 +50,7 @@ pub struct Next {
 impl Next {
     pub(crate) fn new(
         attempt: Attempt,
-        handler: Arc<Registered>,
+        handler: Arc<RegisteredHandler>,
         layers: Arc<[Box<dyn Middleware>]>,
     ) -> Self {
         Self { attempt, handler, layers, depth: 0 }

@@ -35,7 +35,7 @@ pub use debounce::{
 pub(crate) use objects::TurnLocks;
 pub use objects::{Commanded, Objects};
 pub use runtime::RunContext;
-pub(crate) use runtime::{Conclude, Ending, handlers};
+pub(crate) use runtime::{AttemptEnding, Conclude, handlers};
 pub(crate) use schedules::register as register_schedules;
 pub use schedules::{LastRun, ScheduleView, Schedules, SetSchedule};
 use serde::Serialize;
@@ -194,12 +194,12 @@ pub struct Turn<P: Primitive> {
     meta: Option<ObjectMeta>,
     alarm_at: Option<Timestamp>,
     open_jobs: u64,
-    asked: Asked<P>,
+    asked: TurnRequests<P>,
 }
 
 /// What a turn asks for.
-struct Asked<P: Primitive> {
-    alarm: AskedAlarm<P>,
+struct TurnRequests<P: Primitive> {
+    alarm: AlarmRequest<P>,
     runs: Vec<(Start, P::Run)>,
     jobs: Vec<windlass_core::job::NewJob>,
     status: Option<(ObjectStatus, Option<String>)>,
@@ -207,7 +207,7 @@ struct Asked<P: Primitive> {
     purge: Purge,
 }
 
-enum AskedAlarm<P: Primitive> {
+enum AlarmRequest<P: Primitive> {
     Keep,
     Cancel,
     Move(Start),
@@ -277,7 +277,7 @@ impl<P: Primitive> Turn<P> {
     /// takes the place of the old. More than [`limits::DELAY_MAX`] ahead, a century, a command is
     /// refused; in other turns the alarm goes off after that.
     pub fn alarm(&mut self, start: Start) {
-        self.asked.alarm = AskedAlarm::Wake(start);
+        self.asked.alarm = AlarmRequest::Wake(start);
     }
 
     /// Like [`Turn::alarm`], so much later.
@@ -287,18 +287,18 @@ impl<P: Primitive> Turn<P> {
 
     /// Sets the alarm to run the user's code, without a turn in between.
     pub fn alarm_to_run(&mut self, start: Start, run: P::Run) {
-        self.asked.alarm = AskedAlarm::Run(start, run);
+        self.asked.alarm = AlarmRequest::Run(start, run);
     }
 
     /// Moves the alarm that is set, whatever it does, if it waits: for its time, or to be tried
     /// again after a failure. One that runs is left alone.
     pub fn move_alarm(&mut self, start: Start) {
-        self.asked.alarm = AskedAlarm::Move(start);
+        self.asked.alarm = AlarmRequest::Move(start);
     }
 
     /// There is to be no alarm.
     pub fn cancel_alarm(&mut self) {
-        self.asked.alarm = AskedAlarm::Cancel;
+        self.asked.alarm = AlarmRequest::Cancel;
     }
 
     /// Runs the user's code as soon as it may: after the runs that were asked for before.
@@ -377,8 +377,8 @@ impl<P: Primitive> Turn<P> {
     pub(crate) fn stay_within_bounds(&mut self) {
         let (now, soon) = (self.now, DELAY_MAX - Duration::from_secs(86_400));
         match &mut self.asked.alarm {
-            AskedAlarm::Keep | AskedAlarm::Cancel => {}
-            AskedAlarm::Move(start) | AskedAlarm::Wake(start) | AskedAlarm::Run(start, _) => {
+            AlarmRequest::Keep | AlarmRequest::Cancel => {}
+            AlarmRequest::Move(start) | AlarmRequest::Wake(start) | AlarmRequest::Run(start, _) => {
                 let is_near = match start {
                     Start::Now => true,
                     Start::After(delay) => *delay <= DELAY_MAX,

@@ -25,11 +25,11 @@ use crate::failure::Failure;
 /// The steps of one attempt so far.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
-    book: Mutex<StepBook>,
+    book: Mutex<StepNames>,
 }
 
 #[derive(Debug, Default)]
-struct StepBook {
+struct StepNames {
     /// Names that are in use: the work of the step runs, or has finished.
     taken: BTreeSet<Name>,
     /// How many this attempt has finished itself.
@@ -37,7 +37,7 @@ struct StepBook {
 }
 
 impl Steps {
-    fn book(&self) -> MutexGuard<'_, StepBook> {
+    fn book(&self) -> MutexGuard<'_, StepNames> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -36,7 +36,7 @@ use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, Lease, NewJob, Start, StateName};
 use windlass_core::ledger::{
     CancelAnswer, Claim, Cleared, Counts, Enqueued, Ledger, Promoted, QueueChange, Renewal,
-    Renewed, Rescue, Rescued, Settled, Settlement, Turned, WorkerNews,
+    Renewed, Rescue, Rescued, Settled, Settlement, Turned, WorkerReport,
 };
 use windlass_core::limits;
 use windlass_core::name::Name;
@@ -91,7 +91,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// *After a crash.* The job is given back by [`Store::rescue`] when the lease ends; so it is
     /// if the answer is lost on its way.
     /// *Empty.* No job is claimable; `wake_in` says when one may be without a ring.
-    async fn claim(&self, claim: Claim) -> Answer<Handed>;
+    async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch>;
 
     /// Extends leases, and records what their handlers report, finished steps included.
     ///
@@ -139,7 +139,11 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// refused alone. Dependents that follow are part of the commit.
     /// *After a crash.* All or none; repeating it finds what is left to do.
     /// *Empty.* Nothing matched.
-    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>>;
+    async fn alter(
+        &self,
+        selection: Selection,
+        alteration: JobAction,
+    ) -> Answer<Vec<JobActionResult>>;
 
     /// Puts `edited` in the place of the dead job `job`, which is then cancelled as replaced and
     /// gives up its unique key.
@@ -192,7 +196,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     ///
     /// *Order.* The last news counts. *Atomic.* With its event. *After a crash.* Not durable: a
     /// worker that lives says so again. *Empty.* News of an unknown worker is only told.
-    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()>;
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()>;
 
     /// Reads jobs by id.
     ///
@@ -292,9 +296,9 @@ impl fmt::Display for Durability {
 
 /// What a claim hands out.
 #[derive(Clone, Debug, Default)]
-pub struct Handed {
+pub struct ClaimedBatch {
     /// The jobs, in the order in which they should start.
-    pub jobs: Vec<HandedJob>,
+    pub jobs: Vec<ClaimedJob>,
     /// Ready jobs that this worker could take but did not get.
     pub ready: u64,
     /// How long until something may become claimable without a ring; `None` for never.
@@ -303,7 +307,7 @@ pub struct Handed {
 
 /// One job in one worker's hands.
 #[derive(Clone, Debug)]
-pub struct HandedJob {
+pub struct ClaimedJob {
     /// What its producer said.
     pub job: Arc<NewJob>,
     /// The right to run it.
@@ -338,7 +342,7 @@ pub enum Selection {
 
 /// What to do with jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Alteration {
+pub enum JobAction {
     /// Call them off.
     Cancel,
     /// Move their start.
@@ -355,16 +359,16 @@ pub enum Alteration {
 
 /// What became of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Altered {
+pub struct JobActionResult {
     /// The job.
     pub job: JobId,
     /// What was done, or why nothing was.
-    pub result: Result<Deed, Refusal>,
+    pub result: Result<JobActionDone, Refusal>,
 }
 
 /// What was done to one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum JobActionDone {
     /// It is cancelled, or its handler has been asked to stop.
     Cancel(CancelAnswer),
     /// It may start at another time; it is in this state now.

@@ -22,14 +22,14 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-pub(crate) use shared::{Registered, Settling, Shared, Slot, Stage};
+pub(crate) use shared::{RegisteredAttempt, Settling, Shared, Slot, Stage};
 use tokio::sync::{Notify, mpsc};
-use windlass_core::ledger::WorkerNews;
+use windlass_core::ledger::WorkerReport;
 use windlass_core::name::Name;
 use windlass_core::refusal::Refusal;
 use windlass_core::worker::DEFAULT_SLOTS;
 
-use self::shared::{SETTLE_LOOP, SettleLine, SlotBook};
+use self::shared::{SETTLE_LOOP, SettleQueue, SlotCounts};
 use crate::attempt::Attempt;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -45,7 +45,7 @@ pub struct WorkerBuilder {
     engine: Engine,
     name: Option<String>,
     queues: Vec<String>,
-    handlers: Vec<handler::Registered>,
+    handlers: Vec<handler::RegisteredHandler>,
     states: States,
     layers: Vec<Box<dyn Middleware>>,
     slots: u32,
@@ -122,7 +122,8 @@ impl WorkerBuilder {
         H: Handler<A> + Send + Sync + 'static,
         H::Future: Send,
     {
-        self.handlers.push(handler::Registered::new(handler, options(KindOptions::default())));
+        self.handlers
+            .push(handler::RegisteredHandler::new(handler, options(KindOptions::default())));
         self
     }
 
@@ -149,7 +150,8 @@ impl WorkerBuilder {
         E: Into<Failure>,
         F: Fn(J, Attempt) -> Result<J::Output, E> + Send + Sync + 'static,
     {
-        self.handlers.push(handler::Registered::blocking(handler, options(KindOptions::default())));
+        self.handlers
+            .push(handler::RegisteredHandler::blocking(handler, options(KindOptions::default())));
         self
     }
 
@@ -263,7 +265,7 @@ impl WorkerBuilder {
             states: Arc::new(states),
             layers: layers.into(),
             timing,
-            slots: Mutex::new(SlotBook { all: slots, busy: 0, asked: 0 }),
+            slots: Mutex::new(SlotCounts { all: slots, busy: 0, asked: 0 }),
             running: Mutex::default(),
             filling: tokio::sync::RwLock::default(),
             renewing: tokio::sync::Mutex::default(),
@@ -274,15 +276,15 @@ impl WorkerBuilder {
             reported: Notify::new(),
             stage: tokio::sync::watch::Sender::new(Stage::Working),
             settle,
-            settling: tokio::sync::Mutex::new(SettleLine { waiting, batches: Default::default() }),
+            settling: tokio::sync::Mutex::new(SettleQueue { waiting, batches: Default::default() }),
             ended: AtomicUsize::new(0),
             many_ended: Notify::new(),
             tally: Mutex::default(),
             engine,
         });
-        let started = WorkerNews::Started(shared.card());
-        let announce = shared.engine.store().announce(shared.id.clone(), started);
-        shared.ask("announce", announce).await?;
+        let started = WorkerReport::Started(shared.card());
+        let heartbeat = shared.engine.store().heartbeat(shared.id.clone(), started);
+        shared.ask("announce", heartbeat).await?;
         shared.engine.adopt(&shared);
         shared.spawn("fill loop", fill::fill);
         shared.spawn("watch loop", watch::watch_loop);
@@ -324,9 +326,9 @@ fn check_timing(timing: Timing) -> Result<(), Error> {
 /// Adds the alarms of schedules to what a worker takes, because no code of a user is needed for
 /// them. One without any handler stays without.
 fn with_schedules(
-    mut handlers: Vec<handler::Registered>,
+    mut handlers: Vec<handler::RegisteredHandler>,
     mut queues: Vec<String>,
-) -> Result<(Vec<handler::Registered>, Vec<String>), Error> {
+) -> Result<(Vec<handler::RegisteredHandler>, Vec<String>), Error> {
     if !handlers.is_empty() {
         let (handler, queue) = primitives::register_schedules()?;
         handlers.push(handler);
@@ -339,9 +341,9 @@ fn with_schedules(
 }
 
 fn check_handlers(
-    handlers: Vec<handler::Registered>,
+    handlers: Vec<handler::RegisteredHandler>,
     states: &States,
-) -> Result<BTreeMap<Name, Arc<handler::Registered>>, Error> {
+) -> Result<BTreeMap<Name, Arc<handler::RegisteredHandler>>, Error> {
     let mut checked = BTreeMap::new();
     for handler in handlers {
         let kind = Name::new(&handler.kind)?;

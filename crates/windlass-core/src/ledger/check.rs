@@ -6,9 +6,9 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::Ledger;
-use super::book::{Entry, Phase};
-use super::index::Place;
-use super::lanes::LaneBook;
+use super::entries::{Entry, Phase};
+use super::index::IndexPlace;
+use super::lanes::LaneEntry;
 use crate::job::{JobId, Priority, StateName};
 
 impl Ledger {
@@ -80,7 +80,7 @@ impl Ledger {
 
     /// Ready jobs that stand in their lane and in no line.
     fn count_unoffered(&self) -> usize {
-        let unoffered = |lane: &LaneBook| {
+        let unoffered = |lane: &LaneEntry| {
             lane.ready.len() + lane.parked.len() - usize::from(lane.offered.is_some())
         };
         self.lanes.values().map(unoffered).sum()
@@ -108,7 +108,7 @@ impl Ledger {
         }
     }
 
-    fn check_lane(&self, lane: &LaneBook, jobs: &[u32], paused: bool) -> Result<(), String> {
+    fn check_lane(&self, lane: &LaneEntry, jobs: &[u32], paused: bool) -> Result<(), String> {
         let is = |slot: u32, state: StateName| self.entry(slot).phase.name() == state;
         let running = jobs.iter().filter(|slot| is(**slot, StateName::Running)).count();
         if (lane.open, lane.running) != (jobs.len() as u64, running as u64) {
@@ -155,13 +155,13 @@ impl Ledger {
         let line = &self.lines[entry.line as usize];
         let sequence = entry.sequence;
         let there = match self.place_of(slot) {
-            Place::None | Place::Lane => true,
-            Place::Timers(at) => self.timers.get(&(at, sequence)) == Some(&slot),
-            Place::Ready(key) => line.ready.get(&key) == Some(&slot),
-            Place::Leases(token) => self.leases.get(&token).is_some_and(|h| h.slot == slot),
-            Place::Finished(at) => self.finished.contains(&(at, sequence, slot)),
-            Place::Withheld(until) => self.withheld.contains(&(until, slot)),
-            Place::Dead(at) => {
+            IndexPlace::None | IndexPlace::Lane => true,
+            IndexPlace::Timers(at) => self.timers.get(&(at, sequence)) == Some(&slot),
+            IndexPlace::Ready(key) => line.ready.get(&key) == Some(&slot),
+            IndexPlace::Leases(token) => self.leases.get(&token).is_some_and(|h| h.slot == slot),
+            IndexPlace::Finished(at) => self.finished.contains(&(at, sequence, slot)),
+            IndexPlace::Withheld(until) => self.withheld.contains(&(until, slot)),
+            IndexPlace::Dead(at) => {
                 self.queues[line.queue as usize].dead.contains(&(at, sequence, slot))
             }
         };

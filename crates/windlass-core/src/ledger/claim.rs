@@ -11,12 +11,12 @@ use core::cmp::Reverse;
 use core::time::Duration;
 
 use super::{Command, Effects, Ledger};
-use crate::event::What;
-use crate::job::{Condition, JobId, Lease, LeaseToken};
+use crate::event::EventKind;
+use crate::job::{JobId, JobStatus, Lease, LeaseToken};
 use crate::limits;
 use crate::name::Name;
 use crate::rate::Rate;
-use crate::record::{Change, Note};
+use crate::record::{Change, RecordNote};
 use crate::refusal::Refusal;
 use crate::retry::DEFAULT_MAX_ATTEMPTS;
 use crate::time::Timestamp;
@@ -196,10 +196,10 @@ impl Ledger {
     }
 
     fn head(&self, line: u32, terms: usize, now: Timestamp) -> Option<Head> {
-        let book = &self.lines[line as usize];
-        let (key, &slot) = book.ready.first_key_value()?;
+        let entries = &self.lines[line as usize];
+        let (key, &slot) = entries.ready.first_key_value()?;
         let priority = self.entry(slot).priority;
-        let standing = self.queues[book.queue as usize].standing(priority, key.since, now);
+        let standing = self.queues[entries.queue as usize].standing(priority, key.since, now);
         Some(Head {
             standing,
             since: Reverse(key.since),
@@ -248,16 +248,16 @@ impl Ledger {
             cancel_requested: false,
         };
         self.next_token += 1;
-        let note = Some(Note::Started { worker: worker.clone() });
-        let condition = self
+        let note = Some(RecordNote::Started { worker: worker.clone() });
+        let status = self
             .transition(slot, &Input::Claim(lease.clone()), note, effects)
             .expect("a ready line holds only ready jobs");
         self.lease_until(lease.token, now.steady + length);
-        let attempt = condition.attempts;
-        let started = What::JobStarted { worker: worker.clone(), attempt };
+        let attempt = status.attempts;
+        let started = EventKind::JobStarted { worker: worker.clone(), attempt };
         self.tell(slot, started, effects);
         let (id, sequence) = (self.entry(slot).id, self.entry(slot).sequence);
-        let Condition { recoveries, generation, .. } = condition;
+        let JobStatus { recoveries, generation, .. } = status;
         Claimed { id, lease, attempt, recoveries, generation, sequence }
     }
 

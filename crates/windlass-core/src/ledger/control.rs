@@ -8,17 +8,17 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 use core::time::Duration;
 
-use super::book::{Key, Phase};
+use super::entries::{Key, Phase};
 use super::graph::is_met;
-use super::lanes::Spot;
+use super::lanes::LaneAddress;
 use super::{Acceptance, Command, Effects, Enqueued, Ledger, Ring};
-use crate::event::{RemoveReason, Subject, What};
+use crate::event::{EventKind, RemoveReason, Subject};
 use crate::job::{CancelReason, JobId, NewJob, OnFailure, Start, State, StateName};
 use crate::limits::{self, at_most, shown};
 use crate::name::Name;
 use crate::outcome::ErrorText;
 use crate::rate::Rate;
-use crate::record::{Note, QueueSettings};
+use crate::record::{QueueSettings, RecordNote};
 use crate::refusal::Refusal;
 use crate::time::{Steady, Timestamp};
 use crate::transition::Input;
@@ -122,8 +122,8 @@ impl Command for ReplayEdited {
             }
         }
         let enqueued = ledger.carry_out(plan, effects).remove(0);
-        if let Ok(condition) = ledger.transition(slot, &Input::Replace, None, effects) {
-            ledger.tell_end(slot, &condition, None, effects);
+        if let Ok(status) = ledger.transition(slot, &Input::Replace, None, effects) {
+            ledger.tell_end(slot, &status, None, effects);
             ledger.after_end(slot, None, effects);
         }
         Ok(enqueued)
@@ -226,7 +226,7 @@ impl Command for Clear {
         let after = (cancelled(ledger, true), cancelled(ledger, false));
         let cleared = Cleared { cleared: after.0 - before.0, followed: after.1 - before.1 };
         let subject = Subject::Queue(self.queue);
-        ledger.tell_of(subject, What::QueueCleared { jobs: cleared.cleared }, effects);
+        ledger.tell_of(subject, EventKind::QueueCleared { jobs: cleared.cleared }, effects);
         Ok(cleared)
     }
 }
@@ -270,20 +270,20 @@ impl QueueChange {
     /// The settings with this change, and what is told of it; nothing is if they stay as they are.
     ///
     /// Refuses a value out of its bounds, and a lane that the queue does not have.
-    pub fn apply(self, settings: &QueueSettings) -> Result<(QueueSettings, What), Refusal> {
+    pub fn apply(self, settings: &QueueSettings) -> Result<(QueueSettings, EventKind), Refusal> {
         let mut settings = settings.clone();
         let what = match self {
             QueueChange::Pause => {
                 settings.paused = true;
-                What::QueuePaused
+                EventKind::QueuePaused
             }
             QueueChange::Resume => {
                 settings.paused = false;
-                What::QueueResumed
+                EventKind::QueueResumed
             }
             QueueChange::MaxDepth(limit) => {
                 settings.max_depth = limit.map(limits::countable);
-                What::QueueConfigured
+                EventKind::QueueConfigured
             }
             QueueChange::Ageing(step) => {
                 if step.is_some_and(|step| step < Duration::from_millis(1)) {
@@ -295,13 +295,13 @@ impl QueueChange {
                 }
                 limits::no_longer_than("ageing step", step.unwrap_or_default())?;
                 settings.ageing = step;
-                What::QueueConfigured
+                EventKind::QueueConfigured
             }
             QueueChange::Lanes(lanes) => {
                 let number = lanes.map_or(0, NonZeroU32::get) as usize;
                 at_most("lanes", number, limits::LANES, "use more queues")?;
                 settings.lanes = lanes;
-                What::QueueConfigured
+                EventKind::QueueConfigured
             }
             QueueChange::PauseLane(lane) => {
                 let lanes = settings.lanes.map_or(0, NonZeroU32::get);
@@ -313,23 +313,23 @@ impl QueueChange {
                     });
                 }
                 settings.paused_lanes.insert(lane);
-                What::QueueConfigured
+                EventKind::QueueConfigured
             }
             QueueChange::ResumeLane(lane) => {
                 settings.paused_lanes.remove(&lane);
-                What::QueueConfigured
+                EventKind::QueueConfigured
             }
             QueueChange::LaneDepth(limit) => {
                 settings.lane_depth = limit.map(limits::countable);
-                What::QueueConfigured
+                EventKind::QueueConfigured
             }
             QueueChange::OnDead(kind) => {
                 settings.on_dead = kind;
-                What::QueueConfigured
+                EventKind::QueueConfigured
             }
             QueueChange::OnEmpty(kind) => {
                 settings.on_empty = kind;
-                What::QueueConfigured
+                EventKind::QueueConfigured
             }
         };
         Ok((settings, what))
@@ -365,18 +365,18 @@ impl Command for Configure {
 
 /// A worker has news of itself.
 #[derive(Clone, Debug)]
-pub struct Announce {
+pub struct Heartbeat {
     /// Which worker.
     pub worker: Arc<str>,
     /// The news.
-    pub news: WorkerNews,
+    pub news: WorkerReport,
 }
 
 /// What a worker says of itself.
 #[derive(Clone, Debug)]
-pub enum WorkerNews {
+pub enum WorkerReport {
     /// It takes jobs.
-    Started(WorkerCard),
+    Started(WorkerInfo),
     /// It takes no more jobs and finishes those it has.
     Stopping,
     /// It has ended.
@@ -387,7 +387,7 @@ pub enum WorkerNews {
 
 /// What a worker is ready to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkerCard {
+pub struct WorkerInfo {
     /// From which queues it takes jobs; `None` for all.
     pub queues: Option<Vec<Name>>,
     /// Which kinds it handles.
@@ -410,7 +410,7 @@ pub struct WorkerKind {
 /// A worker the ledger knows of. Not persisted: a worker that lives says so again.
 #[derive(Clone, Debug)]
 pub(super) struct WorkerState {
-    pub(super) card: WorkerCard,
+    pub(super) card: WorkerInfo,
     pub(super) seen: Steady,
     pub(super) stopping: bool,
 }
@@ -418,27 +418,27 @@ pub(super) struct WorkerState {
 /// A worker not heard of for this long is not counted on. It asks for jobs every few seconds.
 pub(super) const WORKER_SILENCE: Duration = Duration::from_secs(60);
 
-impl Command for Announce {
+impl Command for Heartbeat {
     type Reply = ();
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<(), Refusal> {
         let what = match self.news {
-            WorkerNews::Started(card) => {
+            WorkerReport::Started(card) => {
                 let state = WorkerState { card, seen: effects.now.steady, stopping: false };
                 ledger.workers.insert(self.worker.clone(), state);
-                What::WorkerStarted
+                EventKind::WorkerStarted
             }
-            WorkerNews::Stopping => {
+            WorkerReport::Stopping => {
                 if let Some(worker) = ledger.workers.get_mut(&self.worker) {
                     worker.stopping = true;
                 }
-                What::WorkerStopping
+                EventKind::WorkerStopping
             }
-            WorkerNews::Stopped => {
+            WorkerReport::Stopped => {
                 ledger.workers.remove(&self.worker);
-                What::WorkerStopped
+                EventKind::WorkerStopped
             }
-            WorkerNews::Error(error) => What::WorkerError { error },
+            WorkerReport::Error(error) => EventKind::WorkerError { error },
         };
         ledger.tell_of(Subject::Worker(self.worker), what, effects);
         Ok(())
@@ -483,15 +483,15 @@ impl Ledger {
         if was_asked {
             return Ok(CancelAnswer::Requested);
         }
-        let condition = self
+        let status = self
             .transition(slot, &Input::Cancel(reason), None, effects)
             .map_err(|refused| Refusal::of(refused, job, "cancel"))?;
-        if let State::Running(_) = condition.state {
+        if let State::Running(_) = status.state {
             effects.rings.insert(Ring::Cancel);
-            self.tell(slot, What::JobCancelRequested, effects);
+            self.tell(slot, EventKind::JobCancelRequested, effects);
             return Ok(CancelAnswer::Requested);
         }
-        self.tell_end(slot, &condition, None, effects);
+        self.tell_end(slot, &status, None, effects);
         self.spread(slot, None, effects);
         Ok(CancelAnswer::Cancelled)
     }
@@ -503,12 +503,12 @@ impl Ledger {
         effects: &mut Effects,
     ) -> Result<StateName, Refusal> {
         let slot = self.slot(job)?;
-        let condition = self
+        let status = self
             .transition(slot, &Input::Reschedule(at), None, effects)
             .map_err(|refused| Refusal::of(refused, job, "reschedule"))?;
         let at = at.max(effects.now.wall);
-        self.tell(slot, What::JobScheduled { at }, effects);
-        Ok(condition.state.name())
+        self.tell(slot, EventKind::JobScheduled { at }, effects);
+        Ok(status.state.name())
     }
 
     fn replay(&mut self, job: JobId, effects: &mut Effects) -> Result<(), Refusal> {
@@ -524,16 +524,16 @@ impl Ledger {
         {
             return Err(Refusal::KeyTaken { job, holder });
         }
-        let note = Note::Replayed { met: met.clone() };
-        let condition = self
+        let note = RecordNote::Replayed { met: met.clone() };
+        let status = self
             .transition(slot, &Input::Replay { unmet }, Some(note), effects)
             .map_err(|refused| Refusal::of(refused, job, "replay"))?;
         self.take_over_key(slot);
         self.link_all(slot, &met);
-        let generation = condition.generation;
-        self.tell(slot, What::JobReplayed { generation }, effects);
-        if let State::Blocked { unmet, .. } = condition.state {
-            self.tell(slot, What::JobBlocked { unmet }, effects);
+        let generation = status.generation;
+        self.tell(slot, EventKind::JobReplayed { generation }, effects);
+        if let State::Blocked { unmet, .. } = status.state {
+            self.tell(slot, EventKind::JobBlocked { unmet }, effects);
         }
         Ok(())
     }
@@ -576,26 +576,26 @@ impl Ledger {
     /// The jobs in their order, but each after those it depends on: within one batch a job may
     /// have been accepted before them.
     fn dependencies_first(&self, jobs: Vec<JobId>) -> Vec<JobId> {
-        enum Next {
+        enum Walk {
             Visit(JobId),
-            Place(JobId),
+            Add(JobId),
         }
         let wanted: BTreeSet<JobId> = jobs.iter().copied().collect();
         let mut visited = BTreeSet::new();
         let mut placed = Vec::with_capacity(jobs.len());
-        let mut ahead: Vec<Next> = jobs.into_iter().rev().map(Next::Visit).collect();
+        let mut ahead: Vec<Walk> = jobs.into_iter().rev().map(Walk::Visit).collect();
         while let Some(next) = ahead.pop() {
             match next {
-                Next::Place(job) => placed.push(job),
-                Next::Visit(job) if visited.insert(job) => {
-                    ahead.push(Next::Place(job));
+                Walk::Add(job) => placed.push(job),
+                Walk::Visit(job) if visited.insert(job) => {
+                    ahead.push(Walk::Add(job));
                     let entry = self.find(job).map(|slot| self.entry(slot));
                     let before = entry.into_iter().flat_map(|entry| entry.dependencies());
                     let before: Vec<JobId> = before.map(|dependency| dependency.on).collect();
                     let before = before.into_iter().rev().filter(|on| wanted.contains(on));
-                    ahead.extend(before.map(Next::Visit));
+                    ahead.extend(before.map(Walk::Visit));
                 }
-                Next::Visit(_) => {}
+                Walk::Visit(_) => {}
             }
         }
         placed
@@ -660,14 +660,14 @@ impl Ledger {
 
     /// Takes over a queue's settings and sorts its lines anew if the order has changed.
     pub(super) fn configure(&mut self, queue: u32, settings: QueueSettings) {
-        let book = &mut self.queues[queue as usize];
-        let reorder = book.settings.ageing != settings.ageing;
-        if !reorder && book.settings.lanes == settings.lanes {
-            let old = core::mem::replace(&mut book.settings, settings);
-            let changed = old.paused_lanes.symmetric_difference(&book.settings.paused_lanes);
+        let entries = &mut self.queues[queue as usize];
+        let reorder = entries.settings.ageing != settings.ageing;
+        if !reorder && entries.settings.lanes == settings.lanes {
+            let old = core::mem::replace(&mut entries.settings, settings);
+            let changed = old.paused_lanes.symmetric_difference(&entries.settings.paused_lanes);
             for lane in changed.copied().collect::<Vec<u32>>() {
                 let lane = u64::from(lane);
-                self.offer(Spot { queue, lane, partition: lane });
+                self.offer(LaneAddress { queue, lane, partition: lane });
             }
             return;
         }

@@ -8,11 +8,11 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use super::book::Key;
+use super::entries::Key;
 use super::{Command, Effects, Ledger};
 use crate::batch;
-use crate::event::{Subject, What};
-use crate::job::{Condition, Dependency, JobId, Lane, NewJob, OnFailure, State, StateName};
+use crate::event::{EventKind, Subject};
+use crate::job::{Dependency, JobId, JobStatus, Lane, NewJob, OnFailure, State, StateName};
 use crate::limits::{self, at_most};
 use crate::name::Name;
 use crate::object::Address;
@@ -40,12 +40,12 @@ pub struct Enqueued {
     /// Its place in the order of acceptance.
     pub sequence: u64,
     /// Its lane, if its queue has lanes and it is in one.
-    pub lane: Option<InLane>,
+    pub lane: Option<LanePosition>,
 }
 
 /// A job's place in its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InLane {
+pub struct LanePosition {
     /// Which of the lanes of its queue.
     pub lane: u32,
     /// Waiting jobs of that lane ahead of it: with 0 it is the next to start.
@@ -342,7 +342,7 @@ impl Ledger {
                     if let Acceptance::Deduplicated { payload_differs } = acceptance
                         && let Some(slot) = self.find(id)
                     {
-                        self.tell(slot, What::JobDeduplicated { payload_differs }, effects);
+                        self.tell(slot, EventKind::JobDeduplicated { payload_differs }, effects);
                     }
                     (id, queue, acceptance)
                 }
@@ -362,7 +362,7 @@ impl Ledger {
         let entry = self.entry(slot);
         let spot = self.spot(slot).filter(|_| entry.phase.name().is_waiting());
         let lane = spot.filter(|spot| self.queues[spot.queue as usize].settings.lanes.is_some());
-        let lane = lane.map(|spot| InLane {
+        let lane = lane.map(|spot| LanePosition {
             lane: u32::try_from(spot.lane).unwrap_or(u32::MAX),
             position: self.position(slot),
         });
@@ -379,17 +379,19 @@ impl Ledger {
             0 => waiting_until(not_before, now),
             _ => State::Blocked { unmet, not_before },
         };
-        let condition = Condition::new(state);
+        let status = JobStatus::new(state);
         let priority = job.priority;
         let sequence = self.next_sequence;
-        let accepted = Accepted { job, sequence, at: now, condition, met };
+        let accepted = Accepted { job, sequence, at: now, status, met };
         let slot = self.insert(&accepted);
-        self.tally(slot, |totals| totals.enqueued += 1);
-        self.tell(slot, What::JobEnqueued { priority }, effects);
-        match accepted.condition.state {
-            State::Blocked { unmet, .. } => self.tell(slot, What::JobBlocked { unmet }, effects),
+        self.totals(slot, |totals| totals.enqueued += 1);
+        self.tell(slot, EventKind::JobEnqueued { priority }, effects);
+        match accepted.status.state {
+            State::Blocked { unmet, .. } => {
+                self.tell(slot, EventKind::JobBlocked { unmet }, effects)
+            }
             State::Scheduled { at } => {
-                self.tell(slot, What::JobScheduled { at }, effects);
+                self.tell(slot, EventKind::JobScheduled { at }, effects);
                 self.ring(slot, effects);
             }
             State::Ready { .. } => self.ring(slot, effects),
@@ -406,13 +408,13 @@ impl Ledger {
             .iter()
             .filter(|(_, _, acceptance)| *acceptance == Acceptance::Accepted)
             .filter_map(|(_, queue, _)| {
-                let book = &self.queues[self.queue_ids[queue] as usize];
-                let limit = book.settings.max_depth.filter(|limit| *limit == book.waiting)?;
+                let entries = &self.queues[self.queue_ids[queue] as usize];
+                let limit = entries.settings.max_depth.filter(|limit| *limit == entries.waiting)?;
                 Some((queue, limit))
             })
             .collect();
         for (queue, limit) in full {
-            self.tell_of(Subject::Queue(queue.clone()), What::QueueFull { limit }, effects);
+            self.tell_of(Subject::Queue(queue.clone()), EventKind::QueueFull { limit }, effects);
         }
     }
 }

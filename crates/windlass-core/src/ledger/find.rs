@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::book::Slab;
+use super::entries::Slab;
 use crate::job::JobId;
 
 /// Tables the ids are spread over, so that growing one never takes long.

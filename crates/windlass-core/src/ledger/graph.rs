@@ -4,12 +4,12 @@ use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::vec::Vec;
 
-use super::book::{Edge, Phase};
+use super::entries::{Edge, Phase};
 use super::{Effects, Ledger};
-use crate::event::What;
+use crate::event::EventKind;
 use crate::job::{Dependency, JobId, OnFailure, State, StateName};
 use crate::outcome::ErrorText;
-use crate::record::Note;
+use crate::record::RecordNote;
 use crate::transition::Input;
 
 impl Ledger {
@@ -143,9 +143,9 @@ impl Ledger {
         let error = ErrorText::new(text);
         let cancelled = state == StateName::Cancelled;
         let input = Input::DependencyFailed { cancelled };
-        let note = Some(Note::Failed(error.clone()));
-        let condition = self.transition(slot, &input, note, effects).ok()?;
-        self.tell_end(slot, &condition, Some(error), effects);
+        let note = Some(RecordNote::Failed(error.clone()));
+        let status = self.transition(slot, &input, note, effects).ok()?;
+        self.tell_end(slot, &status, Some(error), effects);
         Some(slot)
     }
 
@@ -155,13 +155,13 @@ impl Ledger {
             edge.met = true;
         }
         let Some(slot) = self.find(dependent) else { return };
-        let note = Some(Note::Met { on: dependency });
-        let Ok(condition) = self.transition(slot, &Input::Unblock, note, effects) else { return };
-        match condition.state {
-            State::Ready { .. } => self.tell(slot, What::JobUnblocked, effects),
+        let note = Some(RecordNote::Met { on: dependency });
+        let Ok(status) = self.transition(slot, &Input::Unblock, note, effects) else { return };
+        match status.state {
+            State::Ready { .. } => self.tell(slot, EventKind::JobUnblocked, effects),
             State::Scheduled { at } => {
-                self.tell(slot, What::JobUnblocked, effects);
-                self.tell(slot, What::JobScheduled { at }, effects);
+                self.tell(slot, EventKind::JobUnblocked, effects);
+                self.tell(slot, EventKind::JobScheduled { at }, effects);
             }
             State::Blocked { .. }
             | State::Running(_)

@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::{Effects, Ledger};
-use crate::event::{Subject, What};
+use crate::event::{EventKind, Subject};
 use crate::job::{JobId, NewJob};
 use crate::name::Name;
 
@@ -73,14 +73,14 @@ impl Ledger {
         emptied.sort_by(|one, other| (name(one.0), one.1).cmp(&(name(other.0), other.1)));
         emptied.dedup();
         for (queue, lane) in emptied {
-            let book = &self.queues[queue as usize];
+            let entries = &self.queues[queue as usize];
             let lane = u32::try_from(lane).unwrap_or(u32::MAX);
-            let completed = book.lane_totals.get(&lane).map_or(0, |totals| totals.completed);
-            if let Some(kind) = book.settings.on_empty.clone() {
+            let completed = entries.lane_totals.get(&lane).map_or(0, |totals| totals.completed);
+            if let Some(kind) = entries.settings.on_empty.clone() {
                 self.hooks.push(Hook::of_empty_lane(kind, lane, completed));
             }
             let subject = Subject::Queue(self.queues[queue as usize].name.clone());
-            self.tell_of(subject, What::LaneEmpty { lane, completed }, effects);
+            self.tell_of(subject, EventKind::LaneEmpty { lane, completed }, effects);
         }
     }
 

@@ -1,13 +1,13 @@
 //! Where a job is found: the one place where indexes and counters change.
 
 use super::Ledger;
-use super::book::{Entry, Held, Hold, Key, Phase, ReadyKey};
-use crate::job::{Condition, Lane, LeaseToken, Priority, State, StateName, UniqueScope};
+use super::entries::{Entry, HeldLease, Key, KeyHolder, Phase, ReadyKey};
+use crate::job::{JobStatus, Lane, LeaseToken, Priority, State, StateName, UniqueScope};
 use crate::record::Accepted;
 use crate::time::{Steady, Timestamp};
 
 /// Where a job is found, besides by its id and its sequence.
-pub(super) enum Place {
+pub(super) enum IndexPlace {
     /// In no index: it waits for others, or others need it.
     None,
     Timers(Timestamp),
@@ -22,17 +22,17 @@ pub(super) enum Place {
 
 impl Ledger {
     /// Puts a job into a condition: the one place where indexes and counters change.
-    pub(super) fn set(&mut self, slot: u32, condition: &Condition) {
+    pub(super) fn set(&mut self, slot: u32, status: &JobStatus) {
         let old = self.entry(slot).phase.name();
         let (ends, told) = self.lease_end_of(slot);
         self.unindex(slot);
-        if let State::Running(lease) = &condition.state {
-            self.leases.insert(lease.token, Held { slot, lease: lease.clone(), ends, told });
+        if let State::Running(lease) = &status.state {
+            self.leases.insert(lease.token, HeldLease { slot, lease: lease.clone(), ends, told });
         }
         let entry = self.entries.get_mut(slot);
-        entry.set(condition);
+        entry.set(status);
         let (line, priority) = (entry.line, entry.priority);
-        self.count(line, priority, Some(old), Some(condition.state.name()));
+        self.count(line, priority, Some(old), Some(status.state.name()));
         self.index(slot);
     }
 
@@ -78,25 +78,25 @@ impl Ledger {
     }
 
     /// The index in which the job belongs, as it and its dependents stand now.
-    pub(super) fn place_of(&self, slot: u32) -> Place {
+    pub(super) fn place_of(&self, slot: u32) -> IndexPlace {
         let entry = self.entry(slot);
         match entry.phase {
-            Phase::Blocked { .. } => Place::None,
-            Phase::Scheduled { at } => Place::Timers(at),
-            Phase::Ready { .. } if self.spot(slot).is_some() => Place::Lane,
-            Phase::Ready { since } => Place::Ready(self.ready_key(slot, since)),
-            Phase::Running { token } => Place::Leases(token),
+            Phase::Blocked { .. } => IndexPlace::None,
+            Phase::Scheduled { at } => IndexPlace::Timers(at),
+            Phase::Ready { .. } if self.spot(slot).is_some() => IndexPlace::Lane,
+            Phase::Ready { since } => IndexPlace::Ready(self.ready_key(slot, since)),
+            Phase::Running { token } => IndexPlace::Leases(token),
             Phase::Completed { at } | Phase::Cancelled { at, .. } => {
                 // Needed for its output by an open job.
                 if self.edges_from(entry.id).next().is_some() {
-                    return Place::None;
+                    return IndexPlace::None;
                 }
                 match self.key_until(slot) {
-                    Some(until) if until > self.time.latest().wall => Place::Withheld(until),
-                    Some(_) | None => Place::Finished(at),
+                    Some(until) if until > self.time.latest().wall => IndexPlace::Withheld(until),
+                    Some(_) | None => IndexPlace::Finished(at),
                 }
             }
-            Phase::Dead { at, .. } => Place::Dead(at),
+            Phase::Dead { at, .. } => IndexPlace::Dead(at),
         }
     }
 
@@ -113,26 +113,26 @@ impl Ledger {
         let (sequence, line) = (entry.sequence, entry.line as usize);
         let (queue, kind) = (self.lines[line].queue, self.lines[line].kind);
         match self.place_of(slot) {
-            Place::None | Place::Lane => {}
-            Place::Timers(at) => {
+            IndexPlace::None | IndexPlace::Lane => {}
+            IndexPlace::Timers(at) => {
                 self.timers.insert((at, sequence), slot);
             }
-            Place::Ready(key) => {
+            IndexPlace::Ready(key) => {
                 self.lines[line].ready.insert(key, slot);
             }
-            Place::Leases(token) => {
+            IndexPlace::Leases(token) => {
                 self.kinds[kind as usize].running += 1;
                 let held = &self.leases[&token];
                 let ends = if held.told { &mut self.told_ends } else { &mut self.lease_ends };
                 ends.insert((held.ends, token));
             }
-            Place::Finished(at) => {
+            IndexPlace::Finished(at) => {
                 self.finished.insert((at, sequence, slot));
             }
-            Place::Withheld(until) => {
+            IndexPlace::Withheld(until) => {
                 self.withheld.insert((until, slot));
             }
-            Place::Dead(at) => {
+            IndexPlace::Dead(at) => {
                 let dead = &mut self.queues[queue as usize].dead;
                 dead.insert((at, sequence, slot));
                 if dead.len() > self.limits.dead_letters {
@@ -192,18 +192,18 @@ impl Ledger {
     pub(super) fn offer_for_purge(&mut self, slot: u32) {
         let sequence = self.entry(slot).sequence;
         match self.place_of(slot) {
-            Place::Finished(at) => {
+            IndexPlace::Finished(at) => {
                 self.finished.insert((at, sequence, slot));
             }
-            Place::Withheld(until) => {
+            IndexPlace::Withheld(until) => {
                 self.withheld.insert((until, slot));
             }
-            Place::None
-            | Place::Timers(_)
-            | Place::Lane
-            | Place::Ready(_)
-            | Place::Leases(_)
-            | Place::Dead(_) => {}
+            IndexPlace::None
+            | IndexPlace::Timers(_)
+            | IndexPlace::Lane
+            | IndexPlace::Ready(_)
+            | IndexPlace::Leases(_)
+            | IndexPlace::Dead(_) => {}
         }
     }
 
@@ -237,11 +237,11 @@ impl Ledger {
     }
 
     /// The job's unique key, and its claim to it.
-    pub(super) fn hold_of(&self, slot: u32) -> Option<(Key, Hold)> {
+    pub(super) fn hold_of(&self, slot: u32) -> Option<(Key, KeyHolder)> {
         let key = self.key_of(slot)?;
         let entry = self.entry(slot);
         let until = entry.extras.as_ref()?.unique.as_ref()?.until;
-        Some((key, Hold { job: entry.id, until, fingerprint: entry.fingerprint }))
+        Some((key, KeyHolder { job: entry.id, until, fingerprint: entry.fingerprint }))
     }
 
     pub(super) fn ready_key(&self, slot: u32, since: Timestamp) -> ReadyKey {
@@ -266,7 +266,7 @@ impl Ledger {
         let line = self.line_id(kind, queue);
         let (sequence, at) = (accepted.sequence, accepted.at);
         let object = job.object.as_ref().map(|address| self.objects.number(address));
-        let entry = Entry::new(job, sequence, at, &accepted.condition, line, object);
+        let entry = Entry::new(job, sequence, at, &accepted.status, line, object);
         let slot = self.entries.insert(entry);
         if let Some(number) = object {
             self.objects.bind(number);
@@ -279,7 +279,7 @@ impl Ledger {
             queue.next_turn = queue.next_turn.max(turn.saturating_add(1));
         }
         self.link_all(slot, &accepted.met);
-        self.count(line, job.priority, None, Some(accepted.condition.state.name()));
+        self.count(line, job.priority, None, Some(accepted.status.state.name()));
         self.take_over_key(slot);
         self.index(slot);
         slot

@@ -12,13 +12,13 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::Ledger;
-use super::book::{Phase, ReadyKey};
+use super::entries::{Phase, ReadyKey};
 use super::ranked::Ranked;
 use crate::job::{Lane, StateName};
 
 /// The open jobs of one lane.
 #[derive(Debug, Default)]
-pub(super) struct LaneBook {
+pub(super) struct LaneEntry {
     /// Ready jobs that no other job of their key keeps waiting.
     pub(super) ready: Ranked<ReadyKey, u32>,
     /// Ready jobs behind one of their key that has started and waits to go on.
@@ -37,7 +37,7 @@ pub(super) struct LaneBook {
 
 /// Where a job with a lane belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Spot {
+pub(super) struct LaneAddress {
     pub(super) queue: u32,
     pub(super) lane: u64,
     pub(super) partition: u64,
@@ -45,13 +45,13 @@ pub(super) struct Spot {
 
 impl Ledger {
     /// The lane of a job, as its queue is configured now.
-    pub(super) fn spot(&self, slot: u32) -> Option<Spot> {
+    pub(super) fn spot(&self, slot: u32) -> Option<LaneAddress> {
         let entry = self.entry(slot);
         let partition = entry.extras.as_ref()?.partition?.number;
         let queue = self.lines[entry.line as usize].queue;
         let lanes = self.queues[queue as usize].settings.lanes;
         let lane = lanes.map_or(partition, |lanes| Lane::of(partition, lanes).into());
-        Some(Spot { queue, lane, partition })
+        Some(LaneAddress { queue, lane, partition })
     }
 
     /// Takes an open job out of its lane, as it stands. [`Ledger::offer`] must follow.
@@ -128,7 +128,7 @@ impl Ledger {
     }
 
     /// Offers the job of a lane that may start next, and no other.
-    pub(super) fn offer(&mut self, spot: Spot) {
+    pub(super) fn offer(&mut self, spot: LaneAddress) {
         let Some(lane) = self.lanes.get(&(spot.queue, spot.lane)) else { return };
         let may_start = lane.running == 0 && !self.is_paused(spot.queue, spot.lane);
         let next = lane.ready.first_key_value().filter(|_| may_start);
@@ -164,7 +164,7 @@ impl Ledger {
         let books: Vec<u64> =
             self.lanes.range((queue, 0)..=(queue, u64::MAX)).map(|((_, lane), _)| *lane).collect();
         for lane in books {
-            let offered = self.lanes.remove(&(queue, lane)).and_then(|book| book.offered);
+            let offered = self.lanes.remove(&(queue, lane)).and_then(|entries| entries.offered);
             if let Some((line, key)) = offered {
                 self.lines[line as usize].ready.remove(&key);
             }

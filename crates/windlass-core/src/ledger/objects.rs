@@ -12,16 +12,16 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt::Write as _;
 
-use super::book::Phase;
 use super::enqueue::Plan;
+use super::entries::Phase;
 use super::{Command, Effects, Enqueued, Ledger};
-use crate::event::{RemoveReason, Subject, What};
+use crate::event::{EventKind, RemoveReason, Subject};
 use crate::job::{CancelReason, JobId, NewJob, State, StateName};
 use crate::limits::{self, at_most};
 use crate::name::Name;
 use crate::object::{Address, Alarm, ObjectChange, ObjectMeta, ObjectStatus, Purge, Turn};
 use crate::outcome::ErrorText;
-use crate::record::{Change, Kept};
+use crate::record::{Change, RecordLocation};
 use crate::refusal::Refusal;
 use crate::time::Timestamp;
 
@@ -74,7 +74,7 @@ struct ObjectSlot {
 #[derive(Debug)]
 struct ObjectEntry {
     meta: ObjectMeta,
-    place: Kept,
+    place: RecordLocation,
 }
 
 /// A turn that has passed every check.
@@ -195,7 +195,7 @@ impl Objects {
     fn write(&mut self, number: u32, meta: ObjectMeta) {
         let (purge_at, slot) = (meta.purge_at, self.slot_mut(number));
         let old = slot.object.take();
-        let place = old.as_ref().map_or_else(Kept::default, |object| object.place);
+        let place = old.as_ref().map_or_else(RecordLocation::default, |object| object.place);
         slot.object = Some(ObjectEntry { meta, place });
         let address = slot.address.clone();
         self.kept += u64::from(old.is_none());
@@ -315,7 +315,7 @@ impl Ledger {
         // Before its jobs, which are bound to it.
         self.objects.write(number, meta.clone());
         if is_new {
-            self.tell_of(Subject::Object(turn.object.clone()), What::ObjectCreated, effects);
+            self.tell_of(Subject::Object(turn.object.clone()), EventKind::ObjectCreated, effects);
         }
         let mut jobs = self.carry_out(batch, effects);
         jobs.drain(..others + usize::from(alarm.is_some()));
@@ -406,7 +406,7 @@ impl Ledger {
         }
         let Some(object) = self.objects.erase(number) else { return };
         self.kept_bytes -= u64::from(object.place.weight);
-        self.tell_of(Subject::Object(address.clone()), What::ObjectRemoved, effects);
+        self.tell_of(Subject::Object(address.clone()), EventKind::ObjectRemoved, effects);
         effects.changes.push(Change::ObjectGone { address });
     }
 
@@ -502,7 +502,7 @@ impl Ledger {
         };
         let topic = Name::new(&format!("{}.{what}", address.kind()));
         let topic = topic.unwrap_or_else(|_| address.kind().clone());
-        let what = What::Object { topic, detail: detail.into() };
+        let what = EventKind::Object { topic, detail: detail.into() };
         self.tell_of(Subject::Object(address), what, effects);
     }
 }
@@ -510,7 +510,7 @@ impl Ledger {
 // What there is to see.
 impl Ledger {
     /// What is known of an object besides its state, and where its record is kept.
-    pub fn object(&self, address: &Address) -> Option<(&ObjectMeta, Kept)> {
+    pub fn object(&self, address: &Address) -> Option<(&ObjectMeta, RecordLocation)> {
         let object = self.objects.entry(self.objects.find(address)?)?;
         Some((&object.meta, object.place))
     }
@@ -520,7 +520,7 @@ impl Ledger {
     pub fn object_jobs(&self, address: &Address) -> (Option<Timestamp>, Option<Timestamp>, u64) {
         let Some(number) = self.objects.find(address) else { return (None, None, 0) };
         let open: Vec<u32> = self.objects.open_jobs(number).collect();
-        let running = open.iter().filter_map(|slot| match self.condition(*slot).state {
+        let running = open.iter().filter_map(|slot| match self.status(*slot).state {
             State::Running(lease) => Some(lease.since),
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -546,7 +546,7 @@ impl Ledger {
     pub fn objects_after<'a>(
         &'a self,
         address: Option<&Address>,
-    ) -> impl Iterator<Item = (&'a Address, &'a ObjectMeta, Kept)> + use<'a> {
+    ) -> impl Iterator<Item = (&'a Address, &'a ObjectMeta, RecordLocation)> + use<'a> {
         let after = match address {
             Some(address) => core::ops::Bound::Excluded(address.clone()),
             None => core::ops::Bound::Unbounded,
@@ -564,7 +564,7 @@ impl Ledger {
     }
 
     /// Notes where the store keeps an object's record; an unknown object is passed over.
-    pub fn keep_object(&mut self, address: &Address, kept: Kept) {
+    pub fn keep_object(&mut self, address: &Address, kept: RecordLocation) {
         let Some(number) = self.objects.find(address) else { return };
         if let Some(object) = self.objects.slot_mut(number).object.as_mut() {
             self.kept_bytes -= u64::from(object.place.weight);

@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::{Command, Effects, Ledger};
-use crate::event::What;
+use crate::event::EventKind;
 use crate::job::{JobId, LeaseToken, State};
 use crate::limits;
-use crate::record::{Change, Note, Report, Update};
+use crate::record::{Change, RecordNote, Report, Update};
 use crate::refusal::Refusal;
 use crate::time::Timestamp;
 use crate::transition::Input;
@@ -61,12 +61,12 @@ impl Ledger {
         let now = effects.now;
         let length = lease.clamp(limits::LEASE_MIN, limits::LEASE_MAX);
         let until = now.wall + length;
-        let condition = self
+        let status = self
             .transition(slot, &Input::Renew { token, until }, None, effects)
             .map_err(|refused| Refusal::of(refused, job, "renew"))?;
         self.lease_until(token, now.steady + length);
         self.record_report(slot, report, effects);
-        let State::Running(lease) = condition.state else {
+        let State::Running(lease) = status.state else {
             return Err(Refusal::LeaseLost { job });
         };
         let worker = lease.worker.clone();
@@ -85,11 +85,11 @@ impl Ledger {
         effects.changes.push(Change::Update(Update {
             job: self.entry(slot).id,
             at: effects.now.wall,
-            condition: self.condition(slot),
-            note: Some(Box::new(Note::Reported(report))),
+            status: self.status(slot),
+            note: Some(Box::new(RecordNote::Reported(report))),
         }));
         if let Some(percent) = percent {
-            self.tell(slot, What::JobProgress { percent }, effects);
+            self.tell(slot, EventKind::JobProgress { percent }, effects);
         }
         self.finish_steps(slot, steps, effects);
     }

@@ -8,11 +8,11 @@ use core::time::Duration;
 
 use super::settle::Ended;
 use super::{Command, Effects, Ledger};
-use crate::event::{EventResult, RecoveryReason, RemoveReason, What};
-use crate::job::{Condition, JobId, LeaseToken, State, StateName};
+use crate::event::{EventKind, EventResult, RecoveryReason, RemoveReason};
+use crate::job::{JobId, JobStatus, LeaseToken, State, StateName};
 use crate::limits;
 use crate::outcome::ErrorText;
-use crate::record::{AttemptEnd, Note};
+use crate::record::{AttemptEnd, RecordNote};
 use crate::refusal::Refusal;
 use crate::transition::{self, Input, Next};
 
@@ -114,7 +114,7 @@ impl Ledger {
         let (slot, lease, ends) = (held.slot, held.lease.clone(), held.ends);
         let attempt = self.entry(slot).attempts;
         let stale_for = effects.now.wall.since(lease.since);
-        let detected = What::RecoveryDetected { reason: how.reason, attempt, stale_for };
+        let detected = EventKind::RecoveryDetected { reason: how.reason, attempt, stale_for };
         self.tell(slot, detected, effects);
         if how.recovery.mode == RecoveryMode::Observe {
             // Out of the index, so that it is told once; a renewal puts it back.
@@ -130,29 +130,29 @@ impl Ledger {
             delay: how.recovery.delay,
         };
         // The record of the attempt says what the loss meant, so that is asked first.
-        let end = match transition::next(&self.condition(slot), &input, effects.now.wall).ok()? {
-            Next::Is(Condition { state: State::Dead { .. }, .. }) => {
+        let end = match transition::next(&self.status(slot), &input, effects.now.wall).ok()? {
+            Next::Is(JobStatus { state: State::Dead { .. }, .. }) => {
                 AttemptEnd::Crashed(RecoveryReason::LimitReached)
             }
             Next::Is(_) | Next::Gone => AttemptEnd::Crashed(how.reason),
         };
-        let note = Note::Ended { end, output: None, error: Some(error.clone()) };
-        let condition = self.transition(slot, &input, Some(note), effects).ok()?;
-        self.tally(slot, |totals| totals.rescued += 1);
+        let note = RecordNote::Ended { end, output: None, error: Some(error.clone()) };
+        let status = self.transition(slot, &input, Some(note), effects).ok()?;
+        self.totals(slot, |totals| totals.rescued += 1);
         let (worker, result) = (lease.worker, EventResult::None);
         let ended = Ended { worker, attempt, ran: stale_for, end, result };
-        self.tell_settled(slot, &condition, ended, Some(error.clone()), effects);
-        match condition.state {
+        self.tell_settled(slot, &status, ended, Some(error.clone()), effects);
+        match status.state {
             State::Scheduled { .. } => {
-                let recovery = condition.recoveries;
+                let recovery = status.recoveries;
                 let reason = how.reason;
-                let recovered = What::JobRecovered { reason, attempt, recovery, stale_for };
+                let recovered = EventKind::JobRecovered { reason, attempt, recovery, stale_for };
                 self.tell(slot, recovered, effects);
                 self.note_recovery(slot, effects);
             }
             State::Dead { .. } => {
-                let recoveries = condition.recoveries;
-                self.tell(slot, What::RecoveryExhausted { recoveries }, effects);
+                let recoveries = status.recoveries;
+                self.tell(slot, EventKind::RecoveryExhausted { recoveries }, effects);
             }
             State::Blocked { .. }
             | State::Ready { .. }
@@ -161,7 +161,7 @@ impl Ledger {
             | State::Cancelled { .. } => {}
         }
         let id = self.entry(slot).id;
-        let state = condition.state.name();
+        let state = status.state.name();
         if state.is_terminal() {
             self.after_end(slot, Some(&error), effects);
         }

@@ -11,15 +11,17 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use super::Ledger;
-use super::book::{Entry, Held, Hold, Key, Phase, ReadyKey};
+use super::entries::{Entry, HeldLease, Key, KeyHolder, Phase, ReadyKey};
 use super::find::Sequences;
-use super::index::Place;
+use super::index::IndexPlace;
 use super::steps::StepMark;
-use crate::job::{Condition, JobId, LeaseToken, NewJob, State};
+use crate::job::{JobId, JobStatus, LeaseToken, NewJob, State};
 use crate::limits::Limits;
 use crate::name::Name;
 use crate::object::{Address, ObjectMeta};
-use crate::record::{Accepted, Change, Floors, JobRecord, Kept, Note, Step, Update};
+use crate::record::{
+    Accepted, Change, JobRecord, NextIds, RecordLocation, RecordNote, Step, Update,
+};
 use crate::time::Timestamp;
 
 /// A ledger on its way back. See the module documentation.
@@ -51,14 +53,14 @@ impl Restore {
         match change {
             Change::Insert(accepted) => {
                 self.ledger.time.resume_at(accepted.at);
-                let Accepted { job, sequence, at, condition, met } = &**accepted;
+                let Accepted { job, sequence, at, status, met } = &**accepted;
                 if let Some(slot) = self.find(job.id) {
                     if self.ledger.entry(slot).sequence >= *sequence {
                         return;
                     }
                     self.remove(slot);
                 }
-                let slot = self.write(job, *sequence, *at, condition);
+                let slot = self.write(job, *sequence, *at, status);
                 self.set_met(slot, met);
             }
             Change::Update(update) => self.update(update),
@@ -73,15 +75,15 @@ impl Restore {
                     self.ledger.kind_id(hook);
                 }
                 let queue = self.ledger.queue_id(queue) as usize;
-                let book = &mut self.ledger.queues[queue];
-                book.settings = settings.clone();
-                book.dead_letters_dropped = *dead_letters_dropped;
+                let entries = &mut self.ledger.queues[queue];
+                entries.settings = settings.clone();
+                entries.dead_letters_dropped = *dead_letters_dropped;
             }
             Change::Rate { kind, full_at } => {
                 let kind = self.ledger.kind_id(kind) as usize;
                 self.ledger.kinds[kind].full_at = *full_at;
             }
-            Change::Line { queue, kind, totals } => {
+            Change::QueueKind { queue, kind, totals } => {
                 let (queue, kind) = (self.ledger.queue_id(queue), self.ledger.kind_id(kind));
                 let line = self.ledger.line_id(kind, queue) as usize;
                 self.ledger.lines[line].totals = *totals;
@@ -101,16 +103,16 @@ impl Restore {
     /// Takes over a whole record: the job is now like this in every respect, whatever was known of
     /// it before. Where its record is kept stays as it was said last.
     pub fn put(&mut self, record: &JobRecord) {
-        let JobRecord { job, sequence, created_at, condition, .. } = record;
-        let slot = self.write(job, *sequence, *created_at, condition);
+        let JobRecord { job, sequence, created_at, status, .. } = record;
+        let slot = self.write(job, *sequence, *created_at, status);
         self.set_met(slot, &record.met);
         self.add_steps(slot, &record.steps);
         self.ledger.time.resume_at(record.updated_at);
     }
 
     /// Raises each number to at least this; engine time does not go back before `wall`.
-    pub fn floors(&mut self, floors: Floors) {
-        let Floors { sequence, token, event, wall } = floors;
+    pub fn next_ids(&mut self, next_ids: NextIds) {
+        let NextIds { sequence, token, event, wall } = next_ids;
         let ledger = &mut self.ledger;
         ledger.next_sequence = ledger.next_sequence.max(sequence);
         ledger.next_token = ledger.next_token.max(token);
@@ -119,19 +121,19 @@ impl Restore {
     }
 
     /// Notes where the store keeps the job's record; an unknown job is passed over.
-    pub fn keep(&mut self, job: JobId, kept: Kept) {
+    pub fn keep(&mut self, job: JobId, kept: RecordLocation) {
         if let Some(slot) = self.find(job) {
             self.ledger.keep_at(slot, kept);
         }
     }
 
     /// Where the store keeps the job's record, as it last said.
-    pub fn kept(&self, job: JobId) -> Option<Kept> {
+    pub fn kept(&self, job: JobId) -> Option<RecordLocation> {
         self.find(job).map(|slot| self.ledger.entry(slot).kept())
     }
 
     /// Takes over an object as it is, whose record is kept there.
-    pub fn object(&mut self, address: &Address, meta: ObjectMeta, kept: Kept) {
+    pub fn object(&mut self, address: &Address, meta: ObjectMeta, kept: RecordLocation) {
         self.ledger.time.resume_at(meta.updated_at);
         self.ledger.restore_object(address, meta);
         self.ledger.keep_object(address, kept);
@@ -159,7 +161,7 @@ impl Restore {
         });
         ledger.edges = edges.collect();
         ledger.keys = ledger.restored_keys(&slots);
-        let mut places = Places::new(&ledger);
+        let mut places = IndexLists::new(&ledger);
         for (sequence, slot) in slots {
             let entry = ledger.entry(slot);
             let (line, priority, state) = (entry.line, entry.priority, entry.phase.name());
@@ -177,10 +179,10 @@ impl Restore {
     }
 
     /// Writes a job as it is, over what was known of it.
-    fn write(&mut self, job: &NewJob, sequence: u64, at: Timestamp, condition: &Condition) -> u32 {
+    fn write(&mut self, job: &NewJob, sequence: u64, at: Timestamp, status: &JobStatus) -> u32 {
         let line = self.line(&job.queue, &job.kind);
         let object = job.object.as_ref().map(|address| self.ledger.objects.number(address));
-        self.write_entry(Entry::new(job, sequence, at, condition, line, object), condition)
+        self.write_entry(Entry::new(job, sequence, at, status, line, object), status)
     }
 
     /// The line of a queue and a kind, which may be new.
@@ -190,7 +192,7 @@ impl Restore {
     }
 
     /// Writes an entry over what was known of the job, except where its record is kept.
-    pub(super) fn write_entry(&mut self, mut entry: Entry, condition: &Condition) -> u32 {
+    pub(super) fn write_entry(&mut self, mut entry: Entry, status: &JobStatus) -> u32 {
         let known = self.find(entry.id);
         let ledger = &mut self.ledger;
         ledger.next_sequence = ledger.next_sequence.max(entry.sequence + 1);
@@ -209,25 +211,26 @@ impl Restore {
                 slot
             }
         };
-        self.take_lease(slot, condition);
+        self.take_lease(slot, status);
         self.recent = Some(slot);
         slot
     }
 
     fn update(&mut self, update: &Update) {
         self.ledger.time.resume_at(update.at);
-        if let State::Running(lease) = &update.condition.state {
+        if let State::Running(lease) = &update.status.state {
             self.ledger.next_token = self.ledger.next_token.max(lease.token.0 + 1);
         }
         let Some(slot) = self.find(update.job) else { return };
         self.forget_lease(slot);
-        self.ledger.entries.get_mut(slot).set(&update.condition);
-        self.take_lease(slot, &update.condition);
+        self.ledger.entries.get_mut(slot).set(&update.status);
+        self.take_lease(slot, &update.status);
         match update.note.as_deref() {
-            Some(Note::Met { on }) => self.met.entry(slot).or_default().push(*on),
-            Some(Note::Replayed { met }) => self.set_met(slot, met),
-            Some(Note::Reported(report)) => self.add_steps(slot, &report.steps),
-            Some(Note::Started { .. } | Note::Ended { .. } | Note::Failed(_)) | None => {}
+            Some(RecordNote::Met { on }) => self.met.entry(slot).or_default().push(*on),
+            Some(RecordNote::Replayed { met }) => self.set_met(slot, met),
+            Some(RecordNote::Reported(report)) => self.add_steps(slot, &report.steps),
+            Some(RecordNote::Started { .. } | RecordNote::Ended { .. } | RecordNote::Failed(_))
+            | None => {}
         }
     }
 
@@ -239,7 +242,7 @@ impl Restore {
     }
 
     fn remove(&mut self, slot: u32) {
-        self.ledger.keep_at(slot, Kept::default());
+        self.ledger.keep_at(slot, RecordLocation::default());
         self.forget_lease(slot);
         self.met.remove(&slot);
         self.recent = None;
@@ -261,11 +264,11 @@ impl Restore {
         }
     }
 
-    fn take_lease(&mut self, slot: u32, condition: &Condition) {
-        if let State::Running(lease) = &condition.state {
+    fn take_lease(&mut self, slot: u32, status: &JobStatus) {
+        if let State::Running(lease) = &status.state {
             let ledger = &mut self.ledger;
             let ends = ledger.time.latest().steady;
-            let held = Held { slot, lease: lease.clone(), ends, told: false };
+            let held = HeldLease { slot, lease: lease.clone(), ends, told: false };
             ledger.leases.insert(lease.token, held);
             ledger.next_token = ledger.next_token.max(lease.token.0 + 1);
         }
@@ -302,7 +305,7 @@ impl Ledger {
 
     /// Who holds which key, as the jobs stand. There is one claim to a key that has not ended; were
     /// there more, the one that ends last would count, and among those the job accepted last.
-    fn restored_keys(&self, slots: &[(u64, u32)]) -> BTreeMap<Key, Hold> {
+    fn restored_keys(&self, slots: &[(u64, u32)]) -> BTreeMap<Key, KeyHolder> {
         let now = self.time.latest().wall;
         let may_hold = slots.iter().filter(|(_, slot)| self.entry(*slot).may_hold_key());
         let claims = may_hold.filter_map(|(sequence, slot)| {
@@ -318,7 +321,7 @@ impl Ledger {
 }
 
 /// The indexes as lists, to be sorted and built at one go: that is fast, and leaves no gaps.
-struct Places {
+struct IndexLists {
     timers: Vec<((Timestamp, u64), u32)>,
     /// Per line.
     ready: Vec<Vec<(ReadyKey, u32)>>,
@@ -330,7 +333,7 @@ struct Places {
     expiries: Vec<(Timestamp, u64, u32)>,
 }
 
-impl Places {
+impl IndexLists {
     fn new(ledger: &Ledger) -> Self {
         Self {
             timers: Vec::new(),
@@ -347,13 +350,13 @@ impl Places {
         let line = ledger.entry(slot).line as usize;
         let queue = ledger.lines[line].queue as usize;
         match ledger.place_of(slot) {
-            Place::None | Place::Lane => {}
-            Place::Timers(at) => self.timers.push(((at, sequence), slot)),
-            Place::Ready(key) => self.ready[line].push((key, slot)),
-            Place::Leases(token) => self.leases.push((token, slot)),
-            Place::Finished(at) => self.finished.push((at, sequence, slot)),
-            Place::Withheld(until) => self.withheld.push((until, slot)),
-            Place::Dead(at) => self.dead[queue].push((at, sequence, slot)),
+            IndexPlace::None | IndexPlace::Lane => {}
+            IndexPlace::Timers(at) => self.timers.push(((at, sequence), slot)),
+            IndexPlace::Ready(key) => self.ready[line].push((key, slot)),
+            IndexPlace::Leases(token) => self.leases.push((token, slot)),
+            IndexPlace::Finished(at) => self.finished.push((at, sequence, slot)),
+            IndexPlace::Withheld(until) => self.withheld.push((until, slot)),
+            IndexPlace::Dead(at) => self.dead[queue].push((at, sequence, slot)),
         }
         if let Some(at) = ledger.expiry_of(slot) {
             self.expiries.push((at, sequence, slot));

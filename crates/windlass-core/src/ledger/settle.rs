@@ -6,12 +6,12 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::{Command, Effects, Ledger, died_of_attempts};
-use crate::event::{EventResult, What};
-use crate::job::{Bytes, Condition, JobId, LeaseToken, NewJob, State, StateName, UniqueScope};
+use crate::event::{EventKind, EventResult};
+use crate::job::{Bytes, JobId, JobStatus, LeaseToken, NewJob, State, StateName, UniqueScope};
 use crate::limits::{Limits, at_most};
 use crate::object::Turn;
 use crate::outcome::{ErrorText, Verdict};
-use crate::record::{AttemptEnd, Note, Report};
+use crate::record::{AttemptEnd, RecordNote, Report};
 use crate::refusal::Refusal;
 use crate::transition::Input;
 
@@ -125,14 +125,14 @@ impl Ledger {
         };
         let attempt = self.entry(slot).attempts;
         let result = EventResult::of(output.as_ref());
-        let note = Note::Ended { end, output, error: error.clone() };
-        let condition = self
+        let note = RecordNote::Ended { end, output, error: error.clone() };
+        let status = self
             .transition(slot, &Input::Settle { token, verdict }, Some(note), effects)
             .map_err(|refused| Refusal::of(refused, job, "settle"))?;
         let ran = effects.now.wall.since(lease.since);
         let attempt = Ended { worker: lease.worker, attempt, ran, end, result };
-        self.tell_settled(slot, &condition, attempt, error.clone(), effects);
-        let state = condition.state.name();
+        self.tell_settled(slot, &status, attempt, error.clone(), effects);
+        let state = status.state.name();
         // The turn decides what this end means to its object, which has to know before it is told.
         let turned = turn.map(|turn| self.carry_out_turn(turn, effects)).is_some();
         if state.is_terminal() {
@@ -150,13 +150,13 @@ impl Ledger {
     pub(super) fn tell_settled(
         &mut self,
         slot: u32,
-        condition: &Condition,
+        status: &JobStatus,
         ended: Ended,
         error: Option<ErrorText>,
         effects: &mut Effects,
     ) {
         let Ended { worker, attempt, ran: duration, end, result } = ended;
-        let failed = match (&condition.state, end) {
+        let failed = match (&status.state, end) {
             (State::Dead { reason, .. }, _) => died_of_attempts(*reason),
             (_, AttemptEnd::Failed | AttemptEnd::Crashed(_)) => true,
             (
@@ -168,8 +168,8 @@ impl Ledger {
             ) => false,
         };
         if failed {
-            self.tally(slot, |totals| totals.failed += 1);
-            let next_retry_at = match condition.state {
+            self.totals(slot, |totals| totals.failed += 1);
+            let next_retry_at = match status.state {
                 State::Scheduled { at } => Some(at),
                 State::Blocked { .. }
                 | State::Ready { .. }
@@ -180,23 +180,31 @@ impl Ledger {
             };
             let error = error.clone().unwrap_or_else(|| ErrorText::new("no reason was given"));
             let worker = worker.clone();
-            self.tell(slot, What::JobFailed { worker, attempt, error, next_retry_at }, effects);
+            self.tell(
+                slot,
+                EventKind::JobFailed { worker, attempt, error, next_retry_at },
+                effects,
+            );
         }
-        match &condition.state {
+        match &status.state {
             State::Completed { .. } => {
-                self.tally(slot, |totals| totals.completed += 1);
-                self.tell(slot, What::JobCompleted { worker, attempt, duration, result }, effects);
+                self.totals(slot, |totals| totals.completed += 1);
+                self.tell(
+                    slot,
+                    EventKind::JobCompleted { worker, attempt, duration, result },
+                    effects,
+                );
             }
             State::Scheduled { at } if failed => {
-                self.tally(slot, |totals| totals.retried += 1);
-                self.tell(slot, What::JobRetrying { at: *at, attempt }, effects);
+                self.totals(slot, |totals| totals.retried += 1);
+                self.tell(slot, EventKind::JobRetrying { at: *at, attempt }, effects);
             }
             State::Scheduled { at } => {
-                self.tell(slot, What::JobSnoozed { until: *at }, effects);
+                self.tell(slot, EventKind::JobSnoozed { until: *at }, effects);
             }
-            State::Ready { .. } => self.tell(slot, What::JobReleased { worker }, effects),
+            State::Ready { .. } => self.tell(slot, EventKind::JobReleased { worker }, effects),
             State::Dead { .. } | State::Cancelled { .. } => {
-                self.tell_end(slot, condition, error, effects);
+                self.tell_end(slot, status, error, effects);
             }
             State::Blocked { .. } | State::Running(_) => {}
         }

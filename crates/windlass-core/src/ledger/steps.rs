@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 
 use super::{Effects, Ledger};
-use crate::event::What;
+use crate::event::EventKind;
 use crate::limits::{self, at_most};
 use crate::record::Step;
 use crate::refusal::Refusal;
@@ -59,7 +59,7 @@ impl Ledger {
     pub(super) fn finish_steps(&mut self, slot: u32, steps: Vec<Step>, effects: &mut Effects) {
         for step in steps {
             if self.entries.get_mut(slot).add_step(StepMark::of(&step)) {
-                self.tell(slot, What::StepCompleted { name: step.name }, effects);
+                self.tell(slot, EventKind::StepCompleted { name: step.name }, effects);
             }
         }
     }

@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use super::Ledger;
-use super::book::Phase;
-use super::control::{WORKER_SILENCE, WorkerCard, nearest};
+use super::control::{WORKER_SILENCE, WorkerInfo, nearest};
+use super::entries::Phase;
 use crate::explain::{Explanation, Reason};
 use crate::job::{JobId, Priority, StateName};
 use crate::limits;
@@ -20,7 +20,7 @@ use crate::time::Now;
 
 /// The jobs of one kind in one queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LineCount {
+pub struct QueueKindCount {
     /// The queue.
     pub queue: Name,
     /// The kind.
@@ -69,7 +69,7 @@ pub struct WorkerView {
     /// Its id.
     pub worker: Arc<str>,
     /// What it does.
-    pub card: WorkerCard,
+    pub card: WorkerInfo,
     /// Jobs it runs.
     pub running: u64,
     /// It takes no more jobs.
@@ -96,7 +96,7 @@ pub struct WorkerView {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Per queue and kind.
-    pub lines: Vec<LineCount>,
+    pub lines: Vec<QueueKindCount>,
     /// Per queue.
     pub queues: Vec<QueueCount>,
     /// Live workers.
@@ -186,8 +186,8 @@ fn highest_first(by_priority: &BTreeMap<Priority, u64>) -> Vec<(Priority, u64)> 
     highest.map(|(priority, jobs)| (*priority, *jobs)).collect()
 }
 
-impl WorkerCard {
-    fn takes(&self, line: &LineCount) -> bool {
+impl WorkerInfo {
+    fn takes(&self, line: &QueueKindCount) -> bool {
         self.handles(&line.kind) && self.listens_to(&line.queue)
     }
 
@@ -206,14 +206,14 @@ impl Ledger {
         let now = self.glance(reading);
         let lines = self.line_ids.values().map(|line| {
             let line = &self.lines[*line as usize];
-            LineCount {
+            QueueKindCount {
                 queue: self.queues[line.queue as usize].name.clone(),
                 kind: self.kinds[line.kind as usize].name.clone(),
                 states: line.states,
                 totals: line.totals,
             }
         });
-        let mut lines: Vec<LineCount> = lines.collect();
+        let mut lines: Vec<QueueKindCount> = lines.collect();
         lines.sort_by(|a, b| (&a.queue, &a.kind).cmp(&(&b.queue, &b.kind)));
         let queues = self.queue_ids.values().map(|number| {
             let queue = &self.queues[*number as usize];
@@ -347,11 +347,11 @@ impl Ledger {
     }
 
     fn lane_counts(&self, queue: u32) -> Vec<LaneCount> {
-        let book = &self.queues[queue as usize];
-        let lanes = book.settings.lanes.map_or(0, NonZeroU32::get);
+        let entries = &self.queues[queue as usize];
+        let lanes = entries.settings.lanes.map_or(0, NonZeroU32::get);
         let count = |lane: u32| {
             let (waiting, running) = self.lane_load(queue, lane.into());
-            let totals = book.lane_totals.get(&lane).copied().unwrap_or_default();
+            let totals = entries.lane_totals.get(&lane).copied().unwrap_or_default();
             LaneCount { waiting, running, paused: self.is_paused(queue, lane.into()), totals }
         };
         (0..lanes).map(count).collect()
@@ -423,8 +423,8 @@ impl Ledger {
             let line = &self.lines[entry.line as usize];
             let queue = &self.queues[line.queue as usize].name;
             let kind = &self.kinds[line.kind as usize].name;
-            let (id, condition) = (entry.id, self.condition(slot));
-            let _ = writeln!(text, "{id} #{} {queue}/{kind} {condition:?}", entry.sequence);
+            let (id, status) = (entry.id, self.status(slot));
+            let _ = writeln!(text, "{id} #{} {queue}/{kind} {status:?}", entry.sequence);
             if !entry.steps().is_empty() {
                 let _ = writeln!(text, "steps {:?}", entry.steps());
             }

@@ -38,7 +38,7 @@ pub(crate) fn job(number: u8) -> NewJob {
 
 /// The lease of a job that was started by [`Book::start_all`], which starts them by number.
 pub(crate) fn token_of(record: &JobRecord) -> Option<LeaseToken> {
-    match &record.condition.state {
+    match &record.status.state {
         State::Running(lease) => Some(lease.token),
         State::Blocked { .. }
         | State::Scheduled { .. }
@@ -94,8 +94,8 @@ impl Book {
     pub(crate) fn write_next(&mut self, job: JobId, input: &Input) {
         let at = Timestamp::default();
         let Some(record) = self.records.get(&job) else { return };
-        if let Ok(Next::Is(condition)) = transition::next(&record.condition, input, at) {
-            self.write(Change::Update(Update { job, at, condition, note: None }));
+        if let Ok(Next::Is(status)) = transition::next(&record.status, input, at) {
+            self.write(Change::Update(Update { job, at, status, note: None }));
         }
     }
 
@@ -118,7 +118,7 @@ impl Book {
             }
             Change::Queue { .. }
             | Change::Rate { .. }
-            | Change::Line { .. }
+            | Change::QueueKind { .. }
             | Change::Lane { .. }
             | Change::Object(_)
             | Change::ObjectGone { .. } => {}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use stateright::{Model, Property};
 use windlass_core::job::{
-    Condition, DeadReason, Dependency, JobId, LeaseToken, NewJob, OnFailure, State, StateName,
+    DeadReason, Dependency, JobId, JobStatus, LeaseToken, NewJob, OnFailure, State, StateName,
 };
 use windlass_core::outcome::Verdict;
 use windlass_core::record::{Accepted, Change};
@@ -157,15 +157,15 @@ fn insert(book: &mut Book, unmet: u32) {
         0 => State::Ready { since: at },
         _ => State::Blocked { unmet, not_before: at },
     };
-    let condition = Condition::new(state);
+    let status = JobStatus::new(state);
     let met =
         last().depends_on.iter().map(|dependency| dependency.on).skip(unmet as usize).collect();
-    let accepted = Accepted { job: Arc::new(last()), sequence: 3, at, condition, met };
+    let accepted = Accepted { job: Arc::new(last()), sequence: 3, at, status, met };
     book.write(Change::Insert(Box::new(accepted)));
 }
 
 fn state_of(book: &Book, number: u8) -> Option<StateName> {
-    book.records.get(&book::id(number)).map(|record| record.condition.state.name())
+    book.records.get(&book::id(number)).map(|record| record.status.state.name())
 }
 
 fn count_unmet(book: &Book) -> u32 {
@@ -177,7 +177,7 @@ fn count_unmet(book: &Book) -> u32 {
 fn is_right(book: &Book) -> bool {
     let Some(record) = book.records.get(&book::id(LAST)) else { return true };
     let died = [FIRST, SECOND].iter().any(|one| state_of(book, *one) == Some(StateName::Dead));
-    match (&record.condition.state, count_unmet(book)) {
+    match (&record.status.state, count_unmet(book)) {
         (State::Dead { .. }, _) => died,
         (State::Ready { .. }, 0) => !died,
         (State::Blocked { unmet, .. }, left) => !died && *unmet == left && left > 0,
@@ -197,13 +197,13 @@ fn count_releases(book: &Book) -> usize {
     let of_last = |job: JobId| job == book::id(LAST);
     let releases = book.changes.iter().filter(|change| match change {
         Change::Update(update) => {
-            of_last(update.job) && update.condition.state.name() == StateName::Ready
+            of_last(update.job) && update.status.state.name() == StateName::Ready
         }
         Change::Insert(_)
         | Change::Remove { .. }
         | Change::Queue { .. }
         | Change::Rate { .. }
-        | Change::Line { .. }
+        | Change::QueueKind { .. }
         | Change::Lane { .. }
         | Change::Object(_)
         | Change::ObjectGone { .. } => false,

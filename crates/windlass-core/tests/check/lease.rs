@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use stateright::{Model, Property};
 use windlass_core::job::{
-    CancelReason, Condition, DeadReason, Lease, LeaseToken, State, StateName,
+    CancelReason, DeadReason, JobStatus, Lease, LeaseToken, State, StateName,
 };
-use windlass_core::outcome::{self, Outcome, Progress, Retryable, Verdict};
+use windlass_core::outcome::{self, Outcome, Retryable, RunCounts, Verdict};
 use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 use windlass_core::transition::{self, Input, Next};
@@ -54,7 +54,7 @@ struct Leases {
 /// A job, and what is noted about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Job {
-    condition: Condition,
+    status: JobStatus,
     /// The lease ended on the store's clock; a renewal makes it whole again.
     lease_ended: bool,
     /// Which of the job's claims is the current one.
@@ -127,7 +127,7 @@ fn now() -> Timestamp {
 /// A condition in numbers, because the core has no use for hashing one.
 impl Hash for Job {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let Condition { state, attempts, recoveries, generation, begun } = &self.condition;
+        let JobStatus { state, attempts, recoveries, generation, begun } = &self.status;
         begun.hash(hasher);
         state.name().hash(hasher);
         match state {
@@ -151,7 +151,7 @@ impl Job {
     fn new() -> Self {
         let state = State::Ready { since: now() };
         Self {
-            condition: Condition::new(state),
+            status: JobStatus::new(state),
             lease_ended: false,
             claim: 0,
             starts: 0,
@@ -162,11 +162,11 @@ impl Job {
     }
 
     fn name(&self) -> StateName {
-        self.condition.state.name()
+        self.status.state.name()
     }
 
     fn lease(&self) -> Option<&Lease> {
-        match &self.condition.state {
+        match &self.status.state {
             State::Running(lease) => Some(lease),
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -178,13 +178,13 @@ impl Job {
     }
 
     /// The condition after an input, with whatever is due made ready; `None` if it was refused.
-    fn after(&self, input: &Input) -> Option<Condition> {
-        let Ok(Next::Is(condition)) = transition::next(&self.condition, input, now()) else {
+    fn after(&self, input: &Input) -> Option<JobStatus> {
+        let Ok(Next::Is(status)) = transition::next(&self.status, input, now()) else {
             return None;
         };
-        match transition::next(&condition, &Input::Due, now()) {
+        match transition::next(&status, &Input::Due, now()) {
             Ok(Next::Is(ready)) => Some(ready),
-            Ok(Next::Gone) | Err(_) => Some(condition),
+            Ok(Next::Gone) | Err(_) => Some(status),
         }
     }
 
@@ -202,7 +202,7 @@ impl Leases {
         belief: &Belief,
         worker: &str,
         input: impl Fn(LeaseToken) -> Input,
-    ) -> Option<Condition> {
+    ) -> Option<JobStatus> {
         let held = job.lease().map(|lease| lease.token);
         match self.guard {
             Guard::Token | Guard::Attempt | Guard::TokenExceptRescue => {
@@ -217,7 +217,7 @@ impl Leases {
         }
     }
 
-    fn rescue(&self, job: &Job, belief: &Belief) -> Option<Condition> {
+    fn rescue(&self, job: &Job, belief: &Belief) -> Option<JobStatus> {
         let delay = Duration::ZERO;
         let input = |token| Input::Rescue { token, max_recoveries: MAX_RECOVERIES, delay };
         match self.guard {
@@ -235,13 +235,13 @@ fn overwrite(
     belief: &Belief,
     worker: &str,
     input: impl Fn(LeaseToken) -> Input,
-) -> Option<Condition> {
+) -> Option<JobStatus> {
     let token = belief.token;
     let of_ours = || lease(token, worker, MAX_ATTEMPTS[belief.job]);
     let lease = job.lease().cloned().unwrap_or_else(of_ours);
     let believed =
-        Condition { state: State::Running(Lease { token, ..lease }), ..job.condition.clone() };
-    Job { condition: believed, ..job.clone() }.after(&input(token))
+        JobStatus { state: State::Running(Lease { token, ..lease }), ..job.status.clone() };
+    Job { status: believed, ..job.clone() }.after(&input(token))
 }
 
 fn lease(token: LeaseToken, worker: &str, max_attempts: u32) -> Lease {
@@ -257,21 +257,21 @@ fn lease(token: LeaseToken, worker: &str, max_attempts: u32) -> Lease {
 
 impl World {
     /// Puts a job into a condition that some write led to, and notes what that means.
-    fn put(&mut self, number: usize, condition: Condition) {
+    fn put(&mut self, number: usize, status: JobStatus) {
         let job = &mut self.jobs[number];
         let before = job.name();
-        let after = condition.state.name();
+        let after = status.state.name();
         self.end_undone |= before.is_terminal();
         job.outcomes += u8::from(after.is_terminal());
-        job.uncounted += u8::from(condition.attempts < job.condition.attempts);
+        job.uncounted += u8::from(status.attempts < job.status.attempts);
         job.lease_ended &= after == StateName::Running;
-        job.condition = condition;
+        job.status = status;
     }
 
     fn claim(&mut self, slot: usize, number: usize, guard: Guard) -> Option<()> {
         let job = &self.jobs[number];
         let token = LeaseToken(match guard {
-            Guard::Attempt => u64::from(job.condition.attempts) + 1,
+            Guard::Attempt => u64::from(job.status.attempts) + 1,
             // One that only ever grows. Each job may count for itself, because no slot ever
             // shows the token of one job for another.
             Guard::Token
@@ -281,13 +281,13 @@ impl World {
             | Guard::TokenExceptRescue => u64::from(job.claim) + 1,
         });
         let lease = lease(token, WORKERS[slot], MAX_ATTEMPTS[number]);
-        let condition = job.after(&Input::Claim(lease))?;
+        let status = job.after(&Input::Claim(lease))?;
         let job = &mut self.jobs[number];
-        job.condition = condition;
+        job.status = status;
         job.claim += 1;
         job.starts += 1;
         self.start_after_cancel |= job.answered_cancelled;
-        let (attempt, claim) = (job.condition.attempts, job.claim);
+        let (attempt, claim) = (job.status.attempts, job.claim);
         self.slots[slot] = Some(Belief { job: number, token, attempt, claim });
         Some(())
     }
@@ -297,9 +297,9 @@ impl World {
         let job = &self.jobs[belief.job];
         let input = |token| Input::Renew { token, until: now() };
         match model.write(job, &belief, WORKERS[slot], input) {
-            Some(condition) => {
+            Some(status) => {
                 self.stale_write |= !job.is_current(&belief);
-                self.put(belief.job, condition);
+                self.put(belief.job, status);
                 self.jobs[belief.job].lease_ended = false;
             }
             // It is told that the lease is lost, and stops.
@@ -318,9 +318,9 @@ impl World {
         let belief = self.slots[slot]?;
         let job = &self.jobs[belief.job];
         let input = |token| Input::Settle { token, verdict };
-        if let Some(condition) = model.write(job, &belief, WORKERS[slot], input) {
+        if let Some(status) = model.write(job, &belief, WORKERS[slot], input) {
             self.stale_write |= !job.is_current(&belief);
-            self.put(belief.job, condition);
+            self.put(belief.job, status);
         }
         if !answer_lost {
             self.slots[slot] = None;
@@ -331,24 +331,24 @@ impl World {
     fn rescue(&mut self, model: &Leases) -> Option<()> {
         let belief = self.seen.take()?;
         let job = &self.jobs[belief.job];
-        if let Some(condition) = model.rescue(job, &belief) {
+        if let Some(status) = model.rescue(job, &belief) {
             self.stale_write |= !job.is_current(&belief);
-            self.put(belief.job, condition);
+            self.put(belief.job, status);
         }
         Some(())
     }
 
     fn cancel(&mut self, number: usize) -> Option<()> {
-        let condition = self.jobs[number].after(&Input::Cancel(CancelReason::Requested))?;
-        let cancelled = condition.state.name() == StateName::Cancelled;
-        self.put(number, condition);
+        let status = self.jobs[number].after(&Input::Cancel(CancelReason::Requested))?;
+        let cancelled = status.state.name() == StateName::Cancelled;
+        self.put(number, status);
         self.jobs[number].answered_cancelled = cancelled;
         Some(())
     }
 
     fn replay(&mut self, number: usize) -> Option<()> {
         let job = &mut self.jobs[number];
-        job.condition = job.after(&Input::Replay { unmet: 0 })?;
+        job.status = job.after(&Input::Replay { unmet: 0 })?;
         job.starts = 0;
         job.uncounted = 0;
         job.outcomes = 0;
@@ -391,7 +391,7 @@ impl Model for Leases {
                     }
                 }
                 StateName::Dead | StateName::Cancelled => {
-                    if job.condition.generation < REPLAYS[number] {
+                    if job.status.generation < REPLAYS[number] {
                         actions.push(Action::Replay { job: number });
                     }
                 }
@@ -482,7 +482,7 @@ impl Leases {
 /// What the worker makes of a failure that may be tried again.
 fn verdict_on_failure(belief: &Belief) -> Verdict {
     let retry = Retry::constant(Duration::ZERO);
-    let progress = Progress {
+    let progress = RunCounts {
         attempt: belief.attempt,
         max_attempts: MAX_ATTEMPTS[belief.job],
         since_first_start: Duration::ZERO,
@@ -506,7 +506,7 @@ fn rare_paths() -> Vec<Property<Leases>> {
         }),
         Property::sometimes("a slot is stale and the job was replayed", |_, world: &World| {
             let stale = world.slots.iter().flatten().map(|belief| &world.jobs[belief.job]);
-            stale.clone().any(|job| job.condition.generation > 0 && job.starts == 0)
+            stale.clone().any(|job| job.status.generation > 0 && job.starts == 0)
         }),
         Property::sometimes("a lease that ended can still be renewed", |_, world: &World| {
             let held = world.slots.iter().flatten();
@@ -527,7 +527,7 @@ fn rare_paths() -> Vec<Property<Leases>> {
         Property::sometimes("a job dies of crashes", |_, world: &World| {
             world.jobs.iter().any(|job| {
                 let reason = DeadReason::Crashed;
-                job.condition.state == State::Dead { at: now(), reason }
+                job.status.state == State::Dead { at: now(), reason }
             })
         }),
         Property::sometimes("a running job is cancelled on request", |_, world: &World| {
@@ -539,7 +539,7 @@ fn rare_paths() -> Vec<Property<Leases>> {
         }),
         Property::sometimes("a replayed job completes", |_, world: &World| {
             let completed = |job: &&Job| job.name() == StateName::Completed;
-            world.jobs.iter().filter(completed).any(|job| job.condition.generation > 0)
+            world.jobs.iter().filter(completed).any(|job| job.status.generation > 0)
         }),
     ]
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use stateright::{Model, Property};
-use windlass_core::job::{Condition, JobId, NewJob, State, StateName, Unique, UniqueScope};
+use windlass_core::job::{JobId, JobStatus, NewJob, State, StateName, Unique, UniqueScope};
 use windlass_core::ledger::Acceptance;
 use windlass_core::outcome::Verdict;
 use windlass_core::record::{Accepted, Change};
@@ -41,7 +41,7 @@ struct World {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
-    Look(u8),
+    OfflineStore(u8),
     Commit(Commit),
 }
 
@@ -83,15 +83,14 @@ fn write(commits: &[Commit]) -> (Book, Vec<(JobId, Acceptance)>) {
 fn insert(book: &mut Book, number: u8) {
     let at = Timestamp::default();
     let state = State::Ready { since: at };
-    let condition = Condition::new(state);
+    let status = JobStatus::new(state);
     let sequence = book.records.len() as u64 + 1;
-    let accepted =
-        Accepted { job: Arc::new(job(number)), sequence, at, condition, met: Vec::new() };
+    let accepted = Accepted { job: Arc::new(job(number)), sequence, at, status, met: Vec::new() };
     book.write(Change::Insert(Box::new(accepted)));
 }
 
 fn count_in(book: &Book, wanted: impl Fn(StateName) -> bool) -> usize {
-    book.records.values().filter(|record| wanted(record.condition.state.name())).count()
+    book.records.values().filter(|record| wanted(record.status.state.name())).count()
 }
 
 fn count_open(book: &Book) -> usize {
@@ -124,7 +123,7 @@ impl Model for Keys {
                 if world.seen_free.contains(&number) && !has_called {
                     actions.push(Action::Commit(Commit::Insert(number)));
                 } else if !world.seen_taken.contains(&number) && !has_called {
-                    actions.push(Action::Look(number));
+                    actions.push(Action::OfflineStore(number));
                 }
             } else if world.count_calls(number) < CALLS {
                 actions.push(Action::Commit(Commit::Accept(number)));
@@ -144,7 +143,7 @@ impl Model for Keys {
         let mut world = before.clone();
         match action {
             Action::Commit(commit) => world.commits.push(commit),
-            Action::Look(number) => {
+            Action::OfflineStore(number) => {
                 let free = count_open(&write(&before.commits).0) == 0;
                 let seen = if free { &mut world.seen_free } else { &mut world.seen_taken };
                 seen.insert(number);

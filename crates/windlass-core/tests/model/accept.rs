@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use windlass_core::job::{Condition, JobId, Lane, NewJob, OnFailure, Start, State, StateName};
-use windlass_core::ledger::{Acceptance, Enqueued, InLane};
+use windlass_core::job::{JobId, JobStatus, Lane, NewJob, OnFailure, Start, State, StateName};
+use windlass_core::ledger::{Acceptance, Enqueued, LanePosition};
 use windlass_core::limits::DELAY_MAX;
 use windlass_core::name::Name;
 use windlass_core::object::Address;
@@ -276,7 +276,8 @@ impl Naive {
             let job = &self.jobs[&id];
             let has_lanes = self.queues[&job.new.queue].settings.lanes.is_some();
             let lane = self.lane_of(job).filter(|_| has_lanes && job.name().is_waiting());
-            let lane = lane.map(|lane| InLane { lane: lane as u32, position: self.ahead_of(job) });
+            let lane =
+                lane.map(|lane| LanePosition { lane: lane as u32, position: self.ahead_of(job) });
             Enqueued { id, acceptance, depth, sequence: job.sequence, lane }
         });
         enqueued.collect()
@@ -318,7 +319,7 @@ impl Naive {
             new,
             sequence: self.next_sequence,
             accepted_at: now,
-            condition: Condition::new(state),
+            status: JobStatus::new(state),
             links,
             gave_key_away: false,
             lease_ends: Steady::default(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use windlass_core::job::{CancelReason, Condition, JobId, NewJob, Start, State, StateName};
+use windlass_core::job::{CancelReason, JobId, JobStatus, NewJob, Start, State, StateName};
 use windlass_core::ledger::{
     Acceptance, CancelAnswer, Cleared, Configure, Enqueued, Promoted, QueueChange,
 };
@@ -44,7 +44,7 @@ impl Naive {
         if state.is_terminal() {
             return Err(Refusal::WrongState { job: id, state, operation: "cancel" });
         }
-        if let State::Running(lease) = &mut self.job_mut(id).condition.state {
+        if let State::Running(lease) = &mut self.job_mut(id).status.state {
             if !std::mem::replace(&mut lease.cancel_requested, true) {
                 self.tell(id, "job.cancel_requested");
             }
@@ -79,7 +79,7 @@ impl Naive {
         if !state.is_waiting() {
             return Err(Refusal::WrongState { job: id, state, operation: "reschedule" });
         }
-        let moved = match self.jobs[&id].condition.state {
+        let moved = match self.jobs[&id].status.state {
             State::Blocked { unmet, .. } => State::Blocked { unmet, not_before: at },
             State::Scheduled { .. }
             | State::Ready { .. }
@@ -89,7 +89,7 @@ impl Naive {
             | State::Cancelled { .. } => self.state_after(at),
         };
         let name = moved.name();
-        self.job_mut(id).condition.state = moved;
+        self.job_mut(id).status.state = moved;
         self.tell(id, "job.scheduled");
         Ok(name)
     }
@@ -153,8 +153,8 @@ impl Naive {
             0 => State::Ready { since: now },
             _ => State::Blocked { unmet, not_before: now },
         };
-        let generation = job.condition.generation + 1;
-        job.condition = Condition { generation, ..Condition::new(state) };
+        let generation = job.status.generation + 1;
+        job.status = JobStatus { generation, ..JobStatus::new(state) };
         self.tell(id, "job.replayed");
         if unmet > 0 {
             self.tell(id, "job.blocked");

@@ -7,14 +7,14 @@ use windlass_core::job::JobId;
 use windlass_core::ledger::{Ledger, Restore};
 use windlass_core::limits::Limits;
 use windlass_core::object::{Address, ObjectMeta};
-use windlass_core::record::{Change, Floors, JobRecord, Kept};
+use windlass_core::record::{Change, JobRecord, NextIds, RecordLocation};
 
 #[derive(Clone, Debug)]
 enum Entry {
     Change(Change),
     Whole(Box<JobRecord>),
     Object(Address, Box<ObjectMeta>),
-    Floors(Floors),
+    NextIds(NextIds),
 }
 
 impl Entry {
@@ -27,13 +27,13 @@ impl Entry {
             Entry::Change(
                 Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. }
+                | Change::QueueKind { .. }
                 | Change::Lane { .. }
                 | Change::Object(_)
                 | Change::ObjectGone { .. },
             )
             | Entry::Object(..)
-            | Entry::Floors(_) => None,
+            | Entry::NextIds(_) => None,
         }
     }
 
@@ -49,11 +49,11 @@ impl Entry {
                 | Change::Remove { .. }
                 | Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. }
+                | Change::QueueKind { .. }
                 | Change::Lane { .. },
             )
             | Entry::Whole(_)
-            | Entry::Floors(_) => None,
+            | Entry::NextIds(_) => None,
         }
     }
 
@@ -66,13 +66,13 @@ impl Entry {
                 | Change::Remove { .. }
                 | Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. }
+                | Change::QueueKind { .. }
                 | Change::Lane { .. }
                 | Change::Object(_)
                 | Change::ObjectGone { .. },
             )
             | Entry::Object(..)
-            | Entry::Floors(_) => false,
+            | Entry::NextIds(_) => false,
         }
     }
 }
@@ -88,10 +88,10 @@ pub(crate) struct Journal {
 impl Journal {
     /// Writes what one command caused, and tells the ledger where.
     pub(crate) fn write(&mut self, changes: &[Change], ledger: &mut Ledger) {
-        for change in changes.iter().cloned().chain(ledger.drain_lines()) {
+        for change in changes.iter().cloned().chain(ledger.drain_totals()) {
             self.push(Entry::Change(change), ledger);
         }
-        self.push(Entry::Floors(ledger.floors()), ledger);
+        self.push(Entry::NextIds(ledger.next_ids()), ledger);
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -117,7 +117,7 @@ impl Journal {
         for change in ledger.image() {
             self.push(Entry::Change(change), ledger);
         }
-        self.push(Entry::Floors(ledger.floors()), ledger);
+        self.push(Entry::NextIds(ledger.next_ids()), ledger);
         // Not in the order in which they were accepted.
         for (job, record) in records.iter().rev() {
             if all || (touched.contains(job) && !whole.contains(job)) {
@@ -162,7 +162,7 @@ impl Journal {
                 Entry::Change(change) => restore.absorb(change),
                 Entry::Whole(record) => restore.put(record),
                 Entry::Object(..) => {}
-                Entry::Floors(floors) => restore.floors(*floors),
+                Entry::NextIds(next_ids) => restore.next_ids(*next_ids),
             }
             if let Some((address, Some(meta))) = entry.object() {
                 restore.object(address, meta.clone(), kept(*place));
@@ -187,6 +187,6 @@ impl Journal {
 }
 
 /// An entry at this place, with some weight.
-fn kept(place: u64) -> Kept {
-    Kept { place, weight: 50 + place as u32 % 7 }
+fn kept(place: u64) -> RecordLocation {
+    RecordLocation { place, weight: 50 + place as u32 % 7 }
 }

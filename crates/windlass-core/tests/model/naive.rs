@@ -13,10 +13,10 @@ mod running;
 use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_core::job::{
-    Bytes, CancelReason, Condition, DeadReason, JobId, Lane, Lease, NewJob, OnFailure, Priority,
+    Bytes, CancelReason, DeadReason, JobId, JobStatus, Lane, Lease, NewJob, OnFailure, Priority,
     State, StateName, UniqueScope,
 };
-use windlass_core::ledger::{Counts, LaneCount, LineCount, QueueCount, Totals};
+use windlass_core::ledger::{Counts, LaneCount, QueueCount, QueueKindCount, Totals};
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
 use windlass_core::object::Address;
@@ -38,7 +38,7 @@ pub(crate) struct Job {
     pub(crate) new: NewJob,
     pub(crate) sequence: u64,
     pub(crate) accepted_at: Timestamp,
-    pub(crate) condition: Condition,
+    pub(crate) status: JobStatus,
     /// What it waits for, or waited for, in this generation.
     links: Vec<Link>,
     /// A job with an edited payload took its place and its key.
@@ -66,7 +66,7 @@ struct Link {
 
 impl Job {
     fn name(&self) -> StateName {
-        self.condition.state.name()
+        self.status.state.name()
     }
 
     fn id(&self) -> JobId {
@@ -80,7 +80,7 @@ impl Job {
 
     /// Whether it has started and waits to go on.
     fn holds_its_key(&self) -> bool {
-        self.condition.begun && self.name().is_waiting()
+        self.status.begun && self.name().is_waiting()
     }
 
     fn is_open(&self) -> bool {
@@ -88,7 +88,7 @@ impl Job {
     }
 
     fn lease(&self) -> Option<&Lease> {
-        match &self.condition.state {
+        match &self.status.state {
             State::Running(lease) => Some(lease),
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -114,7 +114,7 @@ impl Job {
 
     /// When a job that waits for its first start is called off.
     fn expires_at(&self) -> Option<Timestamp> {
-        let first = self.condition.attempts == 0 && self.condition.generation == 0;
+        let first = self.status.attempts == 0 && self.status.generation == 0;
         let untouched = self.name().is_waiting() && first;
         let after = self.new.expires_after?;
         untouched.then_some(self.accepted_at + after)
@@ -234,10 +234,10 @@ impl Naive {
     fn make_due_jobs_ready(&mut self) {
         let now = self.now.wall;
         for job in self.jobs.values_mut() {
-            if let State::Scheduled { at } = job.condition.state
+            if let State::Scheduled { at } = job.status.state
                 && at <= now
             {
-                job.condition.state = State::Ready { since: at };
+                job.status.state = State::Ready { since: at };
             }
         }
     }
@@ -332,7 +332,7 @@ impl Naive {
         }
         let lane = self.lane_of(&self.jobs[&id]);
         let job = self.job_mut(id);
-        job.condition.state = state.clone();
+        job.status.state = state.clone();
         job.links.clear();
         let queue = job.new.queue.clone();
         if was_open {
@@ -384,7 +384,7 @@ impl Naive {
     fn unblock(&mut self, id: JobId) {
         let job = &self.jobs[&id];
         let unmet = job.unmet();
-        let State::Blocked { not_before, .. } = job.condition.state else { return };
+        let State::Blocked { not_before, .. } = job.status.state else { return };
         let state = match unmet {
             0 => self.state_after(not_before),
             _ => State::Blocked { unmet, not_before },
@@ -395,7 +395,7 @@ impl Naive {
         if let State::Scheduled { .. } = state {
             self.tell(id, "job.scheduled");
         }
-        self.job_mut(id).condition.state = state;
+        self.job_mut(id).status.state = state;
     }
 
     /// A job that has not started goes without an end.
@@ -440,7 +440,7 @@ impl Naive {
 
     fn surplus_dead_letter(&self, queue: &Name) -> Option<JobId> {
         let dead = self.jobs.iter().filter(|(_, job)| job.new.queue == *queue);
-        let dead = dead.filter_map(|(id, job)| match job.condition.state {
+        let dead = dead.filter_map(|(id, job)| match job.status.state {
             State::Dead { at, .. } => Some((at, job.sequence, *id)),
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -459,7 +459,7 @@ impl Naive {
         let needed: BTreeSet<JobId> =
             self.jobs.values().flat_map(|job| job.links.iter().map(|link| link.on)).collect();
         let free = self.jobs.values().filter(move |job| !needed.contains(&job.new.id));
-        free.filter_map(|job| match job.condition.state {
+        free.filter_map(|job| match job.status.state {
             State::Completed { at } | State::Cancelled { at, .. } => Some((at, job)),
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -516,7 +516,7 @@ impl Naive {
             for (_, state) in jobs.filter(|(job, _)| job.queue == *queue && job.kind == *kind) {
                 states[state as usize] += 1;
             }
-            LineCount { queue: queue.clone(), kind: kind.clone(), states, totals: *totals }
+            QueueKindCount { queue: queue.clone(), kind: kind.clone(), states, totals: *totals }
         });
         let queues = self.queues.iter().map(|(name, queue)| QueueCount {
             queue: name.clone(),

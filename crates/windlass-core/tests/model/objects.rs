@@ -2,7 +2,7 @@
 
 use windlass_core::job::{Bytes, CancelReason, JobId, NewJob, Start, State, StateName};
 use windlass_core::ledger::Turned;
-use windlass_core::object::{Address, Alarm, ObjectMeta, ObjectStatus, Purge, Ran, Turn};
+use windlass_core::object::{Address, Alarm, ObjectMeta, ObjectStatus, Purge, RunResult, Turn};
 use windlass_core::outcome::ErrorText;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
@@ -122,12 +122,12 @@ impl Naive {
             (meta.status, meta.reason) = (status, reason);
         }
         match turn.ran {
-            Some(Ran::Well) => {
+            Some(RunResult::Well) => {
                 meta.runs += 1;
                 meta.last_success_at = Some(now);
                 meta.recoveries = 0;
             }
-            Some(Ran::Badly) => meta.failures += 1,
+            Some(RunResult::Badly) => meta.failures += 1,
             None => {}
         }
         match turn.purge {
@@ -183,7 +183,7 @@ impl Naive {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         if is_intention(job) {
             self.remove_waiting(id);
-        } else if let State::Running(lease) = &mut job.condition.state {
+        } else if let State::Running(lease) = &mut job.status.state {
             if !std::mem::replace(&mut lease.cancel_requested, true) {
                 self.tell(id, "job.cancel_requested");
             }
@@ -242,7 +242,7 @@ impl Naive {
                 continue;
             };
             let end = match state {
-                StateName::Dead => Some(match self.jobs.get(&id).map(|job| &job.condition.state) {
+                StateName::Dead => Some(match self.jobs.get(&id).map(|job| &job.status.state) {
                     Some(State::Dead { reason, .. }) => format!("died: {reason}"),
                     _ => "died".to_string(),
                 }),
@@ -284,7 +284,7 @@ impl Naive {
     ) -> (Option<Timestamp>, Option<Timestamp>, u64) {
         let since = self.open_of(address).filter_map(|job| job.lease().map(|lease| lease.since));
         let alarm = self.objects.get(address).and_then(|object| object.meta.alarm);
-        let alarm_at = alarm.and_then(|id| match self.jobs[&id].condition.state {
+        let alarm_at = alarm.and_then(|id| match self.jobs[&id].status.state {
             State::Scheduled { at } | State::Ready { since: at } => Some(at),
             State::Blocked { not_before, .. } => Some(not_before),
             State::Running(_)
@@ -298,7 +298,7 @@ impl Naive {
 
 /// A job that waits and has never started.
 fn is_intention(job: &Job) -> bool {
-    job.name().is_waiting() && !job.condition.begun
+    job.name().is_waiting() && !job.status.begun
 }
 
 /// An object before its first turn.

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestCaseResult};
-use windlass_core::event::{Event, EventResult, Subject, What};
+use windlass_core::event::{Event, EventKind, EventResult, Subject};
 use windlass_core::job::{Bytes, CancelReason, JobId, LeaseToken, NewJob, State, StateName};
 use windlass_core::ledger::{
-    Applied, Cancel, Clear, Command, Configure, Enqueue, Glimpse, Ledger, Promote, Remove,
+    Applied, Cancel, Clear, Command, Configure, Enqueue, JobSummary, Ledger, Promote, Remove,
     RemoveGraph, Renew, Renewal, Replay, ReplayEdited, Reschedule, Restore, Ring, Settle,
     Settlement,
 };
@@ -19,7 +19,7 @@ use windlass_core::limits::Limits;
 use windlass_core::name::Name;
 use windlass_core::object::{Address, Alarm, Turn};
 use windlass_core::outcome::Verdict;
-use windlass_core::record::{Change, Floors, JobRecord};
+use windlass_core::record::{Change, JobRecord, NextIds};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
@@ -40,7 +40,7 @@ fn limits() -> Limits {
 
 /// What the events have told of a job.
 #[derive(Debug)]
-struct Heard {
+struct Received {
     generation: u32,
     /// It has started, in whichever generation.
     started: bool,
@@ -50,8 +50,8 @@ struct Heard {
     result: Option<EventResult>,
 }
 
-const FRESH: Heard =
-    Heard { generation: 0, started: false, running: false, ended: None, result: None };
+const FRESH: Received =
+    Received { generation: 0, started: false, running: false, ended: None, result: None };
 
 /// What came up in the cases, to show that the interesting things did.
 #[derive(Default)]
@@ -65,7 +65,7 @@ impl Tally {
         for word in text.split(|c: char| !c.is_alphanumeric()).filter(|word| is_name(word)) {
             *tally.entry(word.to_string()).or_default() += 1;
         }
-        for event in events.iter().filter(|event| matches!(event.what, What::Object { .. })) {
+        for event in events.iter().filter(|event| matches!(event.what, EventKind::Object { .. })) {
             *tally.entry(event.topic().to_string()).or_default() += 1;
         }
     }
@@ -100,7 +100,7 @@ pub(crate) struct Pair<'a> {
     records: BTreeMap<JobId, JobRecord>,
     /// What a store would keep of each object's state.
     states: BTreeMap<Address, Bytes>,
-    heard: BTreeMap<JobId, Heard>,
+    heard: BTreeMap<JobId, Received>,
     last_event: u64,
     next_id: u32,
     /// Every lease ever given, oldest first.
@@ -276,7 +276,7 @@ impl<'a> Pair<'a> {
         let kept = self.model.jobs.iter();
         match pick {
             Pick::In(state, number) => {
-                let there = kept.filter(|(_, job)| job.condition.state.name() == state);
+                let there = kept.filter(|(_, job)| job.status.state.name() == state);
                 nth(&there.map(|(id, _)| *id).collect::<Vec<_>>(), number)
             }
             Pick::Kept(number) => nth(&kept.map(|(id, _)| *id).collect::<Vec<_>>(), number),
@@ -321,7 +321,7 @@ impl<'a> Pair<'a> {
     }
 
     fn is_held(&self, (id, token): &(JobId, LeaseToken)) -> bool {
-        match self.model.jobs.get(id).map(|job| &job.condition.state) {
+        match self.model.jobs.get(id).map(|job| &job.status.state) {
             Some(State::Running(lease)) => lease.token == *token,
             Some(_) | None => false,
         }
@@ -449,7 +449,7 @@ impl<'a> Pair<'a> {
                     let record = self.records.get_mut(&update.job);
                     prop_assert!(record.is_some(), "an update of {}, which is gone", update.job);
                     let record = record.expect("it was just found");
-                    if record.condition.state.is_running() && !update.condition.state.is_running() {
+                    if record.status.state.is_running() && !update.status.state.is_running() {
                         freed.insert(record.job.kind.clone());
                         lanes.push(update.job);
                     }
@@ -462,7 +462,7 @@ impl<'a> Pair<'a> {
                 }
                 Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. }
+                | Change::QueueKind { .. }
                 | Change::Lane { .. } => {}
                 Change::Object(change) => {
                     let known = self.states.get(&change.address).cloned();
@@ -490,7 +490,7 @@ impl<'a> Pair<'a> {
                 continue;
             }
             let of_kind = self.model.jobs.values().filter(|job| job.new.kind == kind);
-            let ready = of_kind.filter(|job| matches!(job.condition.state, State::Ready { .. }));
+            let ready = of_kind.filter(|job| matches!(job.status.state, State::Ready { .. }));
             for job in ready.filter(|job| self.model.is_its_turn(job)) {
                 let ring = Ring::Queue(job.new.queue.clone());
                 prop_assert!(rings.contains(&ring), "nobody is woken for {}", job.new.id);
@@ -503,7 +503,7 @@ impl<'a> Pair<'a> {
     fn check_lanes_freed(&self, lanes: &[JobId], rings: &BTreeSet<Ring>) -> TestCaseResult {
         for freed in lanes.iter().filter_map(|id| self.model.jobs.get(id)) {
             for job in self.model.in_lane_of(freed) {
-                let ready = matches!(job.condition.state, State::Ready { .. });
+                let ready = matches!(job.status.state, State::Ready { .. });
                 let ring = Ring::Queue(job.new.queue.clone());
                 let woken = !ready || !self.model.is_its_turn(job) || rings.contains(&ring);
                 prop_assert!(woken, "nobody is woken for {}, whose turn it is", job.new.id);
@@ -515,7 +515,7 @@ impl<'a> Pair<'a> {
     /// A job that may start now or at a new time must wake the workers of its queue.
     fn check_ring(&self, id: JobId, rings: &BTreeSet<Ring>) -> TestCaseResult {
         let record = &self.records[&id];
-        if let State::Ready { .. } | State::Scheduled { .. } = record.condition.state {
+        if let State::Ready { .. } | State::Scheduled { .. } = record.status.state {
             let ring = Ring::Queue(record.job.queue.clone());
             prop_assert!(rings.contains(&ring), "{id} may start and nobody is woken");
         }
@@ -540,8 +540,8 @@ impl<'a> Pair<'a> {
     }
 
     /// A job's events make sense one after the other: one end in each generation.
-    fn hear_of_job(&mut self, id: JobId, what: &What) -> TestCaseResult {
-        if let What::JobEnqueued { .. } = what {
+    fn hear_of_job(&mut self, id: JobId, what: &EventKind) -> TestCaseResult {
+        if let EventKind::JobEnqueued { .. } = what {
             let heard = FRESH;
             let before = self.heard.insert(id, heard);
             prop_assert!(before.is_none(), "{id} was accepted twice");
@@ -551,35 +551,39 @@ impl<'a> Pair<'a> {
         prop_assert!(heard.is_some(), "{what:?} of {id}, which nobody has heard of");
         let heard = heard.expect("it was just found");
         match what {
-            What::JobStarted { .. } => {
+            EventKind::JobStarted { .. } => {
                 prop_assert!(!heard.running && heard.ended.is_none(), "{id} started: {heard:?}");
                 (heard.started, heard.running) = (true, true);
             }
-            What::JobReplayed { generation } => {
+            EventKind::JobReplayed { generation } => {
                 prop_assert!(heard.ended.is_some(), "{id} was replayed before it ended");
                 prop_assert_eq!(*generation, heard.generation + 1);
                 // In a new generation it has not started: a turn may call it off without a trace.
-                *heard = Heard { generation: *generation, ..FRESH };
+                *heard = Received { generation: *generation, ..FRESH };
             }
-            What::JobRemoved { .. } => {
+            EventKind::JobRemoved { .. } => {
                 // What an object calls off before it started leaves no trace.
                 let may_go = heard.ended.is_some() || !heard.started;
                 prop_assert!(may_go, "{id} was removed before it ended");
                 self.heard.remove(&id);
             }
-            What::JobRetrying { .. } | What::JobSnoozed { .. } | What::JobReleased { .. } => {
+            EventKind::JobRetrying { .. }
+            | EventKind::JobSnoozed { .. }
+            | EventKind::JobReleased { .. } => {
                 prop_assert!(heard.running, "{id} went back without running");
                 heard.running = false;
             }
-            What::JobCompleted { .. } | What::JobDead { .. } | What::JobCancelled { .. } => {
+            EventKind::JobCompleted { .. }
+            | EventKind::JobDead { .. }
+            | EventKind::JobCancelled { .. } => {
                 // The one end after an end: a dead job gives its place to an edited one.
-                let replaced = What::JobCancelled { reason: CancelReason::Replaced };
+                let replaced = EventKind::JobCancelled { reason: CancelReason::Replaced };
                 let first = heard.ended.is_none();
                 let replacement = *what == replaced && heard.ended == Some(StateName::Dead);
                 prop_assert!(first || replacement, "{id} ended twice: {what:?}, {heard:?}");
                 heard.running = false;
                 heard.ended = ended(what);
-                if let What::JobCompleted { result, .. } = what {
+                if let EventKind::JobCompleted { result, .. } = what {
                     heard.result = Some(result.clone());
                 }
             }
@@ -601,7 +605,7 @@ impl<'a> Pair<'a> {
         for (id, job) in &self.model.jobs {
             prop_assert_eq!(self.ledger.dependents(*id), self.model.waiting_for(*id));
             let record = self.records[id].clone().seen_at(self.now());
-            prop_assert_eq!(&record.condition, &job.condition, "{} after {:?}", id, after);
+            prop_assert_eq!(&record.status, &job.status, "{} after {:?}", id, after);
             prop_assert_eq!(record.sequence, job.sequence);
             prop_assert_eq!(record.created_at, job.accepted_at);
             prop_assert_eq!(record.first_started_at, job.first_started_at);
@@ -615,7 +619,7 @@ impl<'a> Pair<'a> {
             let starts = record.attempts.len() + record.attempts_dropped as usize;
             prop_assert_eq!(starts, job.starts as usize);
             let running = record.attempts.back().is_some_and(|last| last.ended.is_none());
-            let state = record.condition.state.name();
+            let state = record.status.state.name();
             prop_assert_eq!(running, state == StateName::Running, "{} after {:?}", id, after);
             let heard = &self.heard[id];
             prop_assert_eq!(heard.running, running);
@@ -623,7 +627,7 @@ impl<'a> Pair<'a> {
             let completed = state == StateName::Completed;
             let result = completed.then(|| EventResult::of(record.output.as_ref()));
             prop_assert_eq!(&heard.result, &result, "the result of {} after {:?}", id, after);
-            prop_assert_eq!(heard.generation, record.condition.generation);
+            prop_assert_eq!(heard.generation, record.status.generation);
         }
         Ok(())
     }
@@ -638,7 +642,7 @@ impl<'a> Pair<'a> {
         self.reading = self.ledger.glance(self.reading);
         for second in &mut rebuilt {
             second.glance(self.reading);
-            prop_assert_eq!(second.floors(), self.ledger.floors());
+            prop_assert_eq!(second.next_ids(), self.ledger.next_ids());
             prop_assert_eq!(second.check(), Vec::<String>::new(), "in the rebuilt ledger");
             let counts = second.counts(self.reading);
             prop_assert_eq!(counts, self.ledger.counts(self.reading));
@@ -663,7 +667,7 @@ impl<'a> Pair<'a> {
     /// What runs completes, and what is left is called off.
     fn end_everything(&mut self, rebuilt: &mut [Ledger]) -> TestCaseResult {
         let jobs: Vec<JobId> = self.model.jobs.keys().copied().collect();
-        let completed = jobs.iter().filter_map(|job| match self.ledger.condition_of(*job)?.state {
+        let completed = jobs.iter().filter_map(|job| match self.ledger.status_of(*job)?.state {
             State::Running(lease) => Some(Settlement::new(*job, lease.token, Verdict::Complete)),
             _ => None,
         });
@@ -682,7 +686,7 @@ impl<'a> Pair<'a> {
             restore.absorb(change);
         }
         // How far time has come is told by the changes, too.
-        restore.floors(Floors { wall: Timestamp::default(), ..self.ledger.floors() });
+        restore.next_ids(NextIds { wall: Timestamp::default(), ..self.ledger.next_ids() });
         let mut second = restore.finish();
         let resumed = second.glance(Now { wall: Timestamp::default(), ..self.reading }).wall;
         prop_assert_eq!(resumed, reached, "time went on or back");
@@ -691,7 +695,7 @@ impl<'a> Pair<'a> {
 
     /// The store finds every record where it has put it.
     fn compare_kept(&self, second: &Ledger) -> TestCaseResult {
-        prop_assert_eq!(second.floors(), self.ledger.floors());
+        prop_assert_eq!(second.next_ids(), self.ledger.next_ids());
         prop_assert_eq!(second.kept_bytes(), self.ledger.kept_bytes());
         for job in self.model.jobs.keys() {
             prop_assert_eq!(second.kept(*job), self.ledger.kept(*job), "the place of {}", job);
@@ -706,10 +710,10 @@ impl<'a> Pair<'a> {
     fn compare_glimpses(&self, ledger: &Ledger) -> TestCaseResult {
         let mut jobs: Vec<&naive::Job> = self.model.jobs.values().collect();
         jobs.sort_by_key(|job| job.sequence);
-        let expected: Vec<Glimpse<'_>> = jobs.iter().map(|job| glimpse(job)).collect();
+        let expected: Vec<JobSummary<'_>> = jobs.iter().map(|job| summary(job)).collect();
         let middle = jobs.get(jobs.len() / 2).map_or(0, |job| job.sequence);
-        let after: Vec<_> = ledger.glimpses_after(middle).collect();
-        let mut before: Vec<_> = ledger.glimpses_before(middle + 1).collect();
+        let after: Vec<_> = ledger.summaries_after(middle).collect();
+        let mut before: Vec<_> = ledger.summaries_before(middle + 1).collect();
         before.reverse();
         before.extend(after);
         prop_assert_eq!(before, expected);
@@ -732,13 +736,13 @@ impl<'a> Pair<'a> {
     }
 }
 
-fn glimpse(job: &naive::Job) -> Glimpse<'_> {
-    Glimpse {
+fn summary(job: &naive::Job) -> JobSummary<'_> {
+    JobSummary {
         id: job.new.id,
         sequence: job.sequence,
         queue: &job.new.queue,
         kind: &job.new.kind,
-        state: job.condition.state.name(),
+        state: job.status.state.name(),
     }
 }
 
@@ -764,7 +768,7 @@ fn made_at(change: &Change) -> Option<Timestamp> {
         Change::Remove { .. }
         | Change::Queue { .. }
         | Change::Rate { .. }
-        | Change::Line { .. }
+        | Change::QueueKind { .. }
         | Change::Lane { .. }
         | Change::ObjectGone { .. } => None,
         Change::Object(change) => Some(change.meta.updated_at),
@@ -780,11 +784,11 @@ fn about(event: &Event) -> About {
     }
 }
 
-fn ended(what: &What) -> Option<StateName> {
+fn ended(what: &EventKind) -> Option<StateName> {
     match what {
-        What::JobCompleted { .. } => Some(StateName::Completed),
-        What::JobDead { .. } => Some(StateName::Dead),
-        What::JobCancelled { .. } => Some(StateName::Cancelled),
+        EventKind::JobCompleted { .. } => Some(StateName::Completed),
+        EventKind::JobDead { .. } => Some(StateName::Dead),
+        EventKind::JobCancelled { .. } => Some(StateName::Cancelled),
         _ => None,
     }
 }

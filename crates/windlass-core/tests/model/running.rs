@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::{
-    CancelReason, Condition, DeadReason, JobId, Lease, LeaseToken, NewJob, State, StateName,
+    CancelReason, DeadReason, JobId, JobStatus, Lease, LeaseToken, NewJob, State, StateName,
     UniqueScope,
 };
 use windlass_core::ledger::{
@@ -70,7 +70,7 @@ impl Naive {
         held_back: &BTreeSet<(Name, Name)>,
     ) -> impl Iterator<Item = (JobId, &Job, Timestamp)> {
         self.jobs.iter().filter_map(move |(id, job)| {
-            let State::Ready { since } = job.condition.state else { return None };
+            let State::Ready { since } = job.status.state else { return None };
             let (queue, kind) = (&job.new.queue, &job.new.kind);
             let listens = claim.queues.as_ref().is_none_or(|queues| queues.contains(queue));
             let paused = self.queues[queue].settings.paused;
@@ -116,7 +116,7 @@ impl Naive {
     /// Its place among the ready jobs of its lane, the first first.
     pub(super) fn standing(&self, job: &Job) -> (Reverse<Standing>, Timestamp, u64) {
         let ageing = self.queues[&job.new.queue].settings.ageing;
-        let since = match job.condition.state {
+        let since = match job.status.state {
             State::Ready { since } => since,
             State::Blocked { .. }
             | State::Scheduled { .. }
@@ -149,10 +149,10 @@ impl Naive {
         job.percent = None;
         job.last_end = None;
         job.first_started_at.get_or_insert(wall);
-        job.condition.attempts += 1;
-        job.condition.begun = true;
-        job.condition.state = State::Running(lease.clone());
-        let Condition { attempts: attempt, recoveries, generation, .. } = job.condition;
+        job.status.attempts += 1;
+        job.status.begun = true;
+        job.status.state = State::Running(lease.clone());
+        let JobStatus { attempts: attempt, recoveries, generation, .. } = job.status;
         self.tell(id, "job.started");
         let sequence = self.jobs[&id].sequence;
         Claimed { id, lease, attempt, recoveries, generation, sequence }
@@ -174,7 +174,7 @@ impl Naive {
         let job = self.job_mut(renewal.job);
         job.lease_ends = steady + length;
         job.told_lost = false;
-        job.condition.state = State::Running(lease);
+        job.status.state = State::Running(lease);
         self.hear_from(renewal.job, &renewal.report);
         Ok(renewed)
     }
@@ -274,10 +274,10 @@ impl Naive {
             self.end(id, State::Cancelled { at, reason: CancelReason::Requested });
             return StateName::Cancelled;
         }
-        let condition = &mut self.job_mut(id).condition;
+        let status = &mut self.job_mut(id).status;
         let (state, topic) = match verdict {
             Verdict::Complete => {
-                condition.recoveries = 0;
+                status.recoveries = 0;
                 self.end(id, State::Completed { at });
                 return StateName::Completed;
             }
@@ -294,8 +294,8 @@ impl Naive {
             Verdict::Release => (State::Ready { since: lease.since }, "job.released"),
         };
         let name = state.name();
-        condition.state = state;
-        condition.attempts -= u32::from(!failed);
+        status.state = state;
+        status.attempts -= u32::from(!failed);
         self.tally(id, |totals| totals.retried += u64::from(failed));
         self.tell(id, topic);
         name
@@ -340,7 +340,7 @@ impl Naive {
         self.count_failure(id);
         let job = &self.jobs[&id];
         let lease = job.lease().expect("only running jobs are rescued").clone();
-        let Condition { attempts, recoveries, .. } = job.condition;
+        let JobStatus { attempts, recoveries, .. } = job.status;
         self.job_mut(id).last_end = Some(AttemptEnd::Crashed(rescue.reason));
         if lease.cancel_requested {
             self.end(id, State::Cancelled { at, reason: CancelReason::Requested });
@@ -352,9 +352,9 @@ impl Naive {
             self.end(id, State::Dead { at, reason: DeadReason::Crashed });
             return StateName::Dead;
         }
-        let condition = &mut self.job_mut(id).condition;
-        condition.recoveries += 1;
-        condition.state = State::Scheduled { at: at + rescue.recovery.delay };
+        let status = &mut self.job_mut(id).status;
+        status.recoveries += 1;
+        status.state = State::Scheduled { at: at + rescue.recovery.delay };
         self.job_mut(id).last_recovery_at = Some(at);
         self.tally(id, |totals| totals.retried += 1);
         self.tell(id, "job.retrying");
@@ -369,7 +369,7 @@ fn terms_of<'a>(claim: &'a Claim, kind: &Name) -> Option<&'a KindClaim> {
 }
 
 pub(super) fn due_at(job: &Job) -> Option<Timestamp> {
-    match job.condition.state {
+    match job.status.state {
         State::Scheduled { at } => Some(at),
         State::Blocked { .. }
         | State::Ready { .. }

@@ -7,7 +7,7 @@ use proptest::option::weighted;
 use proptest::prelude::*;
 use proptest::sample::select;
 use windlass_core::name::Name;
-use windlass_core::object::{Address, News, ObjectStatus, Purge, Ran, Turn};
+use windlass_core::object::{Address, ObjectEvent, ObjectStatus, Purge, RunResult, Turn};
 use windlass_core::outcome::ErrorText;
 
 use crate::steps::{Begin, Draft, begin, draft, seconds};
@@ -30,7 +30,7 @@ pub(crate) struct Spin {
     pub(crate) stale: Option<u64>,
     state: Option<u8>,
     status: Option<(ObjectStatus, bool)>,
-    ran: Option<Ran>,
+    ran: Option<RunResult>,
     pub(crate) alarm: AlarmDraft,
     /// Each with whether it is bound to the object.
     pub(crate) jobs: Vec<(Draft, bool)>,
@@ -61,7 +61,7 @@ impl Spin {
         turn.ran = self.ran;
         if self.news {
             let topic = Name::new("loop.told").expect("a proper name");
-            turn.news.push(News { topic, detail: "{}".to_string() });
+            turn.news.push(ObjectEvent { topic, detail: "{}".to_string() });
         }
         turn.purge = self.purge;
         turn
@@ -71,7 +71,7 @@ impl Spin {
 pub(crate) fn spin() -> impl Strategy<Value = Spin> {
     let all = vec![ObjectStatus::Active, ObjectStatus::Stopped, ObjectStatus::Failed];
     let status = weighted(0.2, (select(all), any::<bool>()));
-    let ran = select(vec![None, Some(Ran::Well), Some(Ran::Badly)]);
+    let ran = select(vec![None, Some(RunResult::Well), Some(RunResult::Badly)]);
     let jobs = prop_oneof![3 => Just(Vec::new()), 1 => vec((draft(), any::<bool>()), 1..=2)];
     let purge = prop_oneof![
         20 => Just(Purge::Keep),

@@ -15,7 +15,7 @@ use windlass::core::job::NewJob;
 use windlass::core::ledger::{Claim, KindClaim, Settlement};
 use windlass::core::limits;
 use windlass::core::outcome::Verdict;
-use windlass::store::{Handed, Store};
+use windlass::store::{ClaimedBatch, Store};
 use windlass::{DEFAULT_QUEUE, Job, Limits, Name, new_id};
 
 use crate::bench::ground::Plot;
@@ -159,7 +159,7 @@ impl Backlog {
     }
 
     /// Completes what a claim handed out.
-    async fn settle(&self, handed: &Handed) -> anyhow::Result<usize> {
+    async fn settle(&self, handed: &ClaimedBatch) -> anyhow::Result<usize> {
         let settlements = handed
             .jobs
             .iter()

@@ -177,7 +177,7 @@ async fn drain(engine: &Engine) -> anyhow::Result<()> {
         if handed.is_empty() {
             return Ok(());
         }
-        let complete = |job: &windlass::store::HandedJob| {
+        let complete = |job: &windlass::store::ClaimedJob| {
             Settlement::new(job.job.id, job.lease.token, Verdict::Complete)
         };
         engine.store().settle(handed.iter().map(complete).collect()).await?;

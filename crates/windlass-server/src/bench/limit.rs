@@ -37,7 +37,7 @@ const ADDED_BY_LIFECYCLE: u64 = 275;
 
 /// What the callers of a log do.
 #[derive(Clone, Copy, Debug)]
-struct Work {
+struct LimitWork {
     /// What it is the limit of.
     of: Mode,
     jobs: u64,
@@ -48,7 +48,7 @@ struct Work {
     bytes_per_write: u64,
 }
 
-impl Work {
+impl LimitWork {
     /// The work of a mode that writes so many bytes per job.
     fn of(mode: Mode, plan: &Plan, bytes_per_job: f64) -> Self {
         let bytes = |part: f64| (bytes_per_job * part).round().max(1.0) as u64;
@@ -95,7 +95,7 @@ pub(crate) async fn beside(
     plan: &Plan,
     measured: &mut Measurement,
 ) -> anyhow::Result<Vec<Measurement>> {
-    let work = Work::of(mode, plan, measured.bytes_per_job());
+    let work = LimitWork::of(mode, plan, measured.bytes_per_job());
     let limit = measure(plan, work).await?;
     measured.compare(&limit);
     let mut limits = vec![limit];
@@ -110,8 +110,8 @@ pub(crate) async fn beside(
 /// The limits of all modes that have one, by what a job takes as far as is known beforehand.
 pub(crate) async fn alone(plan: &Plan) -> anyhow::Result<Vec<Measurement>> {
     let payload = plan.payload as u64;
-    let lifecycle = Work::of(Mode::Lifecycle, plan, (payload + ADDED_BY_LIFECYCLE) as f64);
-    let enqueue = |mode| Work::of(mode, plan, (payload + ADDED_BY_ENQUEUE) as f64);
+    let lifecycle = LimitWork::of(Mode::Lifecycle, plan, (payload + ADDED_BY_LIFECYCLE) as f64);
+    let enqueue = |mode| LimitWork::of(mode, plan, (payload + ADDED_BY_ENQUEUE) as f64);
     let works = [enqueue(Mode::Enqueue), enqueue(Mode::Bulk), lifecycle, lifecycle.in_one_write()];
     let mut limits = Vec::new();
     for work in works {
@@ -120,7 +120,7 @@ pub(crate) async fn alone(plan: &Plan) -> anyhow::Result<Vec<Measurement>> {
     Ok(limits)
 }
 
-async fn measure(plan: &Plan, work: Work) -> anyhow::Result<Measurement> {
+async fn measure(plan: &Plan, work: LimitWork) -> anyhow::Result<Measurement> {
     let plot = plan.ground.plot(Mode::Limit)?;
     let directory = plot.directory().context("a limit is that of a disk")?;
     let log = Arc::new(Log::open(directory, work.bytes())?);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 use serde_json::Value;
-use windlass::{CancelReason, Event, Heard, JobId, ObjectAddress, Subject, What};
+use windlass::{CancelReason, Event, EventKind, JobId, ObjectAddress, Received, Subject};
 
 /// One line of the story.
 #[derive(Clone, Debug)]
@@ -96,21 +96,22 @@ impl Story {
     }
 
     /// Counts what was heard, and puts it into words if it belongs to the story.
-    pub(crate) fn hear(&mut self, heard: &Heard) -> Option<Line> {
+    pub(crate) fn hear(&mut self, heard: &Received) -> Option<Line> {
         let event = match heard {
-            Heard::Event(event) => event,
-            Heard::Lagged { missed } => {
+            Received::Event(event) => event,
+            Received::Lagged { missed } => {
                 self.tally.missed += missed;
                 return Some(Line::of("story", format!("{missed} events were missed")));
             }
         };
         match &event.what {
-            What::JobDeduplicated { .. } => self.tally.duplicates += 1,
-            What::JobReplayed { .. } | What::JobCancelled { reason: CancelReason::Replaced } => {
+            EventKind::JobDeduplicated { .. } => self.tally.duplicates += 1,
+            EventKind::JobReplayed { .. }
+            | EventKind::JobCancelled { reason: CancelReason::Replaced } => {
                 self.tally.replayed += 1;
             }
-            What::JobSnoozed { .. } => self.tally.snoozed += 1,
-            What::Object { topic, .. } => match topic.as_str() {
+            EventKind::JobSnoozed { .. } => self.tally.snoozed += 1,
+            EventKind::Object { topic, .. } => match topic.as_str() {
                 "debounce.flushed" => self.tally.flushed += 1,
                 "continuous.executed" => self.tally.loop_runs += 1,
                 "schedule.fired" => self.tally.fired += 1,
@@ -131,15 +132,15 @@ impl Story {
                 Some((role.scene, of_job(event, &role)?))
             }
             Subject::Queue(queue) => match event.what {
-                What::QueuePaused => {
+                EventKind::QueuePaused => {
                     Some(("pause", format!("queue `{queue}` is paused: its jobs wait")))
                 }
-                What::QueueResumed => Some(("pause", format!("queue `{queue}` goes on"))),
+                EventKind::QueueResumed => Some(("pause", format!("queue `{queue}` goes on"))),
                 _ => None,
             },
             Subject::Worker(worker) => match event.what {
-                What::WorkerStarted => Some(("worker", format!("{worker} takes jobs"))),
-                What::WorkerStopped => Some(("worker", format!("{worker} has stopped"))),
+                EventKind::WorkerStarted => Some(("worker", format!("{worker} takes jobs"))),
+                EventKind::WorkerStopped => Some(("worker", format!("{worker} has stopped"))),
                 _ => None,
             },
             Subject::Object(address) => of_object(event, address),
@@ -148,7 +149,7 @@ impl Story {
 }
 
 fn of_object(event: &Event, address: &ObjectAddress) -> Option<(&'static str, String)> {
-    let What::Object { topic, detail } = &event.what else { return None };
+    let EventKind::Object { topic, detail } = &event.what else { return None };
     let detail: Value = serde_json::from_str(detail).unwrap_or_default();
     let key = address.key();
     match topic.as_str() {
@@ -168,51 +169,51 @@ fn of_job(event: &Event, role: &Role) -> Option<String> {
     let name = &role.name;
     let text = match &event.what {
         // Its lines are many, and one says it all: the batch was announced.
-        What::JobEnqueued { .. } | What::JobBlocked { unmet: 1 }
+        EventKind::JobEnqueued { .. } | EventKind::JobBlocked { unmet: 1 }
             if matches!(role.scene, "graph" | "lanes") =>
         {
             return None;
         }
         // Where nothing stands in the way, a job starts as soon as it is accepted.
-        What::JobStarted { attempt: 1, .. } | What::JobProgress { .. }
+        EventKind::JobStarted { attempt: 1, .. } | EventKind::JobProgress { .. }
             if role.scene != "progress" =>
         {
             return None;
         }
-        What::JobEnqueued { priority } if priority.0 != 0 => {
+        EventKind::JobEnqueued { priority } if priority.0 != 0 => {
             format!("{name} is accepted, priority {}", priority.0)
         }
-        What::JobEnqueued { .. } => format!("{name} is accepted"),
-        What::JobDeduplicated { .. } => {
+        EventKind::JobEnqueued { .. } => format!("{name} is accepted"),
+        EventKind::JobDeduplicated { .. } => {
             format!("{name} was asked for again: recognised, not added")
         }
-        What::JobBlocked { unmet } => format!("{name} waits for {unmet} jobs"),
-        What::JobUnblocked => format!("{name} may start: what it waited for is done"),
-        What::JobStarted { attempt: 1, .. } => format!("{name} starts"),
-        What::JobStarted { attempt, .. } => format!("{name} starts, attempt {attempt}"),
-        What::StepCompleted { name: step } => format!("{name} has finished its step {step}"),
-        What::JobProgress { percent } => format!("{name} is {percent} % done"),
-        What::JobCompleted { attempt: 1, duration, .. } => {
+        EventKind::JobBlocked { unmet } => format!("{name} waits for {unmet} jobs"),
+        EventKind::JobUnblocked => format!("{name} may start: what it waited for is done"),
+        EventKind::JobStarted { attempt: 1, .. } => format!("{name} starts"),
+        EventKind::JobStarted { attempt, .. } => format!("{name} starts, attempt {attempt}"),
+        EventKind::StepCompleted { name: step } => format!("{name} has finished its step {step}"),
+        EventKind::JobProgress { percent } => format!("{name} is {percent} % done"),
+        EventKind::JobCompleted { attempt: 1, duration, .. } => {
             format!("{name} is done, after {} ms", duration.as_millis())
         }
-        What::JobCompleted { attempt, .. } => format!("{name} is done, at attempt {attempt}"),
-        What::JobFailed { attempt, error, next_retry_at: Some(at), .. } => {
+        EventKind::JobCompleted { attempt, .. } => format!("{name} is done, at attempt {attempt}"),
+        EventKind::JobFailed { attempt, error, next_retry_at: Some(at), .. } => {
             let pause = at.since(event.at).as_millis();
             format!("{name} failed, attempt {attempt} ({error}); again in {pause} ms")
         }
-        What::JobSnoozed { until } => {
+        EventKind::JobSnoozed { until } => {
             let pause = until.since(event.at).as_millis();
             format!("{name} is too early and asks for {pause} ms more")
         }
-        What::JobReleased { .. } => format!("{name} was interrupted and is back in its queue"),
-        What::JobDead { error: Some(error), .. } => {
+        EventKind::JobReleased { .. } => format!("{name} was interrupted and is back in its queue"),
+        EventKind::JobDead { error: Some(error), .. } => {
             format!("{name} died ({error})")
         }
-        What::JobDead { reason, .. } => format!("{name} died ({reason:?})"),
-        What::JobCancelled { reason: CancelReason::Replaced } => {
+        EventKind::JobDead { reason, .. } => format!("{name} died ({reason:?})"),
+        EventKind::JobCancelled { reason: CancelReason::Replaced } => {
             format!("{name} is replayed, as a corrected copy")
         }
-        What::JobCancelled { reason } => format!("{name} was called off ({reason:?})"),
+        EventKind::JobCancelled { reason } => format!("{name} was called off ({reason:?})"),
         // Each is followed, or was preceded, by one that says more.
         _ => return None,
     };

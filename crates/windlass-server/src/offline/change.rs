@@ -12,10 +12,10 @@ use serde::Serialize;
 use windlass::clock::SystemClock;
 use windlass::core::filter::Filter;
 use windlass::core::limits;
-use windlass::store::file::{BookOptions, FileOptions, FileStore, Look, RealDisk};
-use windlass::store::{Alteration, Altered, Selection, Store};
+use windlass::store::file::{FileOptions, FileStore, LedgerOptions, OfflineStore, RealDisk};
+use windlass::store::{JobAction, JobActionResult, Selection, Store};
 use windlass::wake::LocalWake;
-use windlass::{CancelAnswer, Deed, Limits, Recovery, RecoveryMode, Refusal, StateName};
+use windlass::{CancelAnswer, JobActionDone, Limits, Recovery, RecoveryMode, Refusal, StateName};
 
 use crate::cli::{ChangeOptions, Format};
 use crate::offline::Pages;
@@ -29,10 +29,10 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    fn alteration(self) -> Alteration {
+    fn alteration(self) -> JobAction {
         match self {
-            Verb::Retry => Alteration::Replay,
-            Verb::Cancel => Alteration::Cancel,
+            Verb::Retry => JobAction::Replay,
+            Verb::Cancel => JobAction::Cancel,
         }
     }
 
@@ -67,7 +67,7 @@ pub(crate) fn run(options: &ChangeOptions, verb: Verb) -> anyhow::Result<()> {
         Selection::Jobs(options.ids.clone())
     };
     let altered = alter(&options.path, selection, verb.alteration())?;
-    let report = Report::of(&altered);
+    let report = ChangeReport::of(&altered);
     match options.output {
         Format::Table => output::line(&report.text(verb, !options.ids.is_empty()))?,
         Format::Json => output::json(&report)?,
@@ -77,7 +77,7 @@ pub(crate) fn run(options: &ChangeOptions, verb: Verb) -> anyhow::Result<()> {
 
 /// How many jobs match. The counters know, unless tags are asked for.
 fn count(path: &Path, filter: &Filter) -> anyhow::Result<u64> {
-    let mut look = Look::open(path)?;
+    let mut look = OfflineStore::open(path)?;
     if filter.tags.is_empty() {
         let counts = look.counts();
         let meant = counts.lines.iter().filter(|line| {
@@ -116,8 +116,8 @@ fn confirmed(verb: Verb, jobs: u64, yes: bool) -> anyhow::Result<bool> {
 fn alter(
     path: &Path,
     selection: Selection,
-    alteration: Alteration,
-) -> anyhow::Result<Vec<Altered>> {
+    alteration: JobAction,
+) -> anyhow::Result<Vec<JobActionResult>> {
     // Opening would make a store where there is none.
     drop(RealDisk::open_existing(path)?);
     let unbounded = Limits {
@@ -127,8 +127,8 @@ fn alter(
         history_jobs: usize::MAX,
     };
     let recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
-    let book = BookOptions { limits: unbounded, recovery, ..BookOptions::default() };
-    let options = FileOptions { book, ..FileOptions::default() };
+    let ledger = LedgerOptions { limits: unbounded, recovery, ..LedgerOptions::default() };
+    let options = FileOptions { ledger, ..FileOptions::default() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
@@ -141,7 +141,7 @@ fn alter(
 
 /// What was done.
 #[derive(Debug, Default, Serialize)]
-struct Report {
+struct ChangeReport {
     changed: Vec<String>,
     /// Jobs that were cancelled already, or as dependents of one before them.
     already: Vec<String>,
@@ -156,14 +156,14 @@ struct Refused {
     why: String,
 }
 
-impl Report {
-    fn of(altered: &[Altered]) -> Self {
+impl ChangeReport {
+    fn of(altered: &[JobActionResult]) -> Self {
         let mut report = Self::default();
-        for Altered { job, result } in altered {
+        for JobActionResult { job, result } in altered {
             let job = job.to_string();
             match result {
                 Ok(deed) => {
-                    if *deed == Deed::Cancel(CancelAnswer::Requested) {
+                    if *deed == JobActionDone::Cancel(CancelAnswer::Requested) {
                         report.later.push(job.clone());
                     }
                     report.changed.push(job);
@@ -210,7 +210,7 @@ impl Report {
     }
 
     /// Complains of what was refused.
-    fn failure(&self, altered: &[Altered]) -> anyhow::Result<()> {
+    fn failure(&self, altered: &[JobActionResult]) -> anyhow::Result<()> {
         if self.refused.is_empty() {
             return Ok(());
         }
@@ -221,7 +221,8 @@ impl Report {
             let more = grouped((self.refused.len() - SHOWN) as u64);
             output::remark(&format!("… and {more} more were refused"));
         }
-        let unknown = |altered: &Altered| matches!(altered.result, Err(Refusal::UnknownJob { .. }));
+        let unknown =
+            |altered: &JobActionResult| matches!(altered.result, Err(Refusal::UnknownJob { .. }));
         let code = if altered.iter().any(unknown) { NOT_FOUND } else { FAILED };
         Err(Failure::told(code))
     }

@@ -1,7 +1,7 @@
 //! `windlass export`: every field of every job, streamed, so that no store is too large.
 
 use windlass::core::limits;
-use windlass::store::file::Look;
+use windlass::store::file::OfflineStore;
 
 use crate::cli::ExportOptions;
 use crate::offline::Pages;
@@ -10,7 +10,7 @@ use crate::output;
 
 /// Prints one JSON object per line and job, the last accepted first.
 pub(crate) fn run(options: &ExportOptions) -> anyhow::Result<()> {
-    let mut look = Look::open(&options.path)?;
+    let mut look = OfflineStore::open(&options.path)?;
     let filter = options.which.filter(&[]);
     let mut pages = Pages::new(&mut look, &filter, None);
     while let Some(page) = pages.next(limits::PAGE_JOBS)? {

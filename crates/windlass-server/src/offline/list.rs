@@ -3,7 +3,7 @@
 use serde::Serialize;
 use windlass::core::filter::Order;
 use windlass::core::limits;
-use windlass::store::file::Look;
+use windlass::store::file::OfflineStore;
 use windlass::{Cursor, JobRecord, JobState};
 
 use crate::cli::{ListFormat, ListOptions};
@@ -13,7 +13,7 @@ use crate::output::{self, text_table};
 
 /// Lists jobs, the last accepted first, or the first.
 pub(crate) fn run(options: &ListOptions) -> anyhow::Result<()> {
-    let mut look = Look::open(&options.path)?;
+    let mut look = OfflineStore::open(&options.path)?;
     let mut filter = options.which.filter(&[]);
     if options.oldest_first {
         filter.order = Order::OldestFirst;
@@ -29,7 +29,7 @@ pub(crate) fn run(options: &ListOptions) -> anyhow::Result<()> {
     let next = pages.after;
     match options.output {
         ListFormat::Table => table(&jobs)?,
-        ListFormat::Json => output::json(&Listed::new(&jobs, next))?,
+        ListFormat::Json => output::json(&ListedJobs::new(&jobs, next))?,
         ListFormat::Jsonl => jobs.iter().try_for_each(|job| output::json(&Brief::of(job)))?,
     }
     if let Some(Cursor(next)) = next.filter(|_| options.output != ListFormat::Json) {
@@ -40,13 +40,13 @@ pub(crate) fn run(options: &ListOptions) -> anyhow::Result<()> {
 
 /// A page as one JSON object.
 #[derive(Serialize)]
-struct Listed<'a> {
+struct ListedJobs<'a> {
     jobs: Vec<Brief<'a>>,
     /// What `--after` takes to go on; `null` at the end.
     next: Option<u64>,
 }
 
-impl<'a> Listed<'a> {
+impl<'a> ListedJobs<'a> {
     fn new(jobs: &'a [JobRecord], next: Option<Cursor>) -> Self {
         let next = next.map(|Cursor(next)| next);
         Self { jobs: jobs.iter().map(Brief::of).collect(), next }
@@ -64,7 +64,7 @@ fn table(jobs: &[JobRecord]) -> anyhow::Result<()> {
             job.state().to_string(),
             job.job.kind.to_string(),
             job.job.queue.to_string(),
-            job.condition.attempts.to_string(),
+            job.status.attempts.to_string(),
             job.created_at.to_string(),
             remark(job),
         ]);
@@ -77,16 +77,16 @@ const REMARK: usize = 60;
 
 /// What the state alone does not say.
 fn remark(job: &JobRecord) -> String {
-    let text = condition(job);
+    let text = status(job);
     let line = text.lines().next().unwrap_or_default();
     let bound = job.job.object.as_ref().map(ToString::to_string);
     let said = bound.into_iter().chain((!line.is_empty()).then(|| line.to_string()));
     cut(&said.collect::<Vec<_>>().join(": "))
 }
 
-fn condition(job: &JobRecord) -> String {
+fn status(job: &JobRecord) -> String {
     let error = job.error.as_ref().map(|error| error.as_str()).unwrap_or_default();
-    match &job.condition.state {
+    match &job.status.state {
         JobState::Blocked { unmet: 1, .. } => "waits for 1 job".to_string(),
         JobState::Blocked { unmet, .. } => format!("waits for {unmet} jobs"),
         JobState::Scheduled { at } if error.is_empty() => format!("due {at}"),

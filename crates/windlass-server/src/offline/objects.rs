@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use windlass::core::limits;
-use windlass::store::file::Look;
+use windlass::store::file::OfflineStore;
 use windlass::{JobId, ObjectAddress, ObjectView};
 
 use crate::cli::{Format, ListFormat, ObjectOptions, ObjectsOptions};
@@ -13,7 +13,7 @@ use crate::output::{self, Failure, NOT_FOUND, grouped, text_table};
 
 /// Lists objects, by their addresses.
 pub(crate) fn list(options: &ObjectsOptions) -> anyhow::Result<()> {
-    let mut look = Look::open(&options.path)?;
+    let mut look = OfflineStore::open(&options.path)?;
     let filter = options.filter();
     let limit = usize::try_from(options.limit)?;
     let mut objects = Vec::new();
@@ -29,8 +29,10 @@ pub(crate) fn list(options: &ObjectsOptions) -> anyhow::Result<()> {
     }
     match options.output {
         ListFormat::Table => table(&objects)?,
-        ListFormat::Json => output::json(&Listed::new(&objects, next.as_ref()))?,
-        ListFormat::Jsonl => objects.iter().try_for_each(|each| output::json(&Brief::of(each)))?,
+        ListFormat::Json => output::json(&ListedObjects::new(&objects, next.as_ref()))?,
+        ListFormat::Jsonl => {
+            objects.iter().try_for_each(|each| output::json(&ObjectBrief::of(each)))?
+        }
     }
     if let Some(next) = next.filter(|_| options.output != ListFormat::Json) {
         output::remark(&format!("There may be more: go on with --after {next}"));
@@ -40,7 +42,7 @@ pub(crate) fn list(options: &ObjectsOptions) -> anyhow::Result<()> {
 
 /// Shows an object.
 pub(crate) fn show(options: &ObjectOptions) -> anyhow::Result<()> {
-    let mut look = Look::open(&options.path)?;
+    let mut look = OfflineStore::open(&options.path)?;
     let address = &options.address;
     let Some(object) = look.object(address)? else {
         let path = options.path.display();
@@ -52,28 +54,28 @@ pub(crate) fn show(options: &ObjectOptions) -> anyhow::Result<()> {
     };
     match options.output {
         Format::Table => output::line(&told(&object)),
-        Format::Json => output::json(&Whole::of(&object)),
+        Format::Json => output::json(&ObjectDetail::of(&object)),
     }
 }
 
 /// A page as one JSON object.
 #[derive(Serialize)]
-struct Listed<'a> {
-    objects: Vec<Brief<'a>>,
+struct ListedObjects<'a> {
+    objects: Vec<ObjectBrief<'a>>,
     /// What `--after` takes to go on; `null` at the end.
     next: Option<String>,
 }
 
-impl<'a> Listed<'a> {
+impl<'a> ListedObjects<'a> {
     fn new(objects: &'a [ObjectView], next: Option<&ObjectAddress>) -> Self {
         let next = next.map(ToString::to_string);
-        Self { objects: objects.iter().map(Brief::of).collect(), next }
+        Self { objects: objects.iter().map(ObjectBrief::of).collect(), next }
     }
 }
 
 /// What a list tells of an object.
 #[derive(Serialize)]
-struct Brief<'a> {
+struct ObjectBrief<'a> {
     /// `kind/name/key`.
     address: String,
     kind: &'a str,
@@ -95,7 +97,7 @@ struct Brief<'a> {
     open_jobs: u64,
 }
 
-impl<'a> Brief<'a> {
+impl<'a> ObjectBrief<'a> {
     fn of(object: &'a ObjectView) -> Self {
         let (address, meta) = (&object.record.address, &object.record.meta);
         Self {
@@ -121,9 +123,9 @@ impl<'a> Brief<'a> {
 
 /// Everything known about an object.
 #[derive(Serialize)]
-struct Whole<'a> {
+struct ObjectDetail<'a> {
     #[serde(flatten)]
-    brief: Brief<'a>,
+    brief: ObjectBrief<'a>,
     last_success_at: Option<String>,
     last_recovery_at: Option<String>,
     /// The job that is its alarm.
@@ -132,11 +134,11 @@ struct Whole<'a> {
     state: Content<'a>,
 }
 
-impl<'a> Whole<'a> {
+impl<'a> ObjectDetail<'a> {
     fn of(object: &'a ObjectView) -> Self {
         let meta = &object.record.meta;
         Self {
-            brief: Brief::of(object),
+            brief: ObjectBrief::of(object),
             last_success_at: text(meta.last_success_at),
             last_recovery_at: text(meta.last_recovery_at),
             alarm: meta.alarm,

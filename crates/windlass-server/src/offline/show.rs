@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use windlass::core::job::Lane;
-use windlass::store::file::Look;
+use windlass::store::file::OfflineStore;
 use windlass::{Explanation, JobRecord, JobState, Reason};
 
 use crate::cli::{Format, ShowOptions};
@@ -11,7 +11,7 @@ use crate::output::{self, Failure, NOT_FOUND, text_table};
 
 /// Shows a job.
 pub(crate) fn run(options: &ShowOptions) -> anyhow::Result<()> {
-    let mut look = Look::open(&options.path)?;
+    let mut look = OfflineStore::open(&options.path)?;
     let id = options.id;
     let Some(job) = look.find(id)? else {
         let path = options.path.display();
@@ -37,7 +37,7 @@ struct Shown<'a> {
 
 /// The reasons, in words. That no worker is there is not worth saying: nobody has the store open.
 fn why(job: &JobRecord, explanation: &Explanation) -> Vec<String> {
-    if let JobState::Running(lease) = &job.condition.state {
+    if let JobState::Running(lease) = &job.status.state {
         let asked = if lease.cancel_requested { ", and then cancelled as was asked" } else { "" };
         return vec![format!(
             "it had been started by {} when the store was last open; it is recovered when the \
@@ -101,9 +101,9 @@ fn head(job: &JobRecord) -> String {
     row("accepted", format!("{} (number {})", job.created_at, job.sequence));
     row("last changed", job.updated_at.to_string());
     let count = |number: u32| if number == 0 { String::new() } else { number.to_string() };
-    row("starts", job.condition.attempts.to_string());
-    row("recoveries", count(job.condition.recoveries));
-    row("replays", count(job.condition.generation));
+    row("starts", job.status.attempts.to_string());
+    row("recoveries", count(job.status.recoveries));
+    row("replays", count(job.status.generation));
     row("tags", joined(&new.tags));
     row("unique key", new.unique.as_ref().map(|unique| unique.key.clone()).unwrap_or_default());
     row("lane", new.lane.as_ref().map(lane).unwrap_or_default());

@@ -94,7 +94,7 @@ impl<'a> LaneView<'a> {
 
 impl<'a> Brief<'a> {
     pub(crate) fn of(record: &'a JobRecord) -> Self {
-        let due = match record.condition.state {
+        let due = match record.status.state {
             JobState::Scheduled { at } => Some(at.to_string()),
             JobState::Blocked { .. }
             | JobState::Ready { .. }
@@ -109,7 +109,7 @@ impl<'a> Brief<'a> {
             queue: record.job.queue.as_str(),
             state: record.state().as_str(),
             priority: record.job.priority.0,
-            starts: record.condition.attempts,
+            starts: record.status.attempts,
             created_at: record.created_at.to_string(),
             updated_at: record.updated_at.to_string(),
             due_at: due,
@@ -179,9 +179,9 @@ impl<'a> Whole<'a> {
             sequence: record.sequence,
             payload: content(&job.payload),
             output: record.output.as_deref().map(content),
-            state_detail: StateDetail::of(&record.condition.state),
-            recoveries: record.condition.recoveries,
-            generation: record.condition.generation,
+            state_detail: StateDetail::of(&record.status.state),
+            recoveries: record.status.recoveries,
+            generation: record.status.generation,
             first_started_at: text(record.first_started_at),
             executing_since: text(record.executing_since()),
             last_success_at: text(record.last_success_at()),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use windlass::store::file::{Book, OpenError, Opened};
+use windlass::store::file::{JournaledLedger, OpenError, Opened};
 
 use super::{Machine, Process, Tending};
 use crate::cover::Point;
@@ -69,10 +69,10 @@ impl Machine {
     pub fn open_at_risk(&mut self, trap: Option<(u64, Moment)>) -> Checked<Opening> {
         let fork = self.disk.fork();
         fork.set_capacity(None);
-        match Book::open(fork.mount(), &self.options, self.clock.now()) {
-            Ok((mut book, _)) => {
-                let opening = book.opening_events();
-                self.oracle.peeked(opening, book.last_event(), &mut self.cover)?;
+        match JournaledLedger::open(fork.mount(), &self.options, self.clock.now()) {
+            Ok((mut ledger, _)) => {
+                let opening = ledger.opening_events();
+                self.oracle.peeked(opening, ledger.last_event(), &mut self.cover)?;
             }
             Err(error) => {
                 let words = words(&error);
@@ -88,14 +88,14 @@ impl Machine {
     /// Opens the store.
     pub fn open(&mut self) -> Checked<Opening> {
         let (disk, now) = (self.disk.mount(), self.clock.now());
-        let opened = Book::open(disk, &self.options, now);
+        let opened = JournaledLedger::open(disk, &self.options, now);
         self.trace_disk();
         if self.disk.is_dead() {
             self.crashes += 1;
             self.trace.line(|| "the process is gone while it was opening the store".to_string());
             return Ok(Opening::Died);
         }
-        let (mut book, opened) = match opened {
+        let (mut ledger, opened) = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 self.trace.line(|| format!("not opened: {}", words(&error)));
@@ -105,10 +105,10 @@ impl Machine {
         let Opened { took: _, ref recovered, ref torn, jobs, commits, .. } = opened;
         self.trace.line(|| format!("opened: {jobs} {commits} {torn:?} {recovered:?}"));
         self.cover.hit_if(Point::TornTail, opened.torn.is_some());
-        let events = book.opening_events();
-        let last_event = book.last_event();
+        let events = ledger.opening_events();
+        let last_event = ledger.last_event();
         self.process = Some(Process {
-            book,
+            ledger,
             gathered: Vec::new(),
             flying: VecDeque::new(),
             syncing: 0,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use windlass::store::file::{Book, Need, Size};
+use windlass::store::file::{JournaledLedger, Need, Size};
 use windlass::store::{ObjectFilter, StoreError};
 use windlass_core::filter::Filter;
 use windlass_core::job::NewJob;
@@ -18,18 +18,18 @@ use windlass_core::time::Now;
 use crate::answer::{Answer, Failure, Reply, Request, Snapshot, jobs_of};
 
 /// Decides a call and says what it will be answered.
-pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
-    book.usable()?;
+pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -> Answer {
+    ledger.usable()?;
     match request {
         Request::Enqueue(jobs) => {
             let need = Need::Growth(jobs.iter().map(size_of).collect());
-            commit(book, need, Enqueue { jobs }, now).map(Reply::Enqueued)
+            commit(ledger, need, Enqueue { jobs }, now).map(Reply::Enqueued)
         }
         Request::Claim(claim) => {
             let all = claim.limit.min(limits::CLAIM_JOBS) as u64 * 256;
             let need = Need::Progress(Size { all, largest: 0 });
-            let claims = commit(book, need, claim, now)?;
-            Ok(Reply::Handed(book.hand(claims)?))
+            let claims = commit(ledger, need, claim, now)?;
+            Ok(Reply::ClaimedBatch(ledger.hand(claims)?))
         }
         Request::Renew(renewals) => {
             let sizes = renewals.iter().map(|renewal| {
@@ -37,7 +37,7 @@ pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
                 lines.map(|line| line.text.len() as u64 + 64).sum::<u64>() + 256
             });
             let need = Need::Progress(sizes.collect());
-            commit(book, need, Renew { renewals }, now).map(Reply::Renewed)
+            commit(ledger, need, Renew { renewals }, now).map(Reply::Renewed)
         }
         Request::Settle(settlements) => {
             let sizes = settlements.iter().map(|settlement| {
@@ -47,80 +47,81 @@ pub(super) fn decide(book: &mut Book, request: Request, now: Now) -> Answer {
             let turns = settlements.iter().filter_map(|settlement| settlement.turn.as_deref());
             let turns = turns.flat_map(turn_sizes);
             let need = Need::Progress(sizes.chain(next.map(size_of)).chain(turns).collect());
-            commit(book, need, Settle { settlements }, now).map(Reply::Settled)
+            commit(ledger, need, Settle { settlements }, now).map(Reply::Settled)
         }
         Request::Turn(turn) => {
             let need = Need::Growth(turn_sizes(&turn).collect());
-            commit(book, need, *turn, now).map(Reply::Turned)
+            commit(ledger, need, *turn, now).map(Reply::Turned)
         }
         Request::Rescue(rescue) => {
-            commit(book, Need::Progress(Size::default()), rescue, now).map(Reply::Rescued)
+            commit(ledger, Need::Progress(Size::default()), rescue, now).map(Reply::Rescued)
         }
         Request::Promote => {
-            commit(book, Need::Progress(Size::default()), Promote, now).map(Reply::Promoted)
+            commit(ledger, Need::Progress(Size::default()), Promote, now).map(Reply::Promoted)
         }
         Request::ReplayEdited(job, edited) => {
             let need = Need::Growth([size_of_job(&edited)].into_iter().collect());
             let command = ReplayEdited { job, edited: *edited };
-            commit(book, need, command, now).map(Reply::Replaced)
+            commit(ledger, need, command, now).map(Reply::Replaced)
         }
         Request::Configure(queue, change) => {
             let command = Configure { queue, change };
-            commit(book, Need::Progress(Size::default()), command, now).map(Reply::Configured)
+            commit(ledger, Need::Progress(Size::default()), command, now).map(Reply::Configured)
         }
         Request::Clear(queue) => {
-            commit(book, Need::Progress(Size::default()), Clear { queue }, now).map(Reply::Cleared)
+            commit(ledger, Need::Progress(Size::default()), Clear { queue }, now)
+                .map(Reply::Cleared)
         }
-        Request::Find(jobs) => Ok(Reply::Found(book.find(&jobs, now)?)),
-        Request::Explain(job) => Ok(Reply::Explained(book.explain(job, now)?)),
-        Request::Audit => audit(book, now),
-        alteration => alter(book, alteration, now),
+        Request::Find(jobs) => Ok(Reply::Found(ledger.find(&jobs, now)?)),
+        Request::Explain(job) => Ok(Reply::Explained(ledger.explain(job, now)?)),
+        Request::Audit => audit(ledger, now),
+        alteration => alter(ledger, alteration, now),
     }
 }
 
-fn alter(book: &mut Book, alteration: Request, now: Now) -> Answer {
-    book.admit(Need::Progress(Size::default()), now)?;
+fn alter(ledger: &mut JournaledLedger, alteration: Request, now: Now) -> Answer {
+    ledger.admit(Need::Progress(Size::default()), now)?;
     match alteration {
-        Request::Cancel(jobs) => Ok(Reply::Cancelled(book.apply(Cancel { jobs }, now)?)),
+        Request::Cancel(jobs) => Ok(Reply::Cancelled(ledger.apply(Cancel { jobs }, now)?)),
         Request::Reschedule(jobs, start) => {
-            Ok(Reply::Rescheduled(book.apply(Reschedule { jobs, start }, now)?))
+            Ok(Reply::Rescheduled(ledger.apply(Reschedule { jobs, start }, now)?))
         }
-        Request::Remove(jobs) => Ok(Reply::Removed(book.apply(Remove { jobs }, now)?)),
+        Request::Remove(jobs) => Ok(Reply::Removed(ledger.apply(Remove { jobs }, now)?)),
         Request::RemoveGraph(roots) => {
-            Ok(Reply::GraphsRemoved(book.apply(RemoveGraph { roots }, now)?))
+            Ok(Reply::GraphsRemoved(ledger.apply(RemoveGraph { roots }, now)?))
         }
-        Request::Replay(jobs) => Ok(Reply::Replayed(book.apply(Replay { jobs }, now)?)),
+        Request::Replay(jobs) => Ok(Reply::Replayed(ledger.apply(Replay { jobs }, now)?)),
         other => unreachable!("{other:?} alters nothing"),
     }
 }
 
 fn commit<C: Command>(
-    book: &mut Book,
+    ledger: &mut JournaledLedger,
     need: Need,
     command: C,
     now: Now,
 ) -> Result<C::Reply, Failure> {
-    book.admit(need, now).map_err(|full: Refusal| match need {
+    ledger.admit(need, now).map_err(|full: Refusal| match need {
         Need::Growth(_) => Failure::Refused(full),
         Need::Progress(_) => Failure::Unknown,
     })?;
-    book.apply(command, now).map_err(|error: StoreError| error.into())
+    ledger.apply(command, now).map_err(|error: StoreError| error.into())
 }
 
 /// All jobs, page by page, and all counters.
-fn audit(book: &mut Book, now: Now) -> Answer {
+fn audit(ledger: &mut JournaledLedger, now: Now) -> Answer {
     let mut jobs = Vec::new();
     let mut after = None;
     loop {
-        let page = book.list(&Filter::default(), after, 100, now)?;
+        let page = ledger.list(&Filter::default(), after, 100, now)?;
         jobs.extend(page.jobs);
         after = page.next;
         if after.is_none() {
             break;
         }
     }
-    let counts = book.count(now);
-    let objects = book.objects(&ObjectFilter::default(), None, 100, now)?.objects;
+    let counts = ledger.count(now);
+    let objects = ledger.objects(&ObjectFilter::default(), None, 100, now)?.objects;
     Ok(Reply::Audited(Box::new(Snapshot { jobs, counts, objects })))
 }
 

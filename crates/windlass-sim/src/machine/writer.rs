@@ -1,6 +1,6 @@
 //! The writer of `FileStore`, one step at a time.
 
-use windlass::store::file::Flight;
+use windlass::store::file::Commit;
 
 use super::{Flying, Machine, Process, Tending};
 use crate::Checked;
@@ -34,14 +34,14 @@ impl Process {
     /// Writes the commits that are not in the files yet, one after the other.
     fn write_in_order(&mut self) {
         for flying in self.flying.iter_mut().filter(|flying| !flying.written) {
-            match flying.flight.write() {
+            match flying.commit.write() {
                 Ok(()) => flying.written = true,
                 // Whoever wrote a later one does not know of it.
                 Err(_) => self.failed = true,
             }
-            let number = flying.flight.number();
+            let number = flying.commit.number();
             if flying.written {
-                self.book.written(number);
+                self.ledger.written(number);
             }
         }
     }
@@ -72,7 +72,7 @@ impl Machine {
             self.cover.hit(Point::SegmentRetired);
             // A file that cannot leave now is let go when the store is next opened.
             if let Ok(spare) = retired.let_go() {
-                process.book.add_spare(spare);
+                process.ledger.add_spare(spare);
             }
             return Ok(Worked::LetGo);
         }
@@ -92,24 +92,24 @@ impl Machine {
     /// Keeps the journal small, and short to read.
     fn tend(&mut self, budget: u64) -> Checked<Worked> {
         let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
-        let book = &mut process.book;
-        let compacts = process.tending == Tending::Compaction && book.wants_compaction();
+        let ledger = &mut process.ledger;
+        let compacts = process.tending == Tending::Compaction && ledger.wants_compaction();
         let done = if compacts {
-            let had_work = book.has_work();
-            let done = book.compact(budget);
-            self.cover.hit_if(Point::CompactionStaged, !had_work && book.has_work());
+            let had_work = ledger.has_work();
+            let done = ledger.compact(budget);
+            self.cover.hit_if(Point::CompactionStaged, !had_work && ledger.has_work());
             // A step that finds nothing alive has nothing to write, so the next one follows.
-            let again = done.is_ok() && !book.has_work();
+            let again = done.is_ok() && !ledger.has_work();
             process.tending = if again { Tending::Compaction } else { Tending::Checkpoint };
             done
         } else {
             process.tending = Tending::Nothing;
-            let wanted = book.wants_checkpoint();
+            let wanted = ledger.wants_checkpoint();
             self.cover.hit_if(Point::Checkpointed, wanted);
-            if wanted { book.checkpoint(budget) } else { Ok(()) }
+            if wanted { ledger.checkpoint(budget) } else { Ok(()) }
         };
-        process.compacting = book.wants_compaction();
-        process.sketching = book.wants_checkpoint();
+        process.compacting = ledger.wants_compaction();
+        process.sketching = ledger.wants_checkpoint();
         if let Err(error) = done {
             self.note_breakage(&Err(error.into()))?;
         }
@@ -118,22 +118,22 @@ impl Machine {
 
     fn take(&mut self) -> Checked<Worked> {
         let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
-        if process.book.usable().is_err() {
+        if process.ledger.usable().is_err() {
             return Ok(self.fail());
         }
-        if process.book.is_stalled() && process.syncing == 0 {
-            process.book.make_room(self.clock.now());
+        if process.ledger.is_stalled() && process.syncing == 0 {
+            process.ledger.make_room(self.clock.now());
         }
-        if let Some(flight) = process.book.take() {
+        if let Some(commit) = process.ledger.take() {
             self.disk.mark();
             let decided = std::mem::take(&mut process.gathered);
-            process.flying.push_back(Flying { flight, decided, written: false });
+            process.flying.push_back(Flying { commit, decided, written: false });
         }
         process.syncing = process.flying.len();
         if process.syncing > 0 {
             return Ok(Worked::Took);
         }
-        if process.book.wants_compaction() {
+        if process.ledger.wants_compaction() {
             process.tending = Tending::Compaction;
             return Ok(Worked::Tended);
         }
@@ -141,7 +141,7 @@ impl Machine {
             return Ok(Worked::Idle);
         }
         process.sealed = true;
-        let sealed = process.book.seal();
+        let sealed = process.ledger.seal();
         self.cover.hit_if(Point::Sealed, sealed.is_ok());
         Ok(Worked::Sealed)
     }
@@ -156,15 +156,15 @@ impl Machine {
     /// claims are answered when they survive the process.
     pub(super) fn write_here(&mut self, ticket: Ticket) {
         let Some(process) = self.process.as_mut() else { return };
-        if !process.book.is_gathering() {
+        if !process.ledger.is_gathering() {
             return self.give_early(ticket, |decided| decided.answer.clone());
         }
-        let Some(flight) = process.book.take() else {
+        let Some(commit) = process.ledger.take() else {
             return self.give_early(ticket, |_| Err(Failure::Unknown));
         };
         self.disk.mark();
         let decided = std::mem::take(&mut process.gathered);
-        process.flying.push_back(Flying { flight, decided, written: false });
+        process.flying.push_back(Flying { commit, decided, written: false });
         process.write_in_order();
         let written = process.flying.back().is_some_and(|last| last.written);
         self.trace_disk();
@@ -183,22 +183,22 @@ impl Machine {
         let count = std::mem::take(&mut process.syncing);
         let later = process.flying.split_off(count);
         let landing = std::mem::replace(&mut process.flying, later);
-        let (mut flights, mut decided): (Vec<_>, Vec<_>) =
-            landing.into_iter().map(|flying| (flying.flight, flying.decided)).unzip();
-        if Flight::sync_all(&flights).is_err() {
-            for (flight, decided) in flights.into_iter().zip(decided).rev() {
-                process.flying.push_front(Flying { flight, decided, written: true });
+        let (mut commits, mut decided): (Vec<_>, Vec<_>) =
+            landing.into_iter().map(|flying| (flying.commit, flying.decided)).unzip();
+        if Commit::sync_all(&commits).is_err() {
+            for (commit, decided) in commits.into_iter().zip(decided).rev() {
+                process.flying.push_front(Flying { commit, decided, written: true });
             }
             return Ok(self.fail());
         }
         self.cover.hit_if(Point::LandedTogether, count > 1);
         process.tending = Tending::Compaction;
         let mut events = Vec::new();
-        for mut flight in flights.drain(..) {
-            process.book.written(flight.number());
-            process.retired.extend(process.book.landed(&flight));
-            events.push(std::mem::take(&mut flight.events));
-            process.book.reuse(flight);
+        for mut commit in commits.drain(..) {
+            process.ledger.written(commit.number());
+            process.retired.extend(process.ledger.landed(&commit));
+            events.push(std::mem::take(&mut commit.events));
+            process.ledger.reuse(commit);
         }
         for (events, decided) in events.iter().zip(&decided) {
             self.oracle.landed(events, decided, &mut self.cover)?;
@@ -224,7 +224,7 @@ impl Machine {
             return Worked::Died;
         }
         let Some(process) = self.process.as_mut() else { return Worked::Died };
-        process.book.fail("a write to the disk failed (simulated)".to_string());
+        process.ledger.fail("a write to the disk failed (simulated)".to_string());
         (process.broken, process.gave_up) = (true, true);
         self.cover.hit(Point::WriteFailed);
         let (flying, gathered) = (&mut process.flying, &mut process.gathered);
@@ -238,7 +238,7 @@ impl Machine {
         let Some(process) = self.process.as_mut().filter(|process| process.spare.is_none()) else {
             return false;
         };
-        process.spare = process.book.wanted_spare(self.clock.now());
+        process.spare = process.ledger.wanted_spare(self.clock.now());
         process.spare.is_some()
     }
 
@@ -246,7 +246,7 @@ impl Machine {
     pub fn finish_spare(&mut self) {
         let Some(process) = self.process.as_mut() else { return };
         let Some(wanted) = process.spare.take() else { return };
-        process.book.spare_made(wanted.make(), self.clock.now());
+        process.ledger.spare_made(wanted.make(), self.clock.now());
         self.trace_disk();
         if self.disk.is_dead() {
             self.fall();

@@ -85,10 +85,10 @@ impl Oracle {
 }
 
 fn compare_job(told: &Told, record: &JobRecord) -> Checked {
-    let condition = &record.condition;
-    ensure!(told.stand.looks_like(&condition.state), "its state");
+    let status = &record.status;
+    ensure!(told.stand.looks_like(&status.state), "its state");
     let same_counts = (told.attempts, told.recoveries, told.generation)
-        == (condition.attempts, condition.recoveries, condition.generation);
+        == (status.attempts, status.recoveries, status.generation);
     ensure!(same_counts, "its counters");
     ensure!(told.job == record.job, "what its producer said");
     ensure!(told.created_at == record.created_at, "when it was accepted");
@@ -103,7 +103,7 @@ fn compare_job(told: &Told, record: &JobRecord) -> Checked {
     ensure!(told.lines.is_none_or(|told| told == lines), "its log has {lines} lines");
     let met: std::collections::BTreeSet<JobId> = record.met.iter().copied().collect();
     ensure!(told.stand.is_terminal() || told.met == met, "which dependencies are met");
-    if let State::Running(lease) = &condition.state {
+    if let State::Running(lease) = &status.state {
         ensure!(told.token == Some(lease.token), "its lease");
         ensure!(told.cancel_requested == lease.cancel_requested, "whether it was asked to stop");
     }

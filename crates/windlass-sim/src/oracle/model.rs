@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use windlass_core::event::{Event, EventResult, RemoveReason, Subject, What};
+use windlass_core::event::{Event, EventKind, EventResult, RemoveReason, Subject};
 use windlass_core::job::{
     CancelReason, DeadReason, JobId, LeaseToken, NewJob, OnFailure, Start, State, StateName,
     UniqueScope,
@@ -243,22 +243,22 @@ impl Model {
             Some(Request::Configure(name, _)) if name == queue);
         let settings = self.settings.entry(queue.clone()).or_default();
         match &event.what {
-            What::QueuePaused => {
+            EventKind::QueuePaused => {
                 ensure!(configures && !settings.paused, "{queue} was paused and nobody asked");
                 settings.paused = true;
             }
-            What::QueueResumed => {
+            EventKind::QueueResumed => {
                 ensure!(configures && settings.paused, "{queue} was resumed and nobody asked");
                 settings.paused = false;
             }
-            What::QueueConfigured => {
+            EventKind::QueueConfigured => {
                 ensure!(configures, "{queue} was configured and nobody asked");
             }
-            What::QueueFull { limit } => {
+            EventKind::QueueFull { limit } => {
                 let depth = self.waiting(queue);
                 ensure!(depth == *limit, "{queue} is told to be full with {depth} of {limit}");
             }
-            What::QueueEmpty => {
+            EventKind::QueueEmpty => {
                 let of_queue = |told: &&Told| told.job.queue == *queue;
                 let open =
                     self.jobs.values().filter(of_queue).any(|told| !told.stand.is_terminal());
@@ -301,7 +301,7 @@ impl Model {
         event: &Event,
         around: &mut Around<'_>,
     ) -> Checked {
-        if let What::JobEnqueued { .. } = event.what {
+        if let EventKind::JobEnqueued { .. } = event.what {
             return self.enqueued(id, line, event.at, around);
         }
         let told = self.told(id)?;
@@ -309,40 +309,44 @@ impl Model {
         ensure!(ours == line, "its line is {line:?} and was {ours:?}");
         self.total(line, &event.what);
         match &event.what {
-            What::JobEnqueued { .. } | What::JobDeduplicated { .. } => Ok(()),
-            What::JobBlocked { unmet } => self.is_blocked(id, *unmet),
-            What::JobUnblocked => self.unblocked(id, around.cover),
-            What::JobScheduled { at } => self.scheduled(id, *at, event.at),
-            What::JobStarted { worker, attempt } => {
+            EventKind::JobEnqueued { .. } | EventKind::JobDeduplicated { .. } => Ok(()),
+            EventKind::JobBlocked { unmet } => self.is_blocked(id, *unmet),
+            EventKind::JobUnblocked => self.unblocked(id, around.cover),
+            EventKind::JobScheduled { at } => self.scheduled(id, *at, event.at),
+            EventKind::JobStarted { worker, attempt } => {
                 self.started(id, worker, *attempt, event.at, around)
             }
-            What::JobProgress { .. } | What::StepCompleted { .. } => self.runs(id).map(|_| ()),
-            What::JobCancelRequested => {
+            EventKind::JobProgress { .. } | EventKind::StepCompleted { .. } => {
+                self.runs(id).map(|_| ())
+            }
+            EventKind::JobCancelRequested => {
                 let told = self.runs(id)?;
                 ensure!(!told.cancel_requested, "it was asked to stop twice");
                 told.cancel_requested = true;
                 told.updates += 1;
                 Ok(())
             }
-            What::JobCompleted { .. }
-            | What::JobFailed { .. }
-            | What::JobRetrying { .. }
-            | What::JobSnoozed { .. }
-            | What::JobReleased { .. } => self.ended(id, event),
-            What::JobDead { reason, attempts, .. } => {
+            EventKind::JobCompleted { .. }
+            | EventKind::JobFailed { .. }
+            | EventKind::JobRetrying { .. }
+            | EventKind::JobSnoozed { .. }
+            | EventKind::JobReleased { .. } => self.ended(id, event),
+            EventKind::JobDead { reason, attempts, .. } => {
                 self.died(id, *reason, *attempts, event.at, around)
             }
-            What::JobCancelled { reason } => self.cancelled(id, *reason, event.at, around),
-            What::JobReplayed { generation } => self.replayed(id, *generation, event.at, around),
-            What::JobRemoved { reason } => self.removed(id, *reason, event.at, around),
-            What::RecoveryDetected { .. } => self.runs(id).map(|_| ()),
-            What::JobRecovered { attempt, recovery, stale_for, .. } => {
+            EventKind::JobCancelled { reason } => self.cancelled(id, *reason, event.at, around),
+            EventKind::JobReplayed { generation } => {
+                self.replayed(id, *generation, event.at, around)
+            }
+            EventKind::JobRemoved { reason } => self.removed(id, *reason, event.at, around),
+            EventKind::RecoveryDetected { .. } => self.runs(id).map(|_| ()),
+            EventKind::JobRecovered { attempt, recovery, stale_for, .. } => {
                 let told = self.told(id)?;
                 let lost = (told.attempts, event.at.since(told.started_at));
                 ensure!((*attempt, *stale_for) == lost, "it was lost at {lost:?}");
                 self.recovered(id, *recovery, event.at, around)
             }
-            What::RecoveryExhausted { .. } => {
+            EventKind::RecoveryExhausted { .. } => {
                 let dead = matches!(self.told(id)?.stand, Stand::Dead { .. });
                 ensure!(dead, "it is told to be exhausted and is not dead");
                 around.cover.hit(Point::RecoveredToDead);
@@ -352,16 +356,16 @@ impl Model {
         }
     }
 
-    fn total(&mut self, (queue, kind): (&Name, &Name), what: &What) {
+    fn total(&mut self, (queue, kind): (&Name, &Name), what: &EventKind) {
         let totals = self.totals.entry((queue.clone(), kind.clone())).or_default();
         match what {
-            What::JobEnqueued { .. } => totals.enqueued += 1,
-            What::JobCompleted { .. } => totals.completed += 1,
-            What::JobFailed { .. } => totals.failed += 1,
-            What::JobRetrying { .. } => totals.retried += 1,
-            What::RecoveryDetected { .. } => totals.rescued += 1,
-            What::JobDead { .. } => totals.dead += 1,
-            What::JobCancelled { .. } => totals.cancelled += 1,
+            EventKind::JobEnqueued { .. } => totals.enqueued += 1,
+            EventKind::JobCompleted { .. } => totals.completed += 1,
+            EventKind::JobFailed { .. } => totals.failed += 1,
+            EventKind::JobRetrying { .. } => totals.retried += 1,
+            EventKind::RecoveryDetected { .. } => totals.rescued += 1,
+            EventKind::JobDead { .. } => totals.dead += 1,
+            EventKind::JobCancelled { .. } => totals.cancelled += 1,
             _ => {}
         }
     }
@@ -415,7 +419,7 @@ impl Model {
         };
         told.met = self.met_now(&told.job, false);
         self.jobs.insert(id, told);
-        self.total(line, &What::JobEnqueued { priority: Default::default() });
+        self.total(line, &EventKind::JobEnqueued { priority: Default::default() });
         self.count(line.0, line.1, &Stand::Ready, 1);
         let (depth, limit) = (self.waiting(line.0), self.settings(line.0).max_depth);
         // A job that is tried again waits once more, whatever the limit, in the same commit as the
@@ -577,21 +581,21 @@ impl Model {
     fn ended(&mut self, id: JobId, event: &Event) -> Checked {
         let told = self.runs(id)?;
         match &event.what {
-            What::JobCompleted { result, .. } => {
+            EventKind::JobCompleted { result, .. } => {
                 told.recoveries = 0;
                 told.result = Some(result.clone());
                 self.set(id, Stand::Completed { at: event.at });
                 self.spread(id, true);
             }
-            What::JobFailed { attempt, .. } => {
+            EventKind::JobFailed { attempt, .. } => {
                 let counted = told.attempts;
                 ensure!(*attempt == counted, "attempt {attempt} failed, attempt {counted} ran");
             }
-            What::JobRetrying { at, .. } => {
+            EventKind::JobRetrying { at, .. } => {
                 told.due = *at;
                 self.set(id, Stand::Scheduled { at: *at });
             }
-            What::JobSnoozed { until } => {
+            EventKind::JobSnoozed { until } => {
                 told.due = *until;
                 told.attempts -= 1;
                 self.set(id, Stand::Scheduled { at: *until });

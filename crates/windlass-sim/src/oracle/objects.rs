@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use windlass_core::event::{Event, What};
+use windlass_core::event::{Event, EventKind};
 use windlass_core::job::{Bytes, JobId};
-use windlass_core::object::{Address, Alarm, ObjectStatus, ObjectView, Ran, Turn};
+use windlass_core::object::{Address, Alarm, ObjectStatus, ObjectView, RunResult, Turn};
 use windlass_core::refusal::Refusal;
 
 use super::Oracle;
@@ -36,7 +36,7 @@ impl Model {
     /// Something was told of an object.
     pub(super) fn object_event(&mut self, address: &Address, event: &Event, cover: &mut Cover) {
         match &event.what {
-            What::ObjectCreated => {
+            EventKind::ObjectCreated => {
                 let believed = Believed {
                     version: 0,
                     status: ObjectStatus::Active,
@@ -48,16 +48,16 @@ impl Model {
                 };
                 self.objects.insert(address.clone(), believed);
             }
-            What::ObjectRemoved => {
+            EventKind::ObjectRemoved => {
                 cover.hit_if(Point::PurgedWithJobs, self.called_off);
                 self.objects.remove(address);
             }
-            What::Object { topic, .. } if topic.as_str().ends_with(".failed") => {
+            EventKind::Object { topic, .. } if topic.as_str().ends_with(".failed") => {
                 cover.hit(Point::ObjectFailed);
                 let failed = |believed: &mut Believed| believed.status = ObjectStatus::Failed;
                 self.objects.entry(address.clone()).and_modify(failed);
             }
-            What::Object { topic, .. } if topic.as_str().ends_with(".recovered") => {
+            EventKind::Object { topic, .. } if topic.as_str().ends_with(".recovered") => {
                 cover.hit(Point::AlarmRecovered);
             }
             _ => {}
@@ -104,7 +104,7 @@ impl Oracle {
             believed.status = status;
         }
         believed.state = turn.state.clone().unwrap_or_else(|| believed.state.clone());
-        believed.runs += u64::from(turn.ran == Some(Ran::Well));
+        believed.runs += u64::from(turn.ran == Some(RunResult::Well));
         let old = believed.alarm;
         // The turn that settles an alarm says what comes next, and that may be nothing.
         believed.lost = false;

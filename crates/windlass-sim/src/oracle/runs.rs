@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use windlass::store::Handed;
+use windlass::store::ClaimedBatch;
 use windlass_core::job::{JobId, LeaseToken, NewJob};
 use windlass_core::ledger::{Claim, Renewal, Renewed, Rescued, Settled, Settlement};
 use windlass_core::limits::{LEASE_MAX, LEASE_MIN};
@@ -51,7 +51,7 @@ impl Runs {
     pub(super) fn handed(
         &mut self,
         claim: &Claim,
-        handed: &Handed,
+        handed: &ClaimedBatch,
         now: Now,
         sent: &BTreeMap<JobId, Arc<NewJob>>,
         rules: &Rules,
@@ -185,7 +185,7 @@ impl Runs {
     }
 
     /// A claim was handed out and its commit is gone: those starts do not count.
-    pub(super) fn lost(&mut self, handed: &Handed) {
+    pub(super) fn lost(&mut self, handed: &ClaimedBatch) {
         for job in &handed.jobs {
             *self.returned.entry(job.job.id).or_default() += 1;
         }

@@ -41,7 +41,7 @@ impl Oracle {
                 let mut each = jobs.iter().zip(answers);
                 each.try_for_each(|(job, answer)| self.verify_enqueued(job.id, answer))
             }
-            (Request::Claim(_), Reply::Handed(handed)) => {
+            (Request::Claim(_), Reply::ClaimedBatch(handed)) => {
                 for job in &handed.jobs {
                     self.verify_handed(job)?;
                 }
@@ -232,7 +232,7 @@ impl Oracle {
         Ok(())
     }
 
-    fn verify_handed(&mut self, handed: &windlass::store::HandedJob) -> Checked {
+    fn verify_handed(&mut self, handed: &windlass::store::ClaimedJob) -> Checked {
         let id = handed.job.id;
         let told = self.model.told(id)?;
         let same = (told.attempts, told.recoveries) == (handed.attempt, handed.recoveries);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use windlass_core::job::{Lane, NewJob, Start};
 use windlass_core::name::Name;
-use windlass_core::object::{Address, Alarm, News, ObjectStatus, Purge, Ran, Turn};
+use windlass_core::object::{Address, Alarm, ObjectEvent, ObjectStatus, Purge, RunResult, Turn};
 use windlass_core::refusal::Refusal;
 
 use super::World;
@@ -27,7 +27,7 @@ impl World {
     }
 
     /// The turn with which the job of an object is settled.
-    pub(super) fn worker_spin(&mut self, object: &Address, ran: Ran) -> Turn {
+    pub(super) fn worker_spin(&mut self, object: &Address, ran: RunResult) -> Turn {
         let mut turn = self.spin(object.clone());
         turn.ran = Some(ran);
         turn
@@ -51,7 +51,7 @@ impl World {
         }
         // So that every turn is told of, and a crash leaves no doubt whether it counts.
         let topic = Name::new("loop.turned").expect("a valid name");
-        turn.news.push(News { topic, detail: "{}".to_string() });
+        turn.news.push(ObjectEvent { topic, detail: "{}".to_string() });
         turn
     }
 

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use windlass::store::HandedJob;
+use windlass::store::ClaimedJob;
 use windlass_core::job::{CancelReason, LeaseToken, NewJob};
 use windlass_core::ledger::{Claim, KindClaim, Renewal, Settlement};
 use windlass_core::name::Name;
-use windlass_core::object::Ran;
+use windlass_core::object::RunResult;
 use windlass_core::outcome::{self, ErrorText, Outcome, Retryable, Verdict};
 use windlass_core::record::{LogLine, Progress, Report, Step};
 use windlass_core::refusal::Refusal;
@@ -128,7 +128,7 @@ impl World {
         Ok(())
     }
 
-    fn begin(&mut self, number: usize, handed: HandedJob) {
+    fn begin(&mut self, number: usize, handed: ClaimedJob) {
         let token = handed.lease.token.0;
         let mix = self.settings.mix;
         let worker = &self.workers[number];
@@ -225,7 +225,7 @@ impl World {
     fn settlement(&mut self, run: &Run, token: u64) -> Settlement {
         let outcome = self.outcome(run);
         let retry = run.job.retry.clone().unwrap_or_else(Retry::aggressive);
-        let progress = outcome::Progress {
+        let progress = outcome::RunCounts {
             attempt: run.attempt,
             max_attempts: run.max_attempts,
             since_first_start: Duration::ZERO,
@@ -252,7 +252,7 @@ impl World {
             Verdict::Snooze(_) | Verdict::Release | Verdict::Cancel(_) => {}
         }
         if let Some(object) = run.job.object.as_ref().filter(|_| !self.healing) {
-            let ran = if verdict == Verdict::Complete { Ran::Well } else { Ran::Badly };
+            let ran = if verdict == Verdict::Complete { RunResult::Well } else { RunResult::Badly };
             settlement.turn = Some(Box::new(self.worker_spin(object, ran)));
         }
         if self.random.chance(self.settings.mix.chatty) {

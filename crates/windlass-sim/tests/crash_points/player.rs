@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use windlass::store::HandedJob;
-use windlass::store::file::BookOptions;
+use windlass::store::ClaimedJob;
+use windlass::store::file::LedgerOptions;
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
@@ -13,7 +13,7 @@ use windlass_core::ledger::{
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
-use windlass_core::object::{Address, News, Turn};
+use windlass_core::object::{Address, ObjectEvent, Turn};
 use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 use windlass_sim::{
@@ -23,7 +23,7 @@ use windlass_sim::{
 /// A fixed run.
 #[derive(Clone, Copy)]
 pub(crate) struct Script {
-    pub(crate) options: fn() -> BookOptions,
+    pub(crate) options: fn() -> LedgerOptions,
     pub(crate) play: fn(&mut Player) -> Checked,
 }
 
@@ -53,16 +53,16 @@ pub(crate) fn job(number: u64, kind: &str, queue: &str) -> NewJob {
 pub(crate) const RECOVERY: Recovery =
     Recovery { mode: RecoveryMode::Act, max_recoveries: 2, delay: Duration::from_millis(100) };
 
-pub(crate) fn options(limits: Limits, segment_bytes: u32) -> BookOptions {
+pub(crate) fn options(limits: Limits, segment_bytes: u32) -> LedgerOptions {
     let checkpoint_bytes = Some(8_000);
     let segment_bytes = Some(segment_bytes);
-    BookOptions {
+    LedgerOptions {
         limits,
         recovery: RECOVERY,
         segment_bytes,
         thorough: false,
         checkpoint_bytes,
-        ..BookOptions::default()
+        ..LedgerOptions::default()
     }
 }
 
@@ -117,7 +117,7 @@ impl Player {
     }
 
     /// Claims jobs; none if the machine has gone down.
-    pub(crate) fn claim(&mut self, worker: &str, limit: usize) -> Checked<Vec<HandedJob>> {
+    pub(crate) fn claim(&mut self, worker: &str, limit: usize) -> Checked<Vec<ClaimedJob>> {
         let terms = |kind: &Name| {
             let lease = Duration::from_secs(2);
             KindClaim { lease, max_attempts: 3, ..KindClaim::new(kind.clone()) }
@@ -131,7 +131,7 @@ impl Player {
         let ticket = self.machine.submit(Request::Claim(claim))?;
         while let Some((answered, answer)) = self.machine.next_answer() {
             if answered == ticket
-                && let Ok(Reply::Handed(handed)) = answer
+                && let Ok(Reply::ClaimedBatch(handed)) = answer
             {
                 return Ok(handed.jobs);
             }
@@ -139,7 +139,7 @@ impl Player {
         Ok(Vec::new())
     }
 
-    pub(crate) fn settle(&mut self, job: &HandedJob, verdict: Verdict) -> Checked {
+    pub(crate) fn settle(&mut self, job: &ClaimedJob, verdict: Verdict) -> Checked {
         self.settle_all([Settlement::new(job.job.id, job.lease.token, verdict)])
     }
 
@@ -152,7 +152,7 @@ impl Player {
         let version = self.versions.get(object).copied().unwrap_or(0);
         let mut turn = Turn::new(object.clone(), version);
         // So that every turn is told of, and a crash leaves no doubt whether it counts.
-        turn.news.push(News { topic: name("loop.turned"), detail: "{}".to_string() });
+        turn.news.push(ObjectEvent { topic: name("loop.turned"), detail: "{}".to_string() });
         turn
     }
 
@@ -223,7 +223,7 @@ impl Player {
         for queue in self.machine.oracle.paused_queues() {
             self.ask(Request::Configure(queue, QueueChange::Resume))?;
         }
-        let mut held: BTreeMap<JobId, HandedJob> = BTreeMap::new();
+        let mut held: BTreeMap<JobId, ClaimedJob> = BTreeMap::new();
         for _ in 0..200 {
             self.land()?;
             let open = self.machine.oracle.open_jobs();

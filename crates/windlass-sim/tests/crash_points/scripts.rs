@@ -5,14 +5,14 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use windlass::store::HandedJob;
+use windlass::store::ClaimedJob;
 use windlass_core::job::{
     CancelReason, DeadReason, Dependency, Lane, LeaseToken, NewJob, OnFailure, Start, Unique,
     UniqueScope,
 };
 use windlass_core::ledger::{QueueChange, Renewal, Settlement};
 use windlass_core::limits::Limits;
-use windlass_core::object::{Address, Alarm, Purge, Ran, Turn};
+use windlass_core::object::{Address, Alarm, Purge, RunResult, Turn};
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::record::{LogLine, Progress, Report, Step};
 use windlass_sim::{Checked, Request};
@@ -207,20 +207,20 @@ fn objects_round(player: &mut Player, base: u64, key: &str) -> Checked {
     player.make(Turn { alarm: alarm(2, Start::Now), ..player.turn(&object) })?;
     // It ticks: outcome, state, count and next alarm are one commit.
     for ticking in player.claim("one", 1)? {
-        let tick = Turn { ran: Some(Ran::Well), ..state(player.turn(&object), 2) };
+        let tick = Turn { ran: Some(RunResult::Well), ..state(player.turn(&object), 2) };
         let tick = Turn { alarm: alarm(3, Start::Now), ..tick };
         player.settle_with(settlement(&ticking, Verdict::Complete), tick)?;
     }
     // A turn that fails leaves the state as it was.
     for failing in player.claim("two", 1)? {
-        let failed = Turn { ran: Some(Ran::Badly), ..player.turn(&object) };
+        let failed = Turn { ran: Some(RunResult::Badly), ..player.turn(&object) };
         player.settle_with(settlement(&failing, RETRY), failed)?;
     }
     player.reopen()?;
     player.advance(300);
     // Someone changes it while it runs, so its own turn has to be made again.
     for running in player.claim("three", 1)? {
-        let tick = Turn { ran: Some(Ran::Well), ..state(player.turn(&object), 4) };
+        let tick = Turn { ran: Some(RunResult::Well), ..state(player.turn(&object), 4) };
         let tick = Turn { alarm: alarm(5, Start::Now), ..tick };
         player.ask(Request::Turn(Box::new(state(player.turn(&object), 3))))?;
         player.work(2)?;
@@ -250,7 +250,7 @@ fn objects_round(player: &mut Player, base: u64, key: &str) -> Checked {
 /// Small segments that are cleared, let go and used again; settings; bounds on what is kept.
 pub(crate) const COMPACTION: Script = Script { options: tight, play: compaction };
 
-fn tight() -> windlass::store::file::BookOptions {
+fn tight() -> windlass::store::file::LedgerOptions {
     let limits = Limits { dead_letters: 2, history_jobs: 6, ..Limits::default() };
     options(limits, 4 << 10)
 }
@@ -293,14 +293,14 @@ fn compaction(player: &mut Player) -> Checked {
 const SECOND: Duration = Duration::from_secs(1);
 const RETRY: Verdict = Verdict::Retry(Duration::from_millis(200));
 
-fn settlement(job: &HandedJob, verdict: Verdict) -> Settlement {
+fn settlement(job: &ClaimedJob, verdict: Verdict) -> Settlement {
     let mut settlement = Settlement::new(job.job.id, job.lease.token, verdict);
     settlement.output = (verdict == Verdict::Complete).then(|| vec![9; 30].into());
     settlement.error = (verdict != Verdict::Complete).then(|| ErrorText::new("not this time"));
     settlement
 }
 
-fn report(job: &HandedJob) -> Renewal {
+fn report(job: &ClaimedJob) -> Renewal {
     let LeaseToken(token) = job.lease.token;
     let line = LogLine { at: job.created_at, attempt: job.attempt, text: format!("as {token}") };
     let step = Step { name: name(&format!("step{token}")), result: vec![7; 20].into() };

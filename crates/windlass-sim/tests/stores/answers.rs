@@ -29,7 +29,7 @@ pub(crate) fn without_sequences(answer: Answer<Vec<Enqueued>>) -> Answer<Vec<Enq
 pub(crate) fn record(record: Option<JobRecord>) -> Option<JobRecord> {
     record.map(|mut record| {
         record.sequence = 0;
-        if let State::Running(lease) = &mut record.condition.state {
+        if let State::Running(lease) = &mut record.status.state {
             lease.token = Default::default();
             // Files do not keep a renewal alone.
             record.updated_at = Default::default();

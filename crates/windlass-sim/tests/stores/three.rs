@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use tokio_postgres::{Client, NoTls};
 use windlass::clock::{BoxFuture, Clock};
-use windlass::store::file::{BookOptions, FileOptions};
+use windlass::store::file::{FileOptions, LedgerOptions};
 use windlass::store::postgres::PostgresStore;
 use windlass::store::{
-    Alteration, Durability, FileStore, MemoryStore, ObjectFilter, Selection, Store,
+    Durability, FileStore, JobAction, MemoryStore, ObjectFilter, Selection, Store,
 };
 use windlass::wake::LocalWake;
-use windlass_core::event::{Event, EventResult, RecoveryReason, Subject, What};
+use windlass_core::event::{Event, EventKind, EventResult, RecoveryReason, Subject};
 use windlass_core::job::{JobId, LeaseToken};
 use windlass_core::ledger::{Recovery, RecoveryMode, Rescue};
 use windlass_core::limits::Limits;
@@ -134,8 +134,8 @@ impl<'a> Three<'a> {
         let (postgres, schema) = server.store(limits.clone()).await;
         let directory = format!("windlass-stores-{}-{schema}", std::process::id());
         let directory = std::env::temp_dir().join(directory);
-        let book = BookOptions { limits, recovery, ..BookOptions::default() };
-        let options = FileOptions { book, durability: Durability::Relaxed(Duration::MAX) };
+        let ledger = LedgerOptions { limits, recovery, ..LedgerOptions::default() };
+        let options = FileOptions { ledger, durability: Durability::Relaxed(Duration::MAX) };
         let files = FileStore::open(&directory, &options, clock.clone(), wake()).expect("opens");
         let stores: [Arc<dyn Store>; 3] = [Arc::new(memory), Arc::new(files), Arc::new(postgres)];
         let three = Self { server, schema, directory, clock, stores, recovery, held: Vec::new() };
@@ -186,12 +186,12 @@ impl<'a> Three<'a> {
                 };
                 self.same("a promote", &(), ask).await?;
             }
-            28 => self.alter(commands::ids(random), Alteration::Cancel).await?,
+            28 => self.alter(commands::ids(random), JobAction::Cancel).await?,
             29 => {
                 let (jobs, start) = (commands::ids(random), commands::start(random));
-                self.alter(jobs, Alteration::Reschedule(start)).await?;
+                self.alter(jobs, JobAction::Reschedule(start)).await?;
             }
-            30 => self.alter(commands::ids(random), Alteration::Replay).await?,
+            30 => self.alter(commands::ids(random), JobAction::Replay).await?,
             31 => {
                 let (job, edited) = (commands::id(random), commands::job(random, wall));
                 let ask = async |store: &dyn Store| {
@@ -201,9 +201,9 @@ impl<'a> Three<'a> {
                 self.same("an edited replay", &(job, &edited), ask).await?;
             }
             32 if random.coin() => {
-                self.alter(commands::ids(random), Alteration::RemoveGraph).await?;
+                self.alter(commands::ids(random), JobAction::RemoveGraph).await?;
             }
-            32 => self.alter(commands::ids(random), Alteration::Remove).await?,
+            32 => self.alter(commands::ids(random), JobAction::Remove).await?,
             33 => {
                 let (queue, change) = (commands::queue(random), commands::change(random));
                 let ask = async |store: &dyn Store| {
@@ -249,7 +249,7 @@ impl<'a> Three<'a> {
         alike(what, asked, &answers)
     }
 
-    async fn alter(&self, jobs: Vec<JobId>, alteration: Alteration) -> Same {
+    async fn alter(&self, jobs: Vec<JobId>, alteration: JobAction) -> Same {
         let ask = async |store: &dyn Store| {
             words(&store.alter(Selection::Jobs(jobs.clone()), alteration).await)
         };
@@ -420,7 +420,7 @@ fn alike<C: std::fmt::Debug>(what: &str, asked: &C, answers: &[String]) -> Same 
 fn told(events: &[Arc<Event>], pool: &[JobId], kept: &[(JobId, Timestamp)]) -> String {
     let mut of_each: BTreeMap<String, Vec<String>> = BTreeMap::new();
     // A database knows the names of refused jobs, and so of queues that never had one.
-    let nothing = |event: &&Arc<Event>| !matches!(event.what, What::QueueCleared { jobs: 0 });
+    let nothing = |event: &&Arc<Event>| !matches!(event.what, EventKind::QueueCleared { jobs: 0 });
     for event in events.iter().filter(nothing) {
         let about = match &event.subject {
             Subject::Job { id, .. } if !pool.contains(id) => continue,
@@ -430,7 +430,7 @@ fn told(events: &[Arc<Event>], pool: &[JobId], kept: &[(JobId, Timestamp)]) -> S
             Subject::Object(object) => object.to_string(),
         };
         let mut what = event.what.clone();
-        if let What::JobCompleted { result, .. } = &mut what
+        if let EventKind::JobCompleted { result, .. } = &mut what
             && !event.job().is_some_and(|job| kept.contains(&(job, event.at)))
         {
             *result = EventResult::Gone;

@@ -11,7 +11,7 @@ use windlass_core::job::{
 use windlass_core::ledger::{Claim, KindClaim, QueueChange, Renewal, Settlement};
 use windlass_core::limits;
 use windlass_core::name::Name;
-use windlass_core::object::{Address, Alarm, News, ObjectStatus, Purge, Ran, Turn};
+use windlass_core::object::{Address, Alarm, ObjectEvent, ObjectStatus, Purge, RunResult, Turn};
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::rate::Rate;
 use windlass_core::record::{LogLine, Progress, Report, Step};
@@ -113,7 +113,7 @@ pub(crate) fn turn(random: &mut Random, object: Address, version: u64, now: Time
         let reason = random.coin().then(|| ErrorText::new("someone said so"));
         turn.status = Some((*random.pick(&all), reason));
     }
-    turn.ran = *random.pick(&[None, Some(Ran::Well), Some(Ran::Badly)]);
+    turn.ran = *random.pick(&[None, Some(RunResult::Well), Some(RunResult::Badly)]);
     turn.alarm = match random.below(8) {
         0 => Alarm::Cancel,
         1..=4 => Alarm::Set(Arc::new(alarm(random, &turn.object, now))),
@@ -127,7 +127,7 @@ pub(crate) fn turn(random: &mut Random, object: Address, version: u64, now: Time
     }
     if random.chance(200) {
         let detail = "{\"why\":\"it was time\"}".to_string();
-        turn.news.push(News { topic: name("tokens.told"), detail });
+        turn.news.push(ObjectEvent { topic: name("tokens.told"), detail });
     }
     turn.purge = match random.below(16) {
         0 => Purge::Now,

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use windlass::store::StoreError;
-use windlass::store::file::{Book, BookOptions};
+use windlass::store::file::{JournaledLedger, LedgerOptions};
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::job::{JobId, LeaseToken, State};
 use windlass_core::ledger::{
@@ -32,8 +32,8 @@ pub(crate) struct Pair {
     records: BTreeMap<JobId, JobRecord>,
     objects: BTreeMap<Address, ObjectRecord>,
     disk: SimDisk,
-    book: Book,
-    options: BookOptions,
+    ledger: JournaledLedger,
+    options: LedgerOptions,
     /// The twin's token of each token of the book.
     tokens: BTreeMap<u64, u64>,
     /// Every lease there ever was, in the twin's terms.
@@ -57,23 +57,24 @@ impl Pair {
             max_recoveries: random.between(0, 3) as u32,
             delay: Duration::from_millis(random.between(0, 500)),
         };
-        let options = BookOptions {
+        let options = LedgerOptions {
             limits: limits.clone(),
             recovery,
             segment_bytes: Some(4_096 << random.below(4)),
             thorough: random.coin(),
             checkpoint_bytes: Some(random.spread(8_000, 60_000)),
-            ..BookOptions::default()
+            ..LedgerOptions::default()
         };
         let disk = SimDisk::new(random.branch());
         let now = at(0, 0);
-        let (book, _) = Book::open(disk.mount(), &options, now).expect("an empty disk");
+        let (ledger, _) =
+            JournaledLedger::open(disk.mount(), &options, now).expect("an empty disk");
         Self {
             twin: Ledger::new(limits),
             records: BTreeMap::new(),
             objects: BTreeMap::new(),
             disk,
-            book,
+            ledger,
             options,
             tokens: BTreeMap::new(),
             held: Vec::new(),
@@ -145,8 +146,8 @@ impl Pair {
     }
 
     fn both<C: Command<Reply: Debug> + Clone>(&mut self, command: C) -> Same {
-        let (twin, book) = self.apply(command.clone(), command)?;
-        self.same("the answer", &twin, &book)
+        let (twin, ledger) = self.apply(command.clone(), command)?;
+        self.same("the answer", &twin, &ledger)
     }
 
     /// Applies a command to both, in the terms of each, and compares the answers.
@@ -154,7 +155,7 @@ impl Pair {
         let Applied { reply, changes, events, .. } = self.twin.apply(to_twin, self.now());
         self.events.extend(events);
         changes.into_iter().for_each(|change| self.keep(change));
-        let answer = match self.book.apply(to_book, self.book_now()) {
+        let answer = match self.ledger.apply(to_book, self.book_now()) {
             Ok(answer) => Ok(answer),
             Err(StoreError::Refused(refusal)) => Err(refusal),
             Err(unknown) => return Err(format!("the book does not answer: {unknown}")),
@@ -164,16 +165,16 @@ impl Pair {
 
     fn claim(&mut self, random: &mut Random) -> Same {
         let claim = commands::claim(random);
-        let (twin, book) = self.apply(claim.clone(), claim)?;
-        if let (Ok(twin), Ok(book)) = (&twin, &book) {
-            for (twin, book) in twin.jobs.iter().zip(&book.jobs) {
-                self.tokens.insert(book.lease.token.0, twin.lease.token.0);
+        let (twin, ledger) = self.apply(claim.clone(), claim)?;
+        if let (Ok(twin), Ok(ledger)) = (&twin, &ledger) {
+            for (twin, ledger) in twin.jobs.iter().zip(&ledger.jobs) {
+                self.tokens.insert(ledger.lease.token.0, twin.lease.token.0);
                 self.held.push((twin.id, twin.lease.token));
             }
         }
-        self.same("the answer to a claim", &twin, &book)?;
-        let Ok(claims) = book else { return Ok(()) };
-        for handed in self.book.hand(claims).map_err(|error| error.to_string())?.jobs {
+        self.same("the answer to a claim", &twin, &ledger)?;
+        let Ok(claims) = ledger else { return Ok(()) };
+        for handed in self.ledger.hand(claims).map_err(|error| error.to_string())?.jobs {
             let record = &self.records[&handed.job.id];
             self.same("a job that was handed out", &record.job, &handed.job)?;
             let (first, since) = (record.first_started_at, Some(handed.first_started_at));
@@ -197,8 +198,8 @@ impl Pair {
             held.into_iter().map(|held| commands::renewal(random, held, wall)).collect();
         let mut translated = renewals.clone();
         translated.iter_mut().for_each(|each| each.token = self.in_the_book(each.token));
-        let (twin, book) = self.apply(Renew { renewals }, Renew { renewals: translated })?;
-        self.same("the answer to a renewal", &twin, &book)
+        let (twin, ledger) = self.apply(Renew { renewals }, Renew { renewals: translated })?;
+        self.same("the answer to a renewal", &twin, &ledger)
     }
 
     fn settle(&mut self, random: &mut Random) -> Same {
@@ -211,24 +212,24 @@ impl Pair {
         }
         let mut translated = settlements.clone();
         translated.iter_mut().for_each(|each| each.token = self.in_the_book(each.token));
-        let (twin, book) =
+        let (twin, ledger) =
             self.apply(Settle { settlements }, Settle { settlements: translated })?;
-        self.same("the answer to a settlement", &twin, &book)
+        self.same("the answer to a settlement", &twin, &ledger)
     }
 
     /// The book's token for one of the twin's.
     fn in_the_book(&self, token: LeaseToken) -> LeaseToken {
         let found = self.tokens.iter().find(|(_, twin)| **twin == token.0);
-        LeaseToken(found.map_or(u64::MAX, |(book, _)| *book))
+        LeaseToken(found.map_or(u64::MAX, |(ledger, _)| *ledger))
     }
 
     /// Compares in words, with the tokens of the book in the twin's terms.
-    fn same<T: Debug + ?Sized>(&self, what: &str, twin: &T, book: &T) -> Same {
-        let (twin, book) = (format!("{twin:?}"), self.translate(&format!("{book:?}")));
-        if twin == book {
+    fn same<T: Debug + ?Sized>(&self, what: &str, twin: &T, ledger: &T) -> Same {
+        let (twin, ledger) = (format!("{twin:?}"), self.translate(&format!("{ledger:?}")));
+        if twin == ledger {
             return Ok(());
         }
-        Err(format!("{what} differs\n  twin: {twin}\n  book: {book}"))
+        Err(format!("{what} differs\n  twin: {twin}\n  book: {ledger}"))
     }
 
     fn translate(&self, text: &str) -> String {
@@ -246,22 +247,22 @@ impl Pair {
 
     /// Makes what was gathered durable, and tidies up as a store does.
     fn land(&mut self, random: &mut Random) -> Same {
-        while let Some(mut flight) = self.book.take() {
-            flight.write().and_then(|()| flight.sync()).expect("the disk is sound");
-            self.book.written(flight.number());
-            let told = std::mem::take(&mut flight.events);
+        while let Some(mut commit) = self.ledger.take() {
+            commit.write().and_then(|()| commit.sync()).expect("the disk is sound");
+            self.ledger.written(commit.number());
+            let told = std::mem::take(&mut commit.events);
             let expected: Vec<Event> =
                 self.events.drain(..told.len().min(self.events.len())).collect();
             self.same("what is told", &expected, &told)?;
-            for retired in self.book.landed(&flight) {
-                self.book.add_spare(retired.let_go().expect("the disk is sound"));
+            for retired in self.ledger.landed(&commit) {
+                self.ledger.add_spare(retired.let_go().expect("the disk is sound"));
             }
             let budget = random.spread(100, 10_000);
-            if self.book.wants_compaction() {
-                self.book.compact(budget).map_err(|error| error.to_string())?;
+            if self.ledger.wants_compaction() {
+                self.ledger.compact(budget).map_err(|error| error.to_string())?;
             }
-            if self.book.wants_checkpoint() {
-                self.book.checkpoint(budget).map_err(|error| error.to_string())?;
+            if self.ledger.wants_checkpoint() {
+                self.ledger.checkpoint(budget).map_err(|error| error.to_string())?;
             }
         }
         Ok(())
@@ -275,7 +276,7 @@ impl Pair {
         self.land(random)?;
         self.compare()?;
         if random.coin() {
-            self.book.seal().expect("the disk is sound");
+            self.ledger.seal().expect("the disk is sound");
         }
         if random.coin() {
             self.disk.kill();
@@ -289,18 +290,18 @@ impl Pair {
             self.elapsed += random.spread(1_000, 5_000_000);
         }
         self.opened_at = self.elapsed;
-        let opened = Book::open(self.disk.mount(), &self.options, self.book_now());
-        let (book, opened) = opened.map_err(|error| error.to_string())?;
-        self.book = book;
+        let opened = JournaledLedger::open(self.disk.mount(), &self.options, self.book_now());
+        let (ledger, opened) = opened.map_err(|error| error.to_string())?;
+        self.ledger = ledger;
         let rescue = Rescue { recovery: self.options.recovery, reason: RecoveryReason::Restart };
         let Applied { reply, changes, events: told, .. } = self.twin.apply(rescue, self.now());
         events.extend(told);
         changes.into_iter().for_each(|change| self.keep(change));
         let rescued = reply.map_err(|refusal| refusal.to_string())?;
         self.same("what was recovered", &rescued.jobs, &opened.recovered)?;
-        let told = self.book.opening_events();
+        let told = self.ledger.opening_events();
         self.same("what opening tells", &events, &told)?;
-        let wrong = self.book.check();
+        let wrong = self.ledger.check();
         if !wrong.is_empty() {
             return Err(format!("the book is unsound: {}", wrong.join("; ")));
         }
@@ -319,7 +320,7 @@ impl Pair {
         let renew = Renew { renewals: renewals.collect() };
         let Applied { changes, events, .. } = self.twin.apply(renew, self.now());
         for change in changes {
-            let running = |update: &Update| update.condition.state.is_running();
+            let running = |update: &Update| update.status.state.is_running();
             if !matches!(&change, Change::Update(update) if running(update)) {
                 self.keep(change);
             }
@@ -333,21 +334,21 @@ impl Pair {
         let mut ids: Vec<JobId> = (1..=commands::IDS).map(commands::id_of).collect();
         // Queues add jobs of their own when one dies or a lane is empty.
         ids.extend(self.records.keys());
-        let found = self.book.find(&ids, book_now).map_err(|error| error.to_string())?;
+        let found = self.ledger.find(&ids, book_now).map_err(|error| error.to_string())?;
         let wall = self.twin.glance(now).wall;
-        for (id, book) in ids.iter().zip(found) {
+        for (id, ledger) in ids.iter().zip(found) {
             let twin = self.records.get(id).cloned().map(|mut record| {
-                record.condition = self.twin.condition_of(*id).expect("a record has an entry");
+                record.status = self.twin.status_of(*id).expect("a record has an entry");
                 record.seen_at(wall)
             });
-            self.same("a record", &twin, &book)?;
+            self.same("a record", &twin, &ledger)?;
         }
         self.compare_objects()?;
-        let counts = (self.twin.counts(now), self.book.count(book_now));
+        let counts = (self.twin.counts(now), self.ledger.count(book_now));
         self.same("the counters", &counts.0, &counts.1)?;
-        let (twin, book) = (self.twin.dump(), self.translate(&self.book.ledger().dump()));
-        if twin != book {
-            return Err(format!("the ledgers differ\n{twin}\nand\n{book}"));
+        let (twin, ledger) = (self.twin.dump(), self.translate(&self.ledger.ledger().dump()));
+        if twin != ledger {
+            return Err(format!("the ledgers differ\n{twin}\nand\n{ledger}"));
         }
         Ok(())
     }
@@ -362,8 +363,9 @@ impl Pair {
                 let record = record.clone();
                 ObjectView { record, executing_since, alarm_at, open_jobs }
             });
-            let book = self.book.object(&address, book_now).map_err(|error| error.to_string())?;
-            self.same("an object", &twin, &book)?;
+            let ledger =
+                self.ledger.object(&address, book_now).map_err(|error| error.to_string())?;
+            self.same("an object", &twin, &ledger)?;
         }
         let wrong = self.twin.check();
         if wrong.is_empty() { Ok(()) } else { Err(format!("unsound: {}", wrong.join("; "))) }
@@ -384,7 +386,7 @@ impl Pair {
             Change::Update(update) => {
                 let Some(record) = self.records.get_mut(&update.job) else { return };
                 if is_renewal(&update) {
-                    record.condition = update.condition;
+                    record.status = update.status;
                 } else {
                     record.absorb(&update);
                 }
@@ -394,7 +396,7 @@ impl Pair {
             }
             Change::Queue { .. }
             | Change::Rate { .. }
-            | Change::Line { .. }
+            | Change::QueueKind { .. }
             | Change::Lane { .. } => {}
             Change::Object(change) => self.keep_object(*change),
             Change::ObjectGone { address } => {
@@ -406,7 +408,7 @@ impl Pair {
 
 /// A renewal alone is not worth a write: whoever opens the store next ends every lease anyway.
 fn is_renewal(update: &Update) -> bool {
-    let running = match &update.condition.state {
+    let running = match &update.status.state {
         State::Running(lease) => !lease.cancel_requested,
         _ => false,
     };

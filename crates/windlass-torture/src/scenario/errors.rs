@@ -36,7 +36,7 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
     machine.needs_tool("strace", "strace")?;
     let shelf = shelf(machine)?;
     let (mut verdict, mut tally, mut score) =
-        (Verdict::default(), Tally::default(), Score::default());
+        (Verdict::default(), Tally::default(), ErrorScore::default());
     let mut left = rounds;
     while left > 0 && verdict.wrong.is_empty() {
         let segment_bytes = Some(64 << 10);
@@ -58,7 +58,7 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
     if score.reached * 2 < rounds && verdict.wrong.is_empty() {
         verdict.wrong.push(format!("only {} of {rounds} failures came to pass", score.reached));
     }
-    let Score { reached, while_opening, stopped, went_on } = score;
+    let ErrorScore { reached, while_opening, stopped, went_on } = score;
     verdict.summary = format!(
         "{reached} failures came to pass ({while_opening} while opening, {stopped} stopped the \
          store, {went_on} did not matter), {tally}"
@@ -68,7 +68,7 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
 }
 
 #[derive(Default)]
-struct Score {
+struct ErrorScore {
     reached: u64,
     while_opening: u64,
     stopped: u64,
@@ -79,7 +79,7 @@ fn one_failure(
     site: &mut Site<'_>,
     machine: &Machine,
     random: &mut Random,
-    score: &mut Score,
+    score: &mut ErrorScore,
 ) -> anyhow::Result<()> {
     let (call, last) = *random.choose(&CALLS);
     let error = *random.choose(&["EIO", "ENOSPC"]);

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use windlass::JobRecord;
 use windlass::core::filter::Filter;
-use windlass::store::file::{self, Look};
+use windlass::store::file::{self, OfflineStore};
 
 use super::{Life, Settings, Verdict};
 use crate::facts::Fact;
@@ -28,7 +28,7 @@ use crate::random::Random;
 const TO_A_VICTIM: u64 = 50;
 
 pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow::Result<Verdict> {
-    let (mut verdict, mut score) = (Verdict::default(), Score::default());
+    let (mut verdict, mut score) = (Verdict::default(), FlipScore::default());
     let ends = [Ended::Closed, Ended::Closed, Ended::KilledIdle, Ended::KilledBusy];
     for (index, ended) in ends.into_iter().enumerate() {
         let checkpoint_bytes = (index % 2 == 1).then_some(8 << 10);
@@ -38,7 +38,7 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
         }
         fs::remove_dir_all(&store.path)?;
     }
-    let Score { refused, identical, unproven } = score;
+    let FlipScore { refused, identical, unproven } = score;
     verdict.summary = format!(
         "{refused} refused by name, {identical} showed everything, {unproven} in commits nobody \
          had noted before the kill, 0 panics"
@@ -47,7 +47,7 @@ pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow:
 }
 
 #[derive(Default)]
-struct Score {
+struct FlipScore {
     refused: u64,
     identical: u64,
     unproven: u64,
@@ -131,7 +131,7 @@ impl Store {
         &self,
         case: u64,
         random: &mut Random,
-        score: &mut Score,
+        score: &mut FlipScore,
         verdict: &mut Verdict,
     ) -> anyhow::Result<()> {
         let is_journal = |file: &PathBuf| file.to_string_lossy().contains("/journal-");
@@ -162,7 +162,7 @@ impl Store {
         Ok(())
     }
 
-    fn judge(&self, seen: &Seen, unproven: bool, score: &mut Score) -> Option<String> {
+    fn judge(&self, seen: &Seen, unproven: bool, score: &mut FlipScore) -> Option<String> {
         match seen {
             Seen::Refused(why) if names_the_place(why) => score.refused += 1,
             Seen::Refused(why) => return Some(format!("refused without naming the place: {why}")),
@@ -241,7 +241,7 @@ fn names_the_place(why: &str) -> bool {
 
 fn look(path: &Path) -> Seen {
     let list = || -> anyhow::Result<Vec<JobRecord>> {
-        let mut look = Look::open(path)?;
+        let mut look = OfflineStore::open(path)?;
         let mut jobs = Vec::new();
         let mut after = None;
         loop {

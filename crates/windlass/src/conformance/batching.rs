@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use windlass_core::event::What;
+use windlass_core::event::EventKind;
 use windlass_core::job::{
     DeadReason, Dependency, Lane, NewJob, OnFailure, Priority, Start, StateName, Unique,
     UniqueScope,
@@ -196,7 +196,7 @@ async fn who_follows_says_whom_it_followed(bench: Bench) {
             }
         };
         let told = events.iter().find_map(|event| match &event.what {
-            What::JobDead { error, .. } if event.job() == Some(id(number)) => error.clone(),
+            EventKind::JobDead { error, .. } if event.job() == Some(id(number)) => error.clone(),
             _ => None,
         });
         assert_eq!(told.as_ref().map(ErrorText::as_str), Some(expected.as_str()), "job {number}");

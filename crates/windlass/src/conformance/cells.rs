@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::{
-    CancelReason, Condition, DeadReason, Dependency, JobId, Lease, LeaseToken, OnFailure, Start,
+    CancelReason, DeadReason, Dependency, JobId, JobStatus, Lease, LeaseToken, OnFailure, Start,
     StateName,
 };
 use windlass_core::ledger::{Recovery, Renewal, Rescue, Settlement};
@@ -14,7 +14,7 @@ use windlass_core::time::Timestamp;
 use windlass_core::transition::{self, Input, InputName, Next};
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name};
-use crate::store::{Alteration, Selection};
+use crate::store::{JobAction, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -32,15 +32,15 @@ const DEPENDENCY: u128 = 2;
 
 async fn check_cell(bench: Bench, state: StateName, input: InputName) {
     let token = bring_into(&bench, state, input == InputName::Expire).await;
-    let before = bench.record(id(JOB)).await.condition;
+    let before = bench.record(id(JOB)).await.status;
     assert_eq!(before.state.name(), state, "the suite could not make a {state} job");
     let expected = transition::next(&before, &pure(input, token), FAR_AHEAD);
     apply(&bench, input, token).await;
     let after = bench.store.find(&[id(JOB)]).await.expect("a find is answered").remove(0);
     match (expected, after) {
         (Ok(Next::Gone), None) => {}
-        (Ok(Next::Is(expected)), Some(after)) => same(&after.condition, &expected),
-        (Err(_), Some(after)) => same(&after.condition, &before),
+        (Ok(Next::Is(expected)), Some(after)) => same(&after.status, &expected),
+        (Err(_), Some(after)) => same(&after.status, &before),
         (expected, after) => panic!("expected {expected:?}, found {after:?}"),
     }
 }
@@ -49,9 +49,9 @@ async fn check_cell(bench: Bench, state: StateName, input: InputName) {
 const FAR_AHEAD: Timestamp = Timestamp::from_millis(i64::MAX / 4_000);
 
 /// Equal but for times, which the pure function was given differently.
-fn same(found: &Condition, expected: &Condition) {
-    let bare = |condition: &Condition| {
-        let Condition { state, attempts, recoveries, generation, begun } = condition;
+fn same(found: &JobStatus, expected: &JobStatus) {
+    let bare = |status: &JobStatus| {
+        let JobStatus { state, attempts, recoveries, generation, begun } = status;
         (state.name(), *attempts, *recoveries, *generation, *begun)
     };
     // A job moved to a time that has passed is ready in the far future and scheduled now.
@@ -158,10 +158,10 @@ async fn apply(bench: &Bench, input: InputName, token: LeaseToken) {
             bench.advance(HOUR / 2 + SECOND).await;
             bench.store.promote().await.expect("it is answered");
         }
-        InputName::Cancel => alter(bench, Alteration::Cancel).await,
-        InputName::Reschedule => alter(bench, Alteration::Reschedule(Start::After(HOUR * 2))).await,
-        InputName::Replay => alter(bench, Alteration::Replay).await,
-        InputName::Remove => alter(bench, Alteration::Remove).await,
+        InputName::Cancel => alter(bench, JobAction::Cancel).await,
+        InputName::Reschedule => alter(bench, JobAction::Reschedule(Start::After(HOUR * 2))).await,
+        InputName::Replay => alter(bench, JobAction::Replay).await,
+        InputName::Remove => alter(bench, JobAction::Remove).await,
         InputName::Replace => {
             // Refused unless the job is dead.
             let _ = bench.store.replay_edited(id(JOB), job(99)).await;
@@ -169,7 +169,7 @@ async fn apply(bench: &Bench, input: InputName, token: LeaseToken) {
     }
 }
 
-async fn alter(bench: &Bench, alteration: Alteration) {
+async fn alter(bench: &Bench, alteration: JobAction) {
     let selection = Selection::Jobs(vec![JobId::from_u128(JOB)]);
     bench.store.alter(selection, alteration).await.expect("it is answered");
 }

@@ -15,7 +15,7 @@ use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 
 use super::{Bench, Case, HOUR, SECOND, claim, id, job, name, named_cases};
-use crate::store::{Alteration, HandedJob, Selection};
+use crate::store::{ClaimedJob, JobAction, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -51,7 +51,7 @@ async fn order(bench: &Bench, jobs: usize) -> Vec<u128> {
     numbers(&bench.claim(jobs).await.jobs)
 }
 
-fn numbers(handed: &[HandedJob]) -> Vec<u128> {
+fn numbers(handed: &[ClaimedJob]) -> Vec<u128> {
     handed.iter().map(|handed| u128::from_be_bytes(handed.job.id.to_bytes())).collect()
 }
 
@@ -119,10 +119,10 @@ async fn a_start_is_counted_and_visible_before_the_handler_sees_the_job(bench: B
     let handed = bench.take().await;
     assert_eq!(handed.attempt, 1);
     let record = bench.record(id(1)).await;
-    assert_eq!(record.condition.attempts, 1);
+    assert_eq!(record.status.attempts, 1);
     assert_eq!(record.first_started_at, Some(handed.first_started_at));
     assert_eq!(record.attempts.len(), 1);
-    let State::Running(lease) = record.condition.state else { panic!("it does not run") };
+    let State::Running(lease) = record.status.state else { panic!("it does not run") };
     assert_eq!(lease, handed.lease);
     assert_eq!(&*lease.worker, "w");
 }
@@ -143,7 +143,7 @@ async fn tokens_grow_over_retry_snooze_release_and_replay(bench: Bench) {
         bench.settle(&handed, verdict).await;
         if let Verdict::Bury(_) = verdict {
             let selection = Selection::Jobs(vec![id(1)]);
-            bench.store.alter(selection, Alteration::Replay).await.expect("it is answered");
+            bench.store.alter(selection, JobAction::Replay).await.expect("it is answered");
         }
     }
 }
@@ -278,7 +278,7 @@ async fn whoever_keeps_house_is_told_how_long_to_rest(bench: Bench) {
     assert_eq!(next_in().await, (Some(SECOND * 9), Some(SECOND * 2)));
 }
 
-fn renewal(handed: &HandedJob, token: LeaseToken) -> Renewal {
+fn renewal(handed: &ClaimedJob, token: LeaseToken) -> Renewal {
     let report = Report {
         progress: Some(Progress { percent: 40, note: "halfway, almost".to_string() }),
         lines: vec![LogLine {
@@ -304,7 +304,7 @@ async fn a_renewed_lease_goes_on_and_its_report_is_kept(bench: Bench) {
     let record = bench.record(id(1)).await;
     assert_eq!(record.progress.expect("it was reported").percent, 40);
     assert_eq!(record.log.len(), 5);
-    assert_eq!(record.condition.attempts, 1);
+    assert_eq!(record.status.attempts, 1);
 }
 
 async fn lines_that_no_log_keeps_are_counted(bench: Bench) {
@@ -342,7 +342,7 @@ async fn a_stale_renewal_is_refused_and_records_nothing(bench: Bench) {
         assert_eq!(answer, Err(Refusal::LeaseLost { job: id(1) }));
         let record = bench.record(id(1)).await;
         assert!(record.log.is_empty() && record.progress.is_none());
-        let State::Running(lease) = record.condition.state else { panic!("it does not run") };
+        let State::Running(lease) = record.status.state else { panic!("it does not run") };
         assert_eq!(lease, second.lease);
     }
 }
@@ -365,8 +365,8 @@ async fn a_lease_that_ended_is_rescued_once_and_counted(bench: Bench) {
     let expected = vec![(1, StateName::Scheduled)];
     assert_eq!(rescue(&bench, Recovery::default()).await, expected);
     assert!(rescue(&bench, Recovery::default()).await.is_empty(), "it was rescued twice");
-    let condition = bench.record(id(1)).await.condition;
-    assert_eq!((condition.attempts, condition.recoveries), (1, 1));
+    let status = bench.record(id(1)).await.status;
+    assert_eq!((status.attempts, status.recoveries), (1, 1));
     bench.advance(Duration::from_millis(100)).await;
     let second = bench.take().await;
     assert_eq!(second.recoveries, 1);
@@ -374,7 +374,7 @@ async fn a_lease_that_ended_is_rescued_once_and_counted(bench: Bench) {
     let record = bench.record(second.job.id).await;
     assert_eq!(record.first_started_at, Some(first.first_started_at), "in the record as well");
     bench.settle(&second, Verdict::Complete).await;
-    assert_eq!(bench.record(id(1)).await.condition.recoveries, 0, "success forgives them");
+    assert_eq!(bench.record(id(1)).await.status.recoveries, 0, "success forgives them");
     let topics = bench.topics().await;
     for topic in ["recovery.detected", "job.recovered", "job.failed", "job.retrying"] {
         assert!(topics.iter().any(|told| told == topic), "{topic} is missing from {topics:?}");

@@ -6,13 +6,13 @@ use windlass_core::job::{
     CancelReason, DeadReason, Dependency, JobId, NewJob, OnFailure, Priority, Start, State,
     StateName, Unique, UniqueScope,
 };
-use windlass_core::ledger::{CancelAnswer, QueueChange, WorkerCard, WorkerKind, WorkerNews};
+use windlass_core::ledger::{CancelAnswer, QueueChange, WorkerInfo, WorkerKind, WorkerReport};
 use windlass_core::limits::Limits;
 use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
-use crate::store::{Alteration, Altered, Cursor, Deed, Selection};
+use crate::store::{Cursor, JobAction, JobActionDone, JobActionResult, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -46,7 +46,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-async fn alter(bench: &Bench, job: JobId, alteration: Alteration) -> Result<Deed, Refusal> {
+async fn alter(bench: &Bench, job: JobId, alteration: JobAction) -> Result<JobActionDone, Refusal> {
     let selection = Selection::Jobs(vec![job]);
     let mut altered = bench.store.alter(selection, alteration).await.expect("it is answered");
     altered.remove(0).result
@@ -69,29 +69,29 @@ async fn complete(bench: &Bench) -> JobId {
 }
 
 async fn cancelling_says_what_happened_in_every_state(bench: Bench) {
-    let cancelled = Ok(Deed::Cancel(CancelAnswer::Cancelled));
+    let cancelled = Ok(JobActionDone::Cancel(CancelAnswer::Cancelled));
     bench.accept([NewJob { start: Start::After(HOUR), ..job(1) }]).await;
-    assert_eq!(alter(&bench, id(1), Alteration::Cancel).await, cancelled);
+    assert_eq!(alter(&bench, id(1), JobAction::Cancel).await, cancelled);
     bench.accept([job(2), after(3, 2, OnFailure::Ignore)]).await;
-    assert_eq!(alter(&bench, id(3), Alteration::Cancel).await, cancelled);
+    assert_eq!(alter(&bench, id(3), JobAction::Cancel).await, cancelled);
     let handed = bench.take().await;
     for _ in 0..2 {
-        let requested = Ok(Deed::Cancel(CancelAnswer::Requested));
-        assert_eq!(alter(&bench, id(2), Alteration::Cancel).await, requested);
+        let requested = Ok(JobActionDone::Cancel(CancelAnswer::Requested));
+        assert_eq!(alter(&bench, id(2), JobAction::Cancel).await, requested);
     }
     bench.settle(&handed, Verdict::Complete).await;
     for (number, state) in [(1, StateName::Cancelled), (2, StateName::Completed)] {
         let refusal = Refusal::WrongState { job: id(number), state, operation: "cancel" };
-        assert_eq!(alter(&bench, id(number), Alteration::Cancel).await, Err(refusal));
+        assert_eq!(alter(&bench, id(number), JobAction::Cancel).await, Err(refusal));
     }
     let unknown = Refusal::UnknownJob { job: id(9) };
-    assert_eq!(alter(&bench, id(9), Alteration::Cancel).await, Err(unknown));
+    assert_eq!(alter(&bench, id(9), JobAction::Cancel).await, Err(unknown));
 }
 
 async fn cancelling_a_dependency_cancels_those_that_follow(bench: Bench) {
     let third = after(3, 2, OnFailure::Cascade);
     bench.accept([job(1), after(2, 1, OnFailure::Cascade), third]).await;
-    alter(&bench, id(1), Alteration::Cancel).await.expect("it waits");
+    alter(&bench, id(1), JobAction::Cancel).await.expect("it waits");
     for number in 2..=3 {
         let state = bench.state(id(number)).await;
         let reason = CancelReason::DependencyCancelled;
@@ -101,18 +101,21 @@ async fn cancelling_a_dependency_cancels_those_that_follow(bench: Bench) {
 
 async fn a_cancelled_job_does_not_start(bench: Bench) {
     bench.accept([job(1), NewJob { start: Start::After(SECOND), ..job(2) }]).await;
-    alter(&bench, id(1), Alteration::Cancel).await.expect("it waits");
-    alter(&bench, id(2), Alteration::Cancel).await.expect("it waits");
+    alter(&bench, id(1), JobAction::Cancel).await.expect("it waits");
+    alter(&bench, id(2), JobAction::Cancel).await.expect("it waits");
     bench.advance(HOUR).await;
     assert!(bench.claim(10).await.jobs.is_empty());
 }
 
 async fn running_now_and_moving_change_when_a_job_starts(bench: Bench) {
     bench.accept([NewJob { start: Start::After(HOUR), ..job(1) }, job(2)]).await;
-    let now = Alteration::Reschedule(Start::Now);
-    assert_eq!(alter(&bench, id(1), now).await, Ok(Deed::Rescheduled(StateName::Ready)));
-    let later = Alteration::Reschedule(Start::After(HOUR));
-    assert_eq!(alter(&bench, id(2), later).await, Ok(Deed::Rescheduled(StateName::Scheduled)));
+    let now = JobAction::Reschedule(Start::Now);
+    assert_eq!(alter(&bench, id(1), now).await, Ok(JobActionDone::Rescheduled(StateName::Ready)));
+    let later = JobAction::Reschedule(Start::After(HOUR));
+    assert_eq!(
+        alter(&bench, id(2), later).await,
+        Ok(JobActionDone::Rescheduled(StateName::Scheduled))
+    );
     assert_eq!(complete(&bench).await, id(1));
     assert!(bench.claim(1).await.jobs.is_empty());
     let refusal = alter(&bench, id(1), now).await.expect_err("it has finished");
@@ -120,7 +123,7 @@ async fn running_now_and_moving_change_when_a_job_starts(bench: Bench) {
     bench.advance(HOUR).await;
     assert_eq!(complete(&bench).await, id(2));
     bench.accept([job(3), after(4, 3, OnFailure::Cascade)]).await;
-    let blocked = Ok(Deed::Rescheduled(StateName::Blocked));
+    let blocked = Ok(JobActionDone::Rescheduled(StateName::Blocked));
     assert_eq!(alter(&bench, id(4), later).await, blocked);
     assert_eq!(complete(&bench).await, id(3));
     assert_eq!(bench.state_name(id(4)).await, StateName::Scheduled, "it was moved as well");
@@ -129,12 +132,12 @@ async fn running_now_and_moving_change_when_a_job_starts(bench: Bench) {
 async fn replaying_resets_the_job_and_happens_once(bench: Bench) {
     bench.accept([job(1)]).await;
     die(&bench).await;
-    assert_eq!(alter(&bench, id(1), Alteration::Replay).await, Ok(Deed::Replayed));
-    let again = alter(&bench, id(1), Alteration::Replay).await.expect_err("it is not dead");
+    assert_eq!(alter(&bench, id(1), JobAction::Replay).await, Ok(JobActionDone::Replayed));
+    let again = alter(&bench, id(1), JobAction::Replay).await.expect_err("it is not dead");
     assert!(matches!(again, Refusal::WrongState { state: StateName::Ready, .. }), "{again:?}");
     let record = bench.record(id(1)).await;
-    assert_eq!(record.condition.attempts, 0);
-    assert_eq!(record.condition.generation, 1);
+    assert_eq!(record.status.attempts, 0);
+    assert_eq!(record.status.generation, 1);
     assert_eq!((record.error, record.output, record.first_started_at), (None, None, None));
     let counts = bench.store.count().await.expect("it is answered");
     assert_eq!((counts.in_state(StateName::Dead), counts.in_state(StateName::Ready)), (0, 1));
@@ -146,10 +149,10 @@ async fn replaying_resets_the_job_and_happens_once(bench: Bench) {
 async fn a_replayed_job_waits_for_what_it_depends_on(bench: Bench) {
     bench.accept([job(1), after(2, 1, OnFailure::Cascade)]).await;
     die(&bench).await;
-    let early = alter(&bench, id(2), Alteration::Replay).await.expect_err("1 is still dead");
+    let early = alter(&bench, id(2), JobAction::Replay).await.expect_err("1 is still dead");
     assert!(matches!(early, Refusal::DependencyFailed { .. }), "{early:?}");
-    alter(&bench, id(1), Alteration::Replay).await.expect("it is dead");
-    alter(&bench, id(2), Alteration::Replay).await.expect("1 is open again");
+    alter(&bench, id(1), JobAction::Replay).await.expect("it is dead");
+    alter(&bench, id(2), JobAction::Replay).await.expect("1 is open again");
     assert_eq!(bench.state_name(id(2)).await, StateName::Blocked);
     assert_eq!(complete(&bench).await, id(1));
     assert_eq!(complete(&bench).await, id(2));
@@ -160,7 +163,7 @@ async fn a_job_replayed_after_it_expired_does_not_expire_again(bench: Bench) {
     bench.advance(HOUR).await;
     bench.store.promote().await.expect("it is answered");
     assert_eq!(bench.state_name(id(1)).await, StateName::Cancelled);
-    alter(&bench, id(1), Alteration::Replay).await.expect("it is cancelled");
+    alter(&bench, id(1), JobAction::Replay).await.expect("it is cancelled");
     bench.advance(HOUR).await;
     bench.store.promote().await.expect("it is answered");
     assert_eq!(complete(&bench).await, id(1));
@@ -172,7 +175,7 @@ async fn replaying_a_failed_graph_in_one_call_runs_it_in_order(bench: Bench) {
     die(&bench).await;
     let filter = Filter { states: vec![StateName::Dead], ..Filter::default() };
     let selection = Selection::Matching(filter);
-    let altered = bench.store.alter(selection, Alteration::Replay).await.expect("it is answered");
+    let altered = bench.store.alter(selection, JobAction::Replay).await.expect("it is answered");
     assert!(altered.iter().all(|each| each.result.is_ok()), "{altered:?}");
     assert_eq!(altered.len(), 5);
     for number in 1..=5 {
@@ -190,10 +193,10 @@ async fn a_replay_does_not_steal_a_unique_key(bench: Bench) {
     bench.accept([unique(1)]).await;
     die(&bench).await;
     bench.accept([unique(2)]).await;
-    let refusal = alter(&bench, id(1), Alteration::Replay).await.expect_err("2 holds the key");
+    let refusal = alter(&bench, id(1), JobAction::Replay).await.expect_err("2 holds the key");
     assert_eq!(refusal, Refusal::KeyTaken { job: id(1), holder: id(2) });
     complete(&bench).await;
-    alter(&bench, id(1), Alteration::Replay).await.expect("the key is free");
+    alter(&bench, id(1), JobAction::Replay).await.expect("the key is free");
     let answer = bench.enqueue(vec![unique(3)]).await.expect("it is answered");
     assert_eq!(answer[0].id, id(1), "a replayed job holds its key again");
 }
@@ -216,9 +219,9 @@ async fn an_edited_replay_is_a_new_job_in_the_old_ones_place(bench: Bench) {
 async fn removing_deletes_finished_jobs_only(bench: Bench) {
     bench.accept([job(1), job(2)]).await;
     die(&bench).await;
-    assert_eq!(alter(&bench, id(1), Alteration::Remove).await, Ok(Deed::Removed));
+    assert_eq!(alter(&bench, id(1), JobAction::Remove).await, Ok(JobActionDone::Removed));
     bench.assert_unknown(id(1)).await;
-    let refusal = alter(&bench, id(2), Alteration::Remove).await.expect_err("it waits");
+    let refusal = alter(&bench, id(2), JobAction::Remove).await.expect_err("it waits");
     assert!(matches!(refusal, Refusal::WrongState { state: StateName::Ready, .. }));
     bench.accept([NewJob { payload: b"new".to_vec().into(), ..job(1) }]).await;
 }
@@ -229,7 +232,7 @@ async fn a_removed_job_holds_no_key(bench: Bench) {
     die(&bench).await;
     let answer = bench.enqueue(vec![unique(2)]).await.expect("it is answered");
     assert_eq!(answer[0].id, id(1), "it holds its key for good");
-    alter(&bench, id(1), Alteration::Remove).await.expect("it is dead");
+    alter(&bench, id(1), JobAction::Remove).await.expect("it is dead");
     bench.accept([unique(2)]).await;
     assert_eq!(bench.state_name(id(2)).await, StateName::Ready);
 }
@@ -239,7 +242,7 @@ async fn removing_what_others_wait_for_lets_them_follow(bench: Bench) {
     bench.accept([job(1), after(2, 1, OnFailure::Wait), third]).await;
     die(&bench).await;
     assert_eq!(bench.state_name(id(2)).await, StateName::Blocked);
-    alter(&bench, id(1), Alteration::Remove).await.expect("it is dead");
+    alter(&bench, id(1), JobAction::Remove).await.expect("it is dead");
     assert_eq!(bench.state_name(id(2)).await, StateName::Dead);
     assert_eq!(bench.state_name(id(3)).await, StateName::Dead);
 }
@@ -253,15 +256,15 @@ async fn a_completed_job_is_not_removed_while_an_open_one_depends_on_it(bench: B
     let needed = Refusal::StillNeeded { job: id(1), by: id(2) };
     // It alone is refused; whoever runs may read its output.
     let both = Selection::Jobs(vec![id(1), id(4)]);
-    let altered = bench.store.alter(both, Alteration::Remove).await.expect("it is answered");
+    let altered = bench.store.alter(both, JobAction::Remove).await.expect("it is answered");
     assert_eq!(altered[0].result, Err(needed));
-    assert_eq!(altered[1].result, Ok(Deed::Removed));
+    assert_eq!(altered[1].result, Ok(JobActionDone::Removed));
     assert_eq!(bench.state_name(id(1)).await, StateName::Completed);
     bench.settle(&second, Verdict::Bury(DeadReason::Permanent)).await;
-    assert_eq!(alter(&bench, id(1), Alteration::Remove).await, Ok(Deed::Removed));
+    assert_eq!(alter(&bench, id(1), JobAction::Remove).await, Ok(JobActionDone::Removed));
     // What did not complete has no output to be read.
     assert_eq!(bench.state_name(id(3)).await, StateName::Ready);
-    assert_eq!(alter(&bench, id(2), Alteration::Remove).await, Ok(Deed::Removed));
+    assert_eq!(alter(&bench, id(2), JobAction::Remove).await, Ok(JobActionDone::Removed));
 }
 
 async fn any_cursor_and_any_page_size_is_answered(bench: Bench) {
@@ -303,7 +306,7 @@ async fn what_was_replayed_is_no_dead_letter_and_stays_when_those_leave(bench: B
     let bench = bench.with_limits(Limits { dead_letters: 2, ..Limits::default() }).await;
     bench.accept([job(1)]).await;
     die(&bench).await;
-    alter(&bench, id(1), Alteration::Replay).await.expect("it is dead");
+    alter(&bench, id(1), JobAction::Replay).await.expect("it is dead");
     let replayed = bench.take().await;
     bench.accept([job(2)]).await;
     die(&bench).await;
@@ -434,8 +437,8 @@ async fn altering_by_filter_takes_exactly_what_matches(bench: Bench) {
     bench.accept([job(1), other(2), job(3)]).await;
     let filter = Filter { kinds: vec![name("work")], ..Filter::default() };
     let selection = Selection::Matching(filter);
-    let altered = bench.store.alter(selection, Alteration::Cancel).await.expect("it is answered");
-    let ids: Vec<JobId> = altered.iter().map(|Altered { job, .. }| *job).collect();
+    let altered = bench.store.alter(selection, JobAction::Cancel).await.expect("it is answered");
+    let ids: Vec<JobId> = altered.iter().map(|JobActionResult { job, .. }| *job).collect();
     assert_eq!(ids, [id(1), id(3)]);
     assert_eq!(bench.state_name(id(2)).await, StateName::Ready);
 }
@@ -447,7 +450,7 @@ async fn counters_equal_what_a_list_finds(bench: Bench) {
     complete(&bench).await;
     die(&bench).await;
     bench.take().await;
-    alter(&bench, id(9), Alteration::Cancel).await.expect("it waits");
+    alter(&bench, id(9), JobAction::Cancel).await.expect("it waits");
     bench.advance(SECOND).await;
     let counts = bench.store.count().await.expect("it is answered");
     for state in StateName::ALL {
@@ -464,7 +467,7 @@ async fn totals_tell_successes_deaths_and_cancellations_apart(bench: Bench) {
     die(&bench).await;
     let handed = bench.take().await;
     bench.settle(&handed, Verdict::Retry(HOUR)).await;
-    alter(&bench, id(5), Alteration::Cancel).await.expect("it waits");
+    alter(&bench, id(5), JobAction::Cancel).await.expect("it waits");
     let totals = bench.store.count().await.expect("it is answered").totals();
     assert_eq!((totals.enqueued, totals.completed, totals.dead), (6, 2, 1));
     assert_eq!((totals.cancelled, totals.failed, totals.retried), (1, 2, 1));
@@ -474,8 +477,8 @@ async fn explaining_names_every_reason(bench: Bench) {
     bench.accept([NewJob { kind: name("wrok"), start: Start::After(HOUR), ..job(1) }]).await;
     bench.accept([after(2, 1, OnFailure::Cascade)]).await;
     let terms = WorkerKind { kind: name("work"), concurrency: Some(1), rate: None };
-    let card = WorkerCard { queues: None, kinds: vec![terms], slots: 1 };
-    bench.store.announce("w".into(), WorkerNews::Started(card)).await.expect("it is answered");
+    let card = WorkerInfo { queues: None, kinds: vec![terms], slots: 1 };
+    bench.store.heartbeat("w".into(), WorkerReport::Started(card)).await.expect("it is answered");
     bench.store.configure(name("default"), QueueChange::Pause).await.expect("it is answered");
     let explanation = bench.store.explain(id(2)).await.expect("it is answered");
     let [Reason::BlockedBy(blocker)] = explanation.reasons.as_slice() else {

@@ -9,8 +9,8 @@ use windlass_core::event::RecoveryReason;
 use windlass_core::filter::Filter;
 use windlass_core::job::{Lane, LeaseToken, NewJob, Priority, Start, Timeout, Unique, UniqueScope};
 use windlass_core::ledger::{
-    Claim, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal, Rescue, Settlement, WorkerCard,
-    WorkerKind, WorkerNews,
+    Claim, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal, Rescue, Settlement, WorkerInfo,
+    WorkerKind, WorkerReport,
 };
 use windlass_core::limits::{DELAY_MAX, Limits};
 use windlass_core::name::Name;
@@ -22,7 +22,7 @@ use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
 
 use super::{Bench, Case, SECOND, claim, id, job, name, named_cases};
-use crate::store::{Alteration, Answer, Cursor, ObjectFilter, Selection, StoreError};
+use crate::store::{Answer, Cursor, JobAction, ObjectFilter, Selection, StoreError};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -92,7 +92,7 @@ impl Ids {
             let handed = bench.claim(1_000).await.jobs;
             let none_left = handed.is_empty();
             runs |= handed.iter().any(|handed| handed.job.id == id(number));
-            let settle = |handed: &crate::store::HandedJob| {
+            let settle = |handed: &crate::store::ClaimedJob| {
                 Settlement::new(handed.job.id, handed.lease.token, Verdict::Complete)
             };
             let settlements: Vec<Settlement> = handed.iter().map(settle).collect();
@@ -169,7 +169,7 @@ async fn a_new_job_may_carry_any_number(bench: Bench) {
     for start in starts() {
         let what = format!("a move to {start:?}");
         let selection = Selection::Jobs(vec![id(number)]);
-        let moved = bench.store.alter(selection, Alteration::Reschedule(start)).await;
+        let moved = bench.store.alter(selection, JobAction::Reschedule(start)).await;
         taken_or_refused(&what, moved);
     }
     ids.ordinary_job_runs(&bench, "all of them").await;
@@ -263,12 +263,12 @@ async fn a_claim_may_be_made_on_any_terms(bench: Bench) {
             taken_or_refused(&what, bench.store.claim(claim).await);
         }
         let (concurrency, rate) = (terms.concurrency, terms.rate);
-        let card = WorkerCard {
+        let card = WorkerInfo {
             queues: None,
             kinds: vec![WorkerKind { kind, concurrency, rate }],
             slots: u32::MAX,
         };
-        bench.store.announce("w".into(), WorkerNews::Started(card)).await.expect("answered");
+        bench.store.heartbeat("w".into(), WorkerReport::Started(card)).await.expect("answered");
         bench.store.explain(id(ids.0)).await.unwrap_or_else(|e| panic!("{what}: {e:?}"));
         if rate.is_some() {
             a_corrected_rate_holds_up_nobody(&bench, &terms.kind, &mut ids, &what).await;
@@ -378,7 +378,7 @@ async fn a_list_may_be_asked_for_with_any_number(bench: Bench) {
             Filter { created_from: Some(time), created_before: Some(time), ..Filter::default() };
         let page = bench.store.list(&filter, None, 10).await.expect("it is answered");
         assert!(page.jobs.is_empty(), "no time is before itself");
-        bench.store.alter(Selection::Matching(filter), Alteration::Cancel).await.expect("answered");
+        bench.store.alter(Selection::Matching(filter), JobAction::Cancel).await.expect("answered");
     }
     for limit in [0, 1, i64::MAX as usize, usize::MAX] {
         for cursor in LONG_COUNTS {

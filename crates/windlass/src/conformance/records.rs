@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use windlass_core::event::{EventResult, RecoveryReason, What};
+use windlass_core::event::{EventKind, EventResult, RecoveryReason};
 use windlass_core::filter::{Filter, Order};
 use windlass_core::job::{
     Bytes, DeadReason, Dependency, JobId, Lane, NewJob, OnFailure, Priority, State, StateName,
@@ -15,7 +15,7 @@ use windlass_core::refusal::Refusal;
 use windlass_core::retry::Retry;
 
 use super::{Bench, Case, SECOND, id, job, name, named_cases};
-use crate::store::{Alteration, Cursor, Deed, HandedJob, Selection};
+use crate::store::{ClaimedJob, Cursor, JobAction, JobActionDone, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -32,7 +32,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 impl Bench {
     /// What was told of a job, in order.
-    async fn told(&self, job: JobId) -> Vec<What> {
+    async fn told(&self, job: JobId) -> Vec<EventKind> {
         let events = self.store.events(0, usize::MAX).await.expect("events are answered");
         let of_job = events.iter().filter(|event| event.job() == Some(job));
         of_job.map(|event| event.what.clone()).collect()
@@ -41,7 +41,7 @@ impl Bench {
     /// The reasons of recovery that were told of a job, with the topics that told them.
     async fn recoveries_told(&self, job: JobId) -> Vec<(String, RecoveryReason)> {
         let told = self.told(job).await;
-        let reason = |what: &What| Some((what.topic().to_string(), what.recovery()?));
+        let reason = |what: &EventKind| Some((what.topic().to_string(), what.recovery()?));
         told.iter().filter_map(reason).collect()
     }
 
@@ -51,13 +51,13 @@ impl Bench {
         record.attempts.back().expect("it has begun").ended.expect("it has ended").1
     }
 
-    async fn alter_one(&self, job: JobId, alteration: Alteration) -> Result<Deed, Refusal> {
+    async fn alter_one(&self, job: JobId, alteration: JobAction) -> Result<JobActionDone, Refusal> {
         let altered = self.store.alter(Selection::Jobs(vec![job]), alteration).await;
         altered.expect("it is answered").remove(0).result
     }
 
     /// Completes an attempt with an output.
-    async fn complete(&self, handed: &HandedJob, output: Option<Bytes>) {
+    async fn complete(&self, handed: &ClaimedJob, output: Option<Bytes>) {
         let settlement = Settlement::new(handed.job.id, handed.lease.token, Verdict::Complete);
         let settled = self.store.settle(vec![Settlement { output, ..settlement }]).await;
         assert!(settled.expect("it is answered")[0].is_ok());
@@ -92,14 +92,17 @@ async fn recovered_for_each_reason(bench: &Bench, job: JobId) {
         let (ended, end) = record.attempts.back().expect("it has begun").ended.expect("it ended");
         assert_eq!((end, end.recovery()), (AttemptEnd::Crashed(reason), Some(reason)));
         assert_eq!((record.last_recovery_at, record.executing_since()), (Some(ended), None));
-        assert_eq!(record.condition.recoveries, recovery);
+        assert_eq!(record.status.recoveries, recovery);
         let stale_for = ended.since(handed.lease.since);
         assert!(stale_for >= Duration::from_secs(31), "{stale_for:?}");
         let attempt = handed.attempt;
         let told = bench.told(job).await;
-        let recovered = What::JobRecovered { reason, attempt, recovery, stale_for };
+        let recovered = EventKind::JobRecovered { reason, attempt, recovery, stale_for };
         assert_eq!(told.last(), Some(&recovered));
-        assert!(told.contains(&What::RecoveryDetected { reason, attempt, stale_for }), "{told:?}");
+        assert!(
+            told.contains(&EventKind::RecoveryDetected { reason, attempt, stale_for }),
+            "{told:?}"
+        );
         bench.advance(SECOND).await;
     }
     let last_recovery = bench.record(job).await.last_recovery_at;
@@ -118,14 +121,14 @@ async fn recovered_for_each_reason(bench: &Bench, job: JobId) {
     let dead = bench.record(job).await;
     assert_eq!(dead.last_recovery_at, last_recovery, "that was none");
 
-    assert!(bench.alter_one(job, Alteration::Replay).await.is_ok());
+    assert!(bench.alter_one(job, JobAction::Replay).await.is_ok());
     assert_eq!(bench.last_end(job).await, AttemptEnd::Crashed(limit), "the attempt is kept");
     bench.settle(&bench.take().await, Verdict::Complete).await;
     let record = bench.record(job).await;
-    let State::Completed { at } = record.condition.state else { panic!("{record:?}") };
+    let State::Completed { at } = record.status.state else { panic!("{record:?}") };
     assert_eq!(record.last_success_at(), Some(at));
     assert_eq!(record.last_recovery_at, last_recovery, "success and replay leave it");
-    assert_eq!(record.condition.recoveries, 0);
+    assert_eq!(record.status.recoveries, 0);
 }
 
 async fn the_event_of_a_completed_job_carries_its_result_up_to_a_bound(bench: Bench) {
@@ -148,7 +151,8 @@ async fn the_event_of_a_completed_job_carries_its_result_up_to_a_bound(bench: Be
     bench.store.settle(settlements.collect()).await.expect("it is answered");
     for (number, output) in (1..=5).chain(11..=15).zip(outputs.iter().cycle()) {
         let told = bench.told(id(number)).await;
-        let Some(What::JobCompleted { worker, attempt, duration, result }) = told.last() else {
+        let Some(EventKind::JobCompleted { worker, attempt, duration, result }) = told.last()
+        else {
             panic!("{told:?}")
         };
         assert_eq!((&**worker, *attempt), ("w", 1));
@@ -160,13 +164,13 @@ async fn the_event_of_a_completed_job_carries_its_result_up_to_a_bound(bench: Be
     assert_eq!(EventResult::of(outputs[3].as_ref()), too_large);
 
     // A later job with the same id is another one.
-    bench.alter_one(id(5), Alteration::Remove).await.expect("it has finished");
+    bench.alter_one(id(5), JobAction::Remove).await.expect("it has finished");
     bench.accept([job(5)]).await;
     bench.advance(SECOND).await;
     bench.complete(&bench.take().await, bytes(3)).await;
     let told = bench.told(id(5)).await;
     let results = told.iter().filter_map(|what| match what {
-        What::JobCompleted { result, .. } => Some(result.clone()),
+        EventKind::JobCompleted { result, .. } => Some(result.clone()),
         _ => None,
     });
     let results: Vec<EventResult> = results.collect();
@@ -177,7 +181,7 @@ async fn the_event_of_a_completed_job_carries_its_result_up_to_a_bound(bench: Be
 
 async fn the_events_of_a_job_say_who_when_and_what_next(bench: Bench) {
     let error = ErrorText::new("no");
-    let fail = async |handed: HandedJob, verdict| {
+    let fail = async |handed: ClaimedJob, verdict| {
         let settlement = Settlement::new(id(1), handed.lease.token, verdict);
         let settlement = Settlement { error: Some(error.clone()), ..settlement };
         bench.store.settle(vec![settlement]).await.expect("it is answered");
@@ -192,20 +196,20 @@ async fn the_events_of_a_job_say_who_when_and_what_next(bench: Bench) {
     let worker = || "w".into();
     let failed = |attempt, next_retry_at| {
         let (worker, error) = (worker(), error.clone());
-        What::JobFailed { worker, attempt, error, next_retry_at }
+        EventKind::JobFailed { worker, attempt, error, next_retry_at }
     };
     let expected = [
-        What::JobEnqueued { priority },
-        What::JobStarted { worker: worker(), attempt: 1 },
+        EventKind::JobEnqueued { priority },
+        EventKind::JobStarted { worker: worker(), attempt: 1 },
         failed(1, Some(at)),
-        What::JobRetrying { at, attempt: 1 },
-        What::JobStarted { worker: worker(), attempt: 2 },
+        EventKind::JobRetrying { at, attempt: 1 },
+        EventKind::JobStarted { worker: worker(), attempt: 2 },
         failed(2, None),
-        What::JobDead { reason, attempts: 2, error: Some(error.clone()) },
+        EventKind::JobDead { reason, attempts: 2, error: Some(error.clone()) },
     ];
     let told = bench.told(id(1)).await;
     assert_eq!(told, expected);
-    let again: Vec<bool> = told.iter().map(What::will_retry).collect();
+    let again: Vec<bool> = told.iter().map(EventKind::will_retry).collect();
     assert_eq!(again, [false, false, true, false, false, false, false]);
     let events = bench.store.events(0, usize::MAX).await.expect("events are answered");
     let last = events.iter().rfind(|event| event.job() == Some(id(1))).expect("there is one");
@@ -233,7 +237,7 @@ async fn a_finished_graph_is_deleted_in_one_call_or_not_at_all(bench: Bench) {
     bench.accept(graph).await;
     let open =
         |number, state| Err(Refusal::WrongState { job: id(number), state, operation: "remove" });
-    let remove = Alteration::RemoveGraph;
+    let remove = JobAction::RemoveGraph;
     // The one that was accepted first is named.
     assert_eq!(bench.alter_one(id(1), remove).await, open(4, StateName::Blocked));
     assert_eq!(bench.alter_one(id(9), remove).await, open(9, StateName::Ready));
@@ -253,18 +257,18 @@ async fn a_finished_graph_is_deleted_in_one_call_or_not_at_all(bench: Bench) {
     for number in [1, 2, 3, 4, 5, 9] {
         bench.record(id(number)).await;
     }
-    bench.alter_one(id(5), Alteration::Cancel).await.expect("it waits");
+    bench.alter_one(id(5), JobAction::Cancel).await.expect("it waits");
     // A part of it, then the rest in one call with one that is unknown by now.
-    assert_eq!(bench.alter_one(id(2), remove).await, Ok(Deed::GraphRemoved { jobs: 2 }));
+    assert_eq!(bench.alter_one(id(2), remove).await, Ok(JobActionDone::GraphRemoved { jobs: 2 }));
     let roots = Selection::Jobs([1, 2, 9].map(id).to_vec());
     let altered = bench.store.alter(roots, remove).await.expect("it is answered");
     let results: Vec<_> = altered.into_iter().map(|each| each.result).collect();
-    let gone = |jobs| Ok(Deed::GraphRemoved { jobs });
+    let gone = |jobs| Ok(JobActionDone::GraphRemoved { jobs });
     assert_eq!(results, [gone(3), Err(Refusal::UnknownJob { job: id(2) }), gone(1)]);
     for number in [1, 2, 3, 4, 5, 9] {
         bench.assert_unknown(id(number)).await;
         let told = bench.told(id(number)).await;
-        assert!(matches!(told.last(), Some(What::JobRemoved { .. })), "{told:?}");
+        assert!(matches!(told.last(), Some(EventKind::JobRemoved { .. })), "{told:?}");
     }
 }
 
@@ -280,14 +284,14 @@ async fn graphs_of_one_call_are_deleted_one_by_one(bench: Bench) {
         bench.settle(&handed, Verdict::Complete).await;
     }
     let roots = Selection::Jobs([4, 1, 2, 1, 7, 5].map(id).to_vec());
-    let altered = bench.store.alter(roots, Alteration::RemoveGraph).await;
+    let altered = bench.store.alter(roots, JobAction::RemoveGraph).await;
     let results: Vec<_> =
         altered.expect("it is answered").into_iter().map(|each| each.result).collect();
     let open = || {
         let state = StateName::Scheduled;
         Err(Refusal::WrongState { job: id(5), state, operation: "remove" })
     };
-    let gone = |jobs| Ok(Deed::GraphRemoved { jobs });
+    let gone = |jobs| Ok(JobActionDone::GraphRemoved { jobs });
     let unknown = |number| Err(Refusal::UnknownJob { job: id(number) });
     // What two of them share goes with the first.
     assert_eq!(results, [open(), gone(2), gone(1), unknown(1), unknown(7), open()]);
@@ -309,8 +313,8 @@ async fn what_was_deleted_with_its_graph_is_no_dead_letter(bench: Bench) {
     // Both die with the first.
     bench.accept([job(1), after(2, 1, OnFailure::Cascade)]).await;
     die().await;
-    let removed = bench.alter_one(id(1), Alteration::RemoveGraph).await;
-    assert_eq!(removed, Ok(Deed::GraphRemoved { jobs: 2 }));
+    let removed = bench.alter_one(id(1), JobAction::RemoveGraph).await;
+    assert_eq!(removed, Ok(JobActionDone::GraphRemoved { jobs: 2 }));
     let counts = bench.store.count().await.expect("counts are answered");
     assert_eq!(counts.in_state(StateName::Dead), 0);
     for number in 3..=5 {
@@ -362,7 +366,7 @@ async fn a_list_goes_from_either_end_and_by_parent(bench: Bench) {
     assert_eq!(list(&orphans, 10).await, []);
     // A change by filter knows the parent, and goes by acceptance.
     let filter = Filter { parent: Some(id(1)), ..Filter::default() };
-    let altered = bench.store.alter(Selection::Matching(filter), Alteration::Cancel).await;
+    let altered = bench.store.alter(Selection::Matching(filter), JobAction::Cancel).await;
     let altered: Vec<JobId> =
         altered.expect("it is answered").into_iter().map(|each| each.job).collect();
     assert_eq!(altered, [3, 6, 9].map(id));
@@ -398,10 +402,10 @@ async fn waiting_jobs_are_counted_per_priority(bench: Bench) {
     bench.advance(Duration::from_secs(31)).await;
     bench.rescue_as(RecoveryReason::LeaseExpired, 3).await;
     assert_eq!(counted().await[0], (5, 2));
-    bench.alter_one(id(2), Alteration::Cancel).await.expect("it waits");
-    bench.alter_one(id(6), Alteration::Cancel).await.expect("it waits");
-    bench.alter_one(id(6), Alteration::Replay).await.expect("it was cancelled");
-    bench.alter_one(id(5), Alteration::Cancel).await.expect("it waits");
+    bench.alter_one(id(2), JobAction::Cancel).await.expect("it waits");
+    bench.alter_one(id(6), JobAction::Cancel).await.expect("it waits");
+    bench.alter_one(id(6), JobAction::Replay).await.expect("it was cancelled");
+    bench.alter_one(id(5), JobAction::Cancel).await.expect("it waits");
     assert_eq!(counted().await, [(5, 1), (0, 3), (-5, 2)]);
     bench.store.promote().await.expect("it is answered");
     assert_eq!(counted().await, [(5, 1), (0, 3), (-5, 2)], "added up");
@@ -415,7 +419,7 @@ async fn waiting_jobs_are_counted_per_priority(bench: Bench) {
     let depends_on = vec![Dependency { on: id(24), on_failure: OnFailure::Cascade }];
     bench.accept([of(24, 3), NewJob { depends_on, ..of(25, 3) }]).await;
     assert_eq!(counted().await, [(4, 1), (3, 2), (0, 1)]);
-    bench.alter_one(id(24), Alteration::Cancel).await.expect("it waits");
+    bench.alter_one(id(24), JobAction::Cancel).await.expect("it waits");
     assert_eq!(counted().await, [(4, 1), (0, 1)], "the other has followed");
 
     // Of very many priorities the highest are told.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use windlass_core::event::{RecoveryReason, What};
+use windlass_core::event::{EventKind, RecoveryReason};
 use windlass_core::job::{
     CancelReason, DeadReason, Dependency, JobId, NewJob, OnFailure, State, StateName,
 };
@@ -13,7 +13,7 @@ use windlass_core::record::{Progress, Report};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, SECOND, claim, id, job, name, named_cases};
-use crate::store::{Alteration, HandedJob, Selection};
+use crate::store::{ClaimedJob, JobAction, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -41,18 +41,18 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-fn settlement(handed: &HandedJob, verdict: Verdict) -> Settlement {
+fn settlement(handed: &ClaimedJob, verdict: Verdict) -> Settlement {
     Settlement::new(handed.job.id, handed.lease.token, verdict)
 }
 
 async fn an_attempt_is_handed_the_error_before_it_and_its_generation(bench: Bench) {
     // Others are claimed with it: some have a past, and some have none.
     bench.accept([job(1)]).await;
-    let said = |handed: &HandedJob| {
+    let said = |handed: &ClaimedJob| {
         let error = handed.last_error.as_ref().map(|error| error.as_str().to_string());
         (handed.attempt, handed.generation, error)
     };
-    let end = |handed: &HandedJob, verdict, error: Option<&str>| {
+    let end = |handed: &ClaimedJob, verdict, error: Option<&str>| {
         let error = error.map(ErrorText::new);
         let settlement = Settlement { error, ..settlement(handed, verdict) };
         let store = bench.store.clone();
@@ -88,7 +88,7 @@ async fn an_attempt_is_handed_the_error_before_it_and_its_generation(bench: Benc
     assert!(error.is_some_and(|error| error != "no route"), "the recovery is told");
     // A replay starts over.
     end(&recovered, Verdict::Bury(DeadReason::Permanent), Some("no use")).await;
-    let replay = bench.store.alter(Selection::Jobs(vec![id(1)]), Alteration::Replay).await;
+    let replay = bench.store.alter(Selection::Jobs(vec![id(1)]), JobAction::Replay).await;
     replay.expect("it is answered").remove(0).result.expect("it is dead");
     let replayed = bench.take().await;
     assert_eq!(said(&replayed), (1, 1, None));
@@ -119,7 +119,7 @@ async fn snooze_and_release_are_not_counted_as_starts(bench: Bench) {
             let handed = bench.take().await;
             assert_eq!(handed.attempt, 1);
             bench.settle(&handed, verdict).await;
-            assert_eq!(bench.record(id(1)).await.condition.attempts, 0);
+            assert_eq!(bench.record(id(1)).await.status.attempts, 0);
         }
     }
 }
@@ -162,7 +162,7 @@ async fn the_output_and_the_error_of_an_attempt_are_kept(bench: Bench) {
 }
 
 /// Lets the first holder of job 1 lose its lease to a second.
-async fn two_holders(bench: &Bench) -> (HandedJob, HandedJob) {
+async fn two_holders(bench: &Bench) -> (ClaimedJob, ClaimedJob) {
     bench.accept([job(1)]).await;
     let first = bench.take().await;
     bench.advance(Duration::from_secs(31)).await;
@@ -185,7 +185,7 @@ async fn each_job_of_a_batch_has_its_own_output_and_its_own_end(bench: Bench) {
         Some(number) => Some(vec![number as u8; number as usize - 1].into()),
         None => panic!("{job} was not accepted"),
     };
-    let end = |handed: &HandedJob| {
+    let end = |handed: &ClaimedJob| {
         let verdict = match handed.job.id == id(5) {
             true => Verdict::Bury(DeadReason::Permanent),
             false => Verdict::Complete,
@@ -315,7 +315,7 @@ async fn a_request_to_cancel_wins_over_another_run(bench: Bench) {
 
 async fn cancel(bench: &Bench, job: JobId) {
     let selection = Selection::Jobs(vec![job]);
-    bench.store.alter(selection, Alteration::Cancel).await.expect("it is answered");
+    bench.store.alter(selection, JobAction::Cancel).await.expect("it is answered");
 }
 
 async fn a_settlement_that_comes_before_the_rescue_wins(bench: Bench) {
@@ -405,11 +405,11 @@ async fn the_last_failure_tells_both_failed_and_dead(bench: Bench) {
     let events = bench.store.events(2, usize::MAX).await.expect("it is answered");
     let failed = &events[0].what;
     assert!(
-        matches!(failed, What::JobFailed { attempt: 1, next_retry_at: None, .. }),
+        matches!(failed, EventKind::JobFailed { attempt: 1, next_retry_at: None, .. }),
         "{failed:?}"
     );
     let reason = DeadReason::AttemptsExhausted;
-    assert_eq!(events[1].what, What::JobDead { reason, attempts: 1, error });
+    assert_eq!(events[1].what, EventKind::JobDead { reason, attempts: 1, error });
 }
 
 async fn a_queue_tells_that_it_is_empty_whenever_its_last_job_has_ended(bench: Bench) {

@@ -11,7 +11,7 @@ use windlass_core::record::{Progress, Report, Step};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, SECOND, id, job, name, named_cases};
-use crate::store::{Alteration, HandedJob, Selection};
+use crate::store::{ClaimedJob, JobAction, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -29,7 +29,7 @@ fn step(text: &str, result: impl Into<Vec<u8>>) -> Step {
 }
 
 /// A sign of life with finished steps and progress.
-async fn report(bench: &Bench, handed: &HandedJob, steps: Vec<Step>) -> Result<Renewed, Refusal> {
+async fn report(bench: &Bench, handed: &ClaimedJob, steps: Vec<Step>) -> Result<Renewed, Refusal> {
     let progress = Some(Progress { percent: 40, note: String::new() });
     let report = Report { progress, steps, ..Report::default() };
     let (job, token, lease) = (handed.job.id, handed.lease.token, Duration::from_secs(30));
@@ -46,7 +46,7 @@ async fn lose(bench: &Bench) {
 
 async fn replay(bench: &Bench) {
     let selection = Selection::Jobs(vec![id(1)]);
-    let altered = bench.store.alter(selection, Alteration::Replay).await.expect("it is answered");
+    let altered = bench.store.alter(selection, JobAction::Replay).await.expect("it is answered");
     assert!(altered[0].result.is_ok(), "{altered:?}");
 }
 

@@ -1,7 +1,7 @@
 //! The suite every wake must pass.
 //!
-//! Write a [`Harness`] that makes two wakes as of two processes, call [`run`], and print what it
-//! returns. The suite waits for rings for as long as a wake may need, and never for the absence of
+//! Write a [`WakeHarness`] that makes two wakes as of two processes, call [`run`], and print what
+//! it returns. The suite waits for rings for as long as a wake may need, and never for the absence of
 //! one: that a ring did not come is told by a later one that did.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::wake::{Interest, Listener, Wake};
 
 /// Makes wakes to test.
 #[async_trait]
-pub trait Harness: Send + Sync {
+pub trait WakeHarness: Send + Sync {
     /// Two wakes, as two processes would have them, that reach each other and nobody else. For a
     /// wake within one process, the same twice.
     async fn pair(&self) -> Pair;
@@ -43,13 +43,13 @@ pub trait Cut: Send + Sync + std::fmt::Debug {
 }
 
 /// One promise, checked.
-pub struct Case {
+pub struct WakeCase {
     /// The promise as a sentence.
     pub name: String,
     run: fn(Pair) -> BoxFuture<'static, ()>,
 }
 
-impl std::fmt::Debug for Case {
+impl std::fmt::Debug for WakeCase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.name)
     }
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Case {
 /// Lists async functions as cases named after themselves.
 macro_rules! named {
     ($($case:ident),* $(,)?) => {
-        vec![$(Case {
+        vec![$(WakeCase {
             name: stringify!($case).replace('_', " "),
             run: |pair| Box::pin($case(pair)),
         }),*]
@@ -66,7 +66,7 @@ macro_rules! named {
 }
 
 /// All promises.
-pub fn cases() -> Vec<Case> {
+pub fn cases() -> Vec<WakeCase> {
     named![
         a_ring_reaches_a_listener_of_another_process,
         a_ring_reaches_a_listener_of_the_same_process,
@@ -87,7 +87,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// Checks every promise, each on a fresh pair, and returns those that were broken.
-pub async fn run(harness: Arc<dyn Harness>) -> Vec<Broken> {
+pub async fn run(harness: Arc<dyn WakeHarness>) -> Vec<Broken> {
     crate::panics::watch();
     let mut broken = Vec::new();
     for case in cases() {

@@ -136,7 +136,7 @@ pub struct Tick<S> {
     key: String,
     run_count: u64,
     planned_at: Timestamp,
-    next: Option<Next>,
+    next: Option<NextRun>,
     end: Option<End>,
 }
 
@@ -185,13 +185,13 @@ impl<S> Tick<S> {
     /// The next run is so long after this one has ended, a century at most, and not when the
     /// schedule says. Later ones are as planned.
     pub fn next_in(&mut self, delay: Duration) {
-        self.next = Some(Next::In(delay));
+        self.next = Some(NextRun::In(delay));
     }
 
     /// The next run is at this time; one that has passed means at once, and none is more than a
     /// century ahead.
     pub fn next_at(&mut self, time: SystemTime) {
-        self.next = Some(Next::At(timestamp(time).as_micros()));
+        self.next = Some(NextRun::At(timestamp(time).as_micros()));
     }
 
     /// After this run the object is stopped, its state kept.
@@ -212,7 +212,7 @@ impl<S> fmt::Debug for Tick<S> {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Next {
+enum NextRun {
     In(Duration),
     /// In microseconds since 1970.
     At(i64),
@@ -250,7 +250,7 @@ impl<S> Default for ContinuousState<S> {
 pub struct Ticked<S> {
     state: S,
     stands_for_us: i64,
-    next: Option<Next>,
+    next: Option<NextRun>,
     end: Option<End>,
 }
 
@@ -395,8 +395,8 @@ impl<S: Remembered> Continuous<S> {
             (Some(End::Terminate(reason)), _) => self.terminate(Some(reason), turn),
             (Some(End::Stop(reason)), _) => self.stop_at(Some(reason), turn),
             (None, _) if !goes_on => {}
-            (None, Some(Next::In(delay))) => self.run_at(state, turn.now() + delay, turn),
-            (None, Some(Next::At(at))) => self.run_at(state, Timestamp::from_micros(at), turn),
+            (None, Some(NextRun::In(delay))) => self.run_at(state, turn.now() + delay, turn),
+            (None, Some(NextRun::At(at))) => self.run_at(state, Timestamp::from_micros(at), turn),
             (None, None) => self.plan(state, Timestamp::from_micros(ticked.stands_for_us), turn),
         }
         let executed = serde_json::json!({ "key": turn.key(), "run": state.run_count });

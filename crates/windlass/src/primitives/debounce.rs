@@ -261,7 +261,7 @@ pub enum FlushReason {
 
 /// What has been gathered of a key. Stored.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Gathering<A> {
+pub struct DebounceState<A> {
     kept: Option<A>,
     count: u64,
     first_at_us: i64,
@@ -270,13 +270,13 @@ pub struct Gathering<A> {
     ids_until_us: i64,
 }
 
-impl<A> Default for Gathering<A> {
+impl<A> Default for DebounceState<A> {
     fn default() -> Self {
         Self { kept: None, count: 0, first_at_us: 0, flush_at_us: 0, ids_until_us: 0 }
     }
 }
 
-impl<A> Gathering<A> {
+impl<A> DebounceState<A> {
     fn will_flush_at(&self) -> Option<Timestamp> {
         self.kept.is_some().then(|| Timestamp::from_micros(self.flush_at_us))
     }
@@ -316,7 +316,7 @@ where
     const BUILT_IN: bool = true;
     /// A key is forgotten when it is idle; a batch of it that is replayed is told all the same.
     const OUTLIVES_OBJECT: bool = true;
-    type State = Gathering<A>;
+    type State = DebounceState<A>;
     type Command = DebounceCommand<E>;
     type Reply = Added;
     type Run = Sealed<A>;
@@ -353,7 +353,7 @@ where
 
     fn on_command(
         &self,
-        state: &mut Gathering<A>,
+        state: &mut DebounceState<A>,
         command: &DebounceCommand<E>,
         turn: &mut Turn<Self>,
     ) -> Result<Added, Error> {
@@ -377,7 +377,7 @@ where
         }
     }
 
-    fn on_alarm(&self, state: &mut Gathering<A>, turn: &mut Turn<Self>) {
+    fn on_alarm(&self, state: &mut DebounceState<A>, turn: &mut Turn<Self>) {
         self.seal(state, FlushReason::Timeout, turn);
         self.rest(state, turn, 1);
     }
@@ -396,7 +396,7 @@ where
 
     fn on_outcome(
         &self,
-        state: &mut Gathering<A>,
+        state: &mut DebounceState<A>,
         batch: Sealed<A>,
         outcome: RunOutcome<()>,
         turn: &mut Turn<Self>,
@@ -420,7 +420,7 @@ where
 {
     fn add(
         &self,
-        state: &mut Gathering<A>,
+        state: &mut DebounceState<A>,
         event: &E,
         has_id: bool,
         turn: &mut Turn<Self>,
@@ -444,7 +444,7 @@ where
     /// Takes an event into what is kept. What it does not fit into is flushed; whether that was so.
     fn keep(
         &self,
-        state: &mut Gathering<A>,
+        state: &mut DebounceState<A>,
         event: &E,
         turn: &mut Turn<Self>,
     ) -> Result<bool, Error> {
@@ -472,7 +472,7 @@ where
     }
 
     /// Opens the window with its first event; sees to it that an open one will close.
-    fn set_window(&self, state: &mut Gathering<A>, turn: &mut Turn<Self>) {
+    fn set_window(&self, state: &mut DebounceState<A>, turn: &mut Turn<Self>) {
         let now = turn.now();
         let is_first = state.count == 0;
         if is_first {
@@ -500,7 +500,12 @@ where
     }
 
     /// Closes the window: what was kept becomes the payload of a run. Whether there was anything.
-    fn seal(&self, state: &mut Gathering<A>, reason: FlushReason, turn: &mut Turn<Self>) -> bool {
+    fn seal(
+        &self,
+        state: &mut DebounceState<A>,
+        reason: FlushReason,
+        turn: &mut Turn<Self>,
+    ) -> bool {
         let Some(kept) = state.kept.take() else { return false };
         let count = std::mem::take(&mut state.count);
         turn.run(Sealed { kept, count, first_at_us: state.first_at_us, reason });
@@ -510,7 +515,7 @@ where
 
     /// Lets an object go that has nothing left to remember. `ending` of its open jobs end with this
     /// turn.
-    fn rest(&self, state: &Gathering<A>, turn: &mut Turn<Self>, ending: u64) {
+    fn rest(&self, state: &DebounceState<A>, turn: &mut Turn<Self>, ending: u64) {
         if state.kept.is_none() {
             rest(turn, state.ids_until_us, ending);
         }
@@ -659,7 +664,8 @@ where
             let phase = DebouncePhase::NotFound;
             return Ok(DebounceStatus { phase, event_count: 0, will_flush_at: None });
         };
-        let state: Gathering<A> = open_envelope(&view.record.address, &view.record.state)?.state;
+        let state: DebounceState<A> =
+            open_envelope(&view.record.address, &view.record.state)?.state;
         Ok(status(&state, &view))
     }
 
@@ -675,7 +681,7 @@ where
     }
 }
 
-fn status<A>(state: &Gathering<A>, view: &ObjectView) -> DebounceStatus {
+fn status<A>(state: &DebounceState<A>, view: &ObjectView) -> DebounceStatus {
     let batches = view.open_jobs.saturating_sub(u64::from(view.record.meta.alarm.is_some()));
     let phase = match (batches, &state.kept) {
         (0, None) => DebouncePhase::Idle,

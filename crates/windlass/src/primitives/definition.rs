@@ -24,7 +24,7 @@ const REMEMBER_IDS: Duration = Duration::from_secs(86_400);
 /// payload may have by default, so that it always fits into one.
 pub(super) const MAX_BYTES: usize = 64 * 1024;
 
-type Terms = Arc<dyn Fn(KindOptions) -> KindOptions + Send + Sync>;
+type KindTerms = Arc<dyn Fn(KindOptions) -> KindOptions + Send + Sync>;
 type Validate<E> = Arc<dyn Fn(&E) -> Result<(), String> + Send + Sync>;
 
 /// An async function of the user's, boxed.
@@ -48,7 +48,7 @@ where
 #[derive(Clone)]
 pub(super) struct Named {
     name: Arc<str>,
-    terms: Option<Terms>,
+    terms: Option<KindTerms>,
 }
 
 impl Named {
@@ -129,8 +129,8 @@ pub(super) fn too_large(bytes: usize, allowed: String) -> Error {
 
 /// How long a value is as JSON.
 pub(super) fn json_bytes(value: &impl Serialize) -> Result<usize, serde_json::Error> {
-    struct Counted(usize);
-    impl std::io::Write for Counted {
+    struct JsonLength(usize);
+    impl std::io::Write for JsonLength {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0 += bytes.len();
             Ok(bytes.len())
@@ -139,7 +139,7 @@ pub(super) fn json_bytes(value: &impl Serialize) -> Result<usize, serde_json::Er
             Ok(())
         }
     }
-    let mut counted = Counted(0);
+    let mut counted = JsonLength(0);
     serde_json::to_writer(&mut counted, value)?;
     Ok(counted.0)
 }

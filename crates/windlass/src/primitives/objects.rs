@@ -10,13 +10,13 @@ use windlass_core::job::{Bytes, Lane, NewJob, Start};
 use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::{
-    Address, Alarm, News, ObjectMeta, ObjectView, Purge, Ran, Turn as CoreTurn,
+    Address, Alarm, ObjectEvent, ObjectMeta, ObjectView, Purge, RunResult, Turn as CoreTurn,
 };
 use windlass_core::outcome::ErrorText;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
-use super::{Asked, AskedAlarm, Primitive, TOLD_OF_ALL, Turn, is_built_in};
+use super::{AlarmRequest, Primitive, TOLD_OF_ALL, Turn, TurnRequests, is_built_in};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::is_family;
@@ -267,8 +267,8 @@ impl<P: Primitive> Draft<P> {
         let open_jobs = view.as_ref().map_or(0, |view| view.open_jobs);
         let meta: Option<ObjectMeta> = view.map(|view| view.record.meta);
         let version = meta.as_ref().map_or(0, |meta| meta.version);
-        let asked = Asked {
-            alarm: AskedAlarm::Keep,
+        let asked = TurnRequests {
+            alarm: AlarmRequest::Keep,
             runs: Vec::new(),
             jobs: Vec::new(),
             status: None,
@@ -282,7 +282,7 @@ impl<P: Primitive> Draft<P> {
     }
 
     /// The turn to commit.
-    pub(super) fn finish(self, ran: Option<Ran>) -> Result<CoreTurn, Error> {
+    pub(super) fn finish(self, ran: Option<RunResult>) -> Result<CoreTurn, Error> {
         let encode = |source| Error::Encode { kind: self.kind.to_string(), source };
         let state = serde_json::to_vec(&self.envelope).map_err(encode)?;
         let asked = self.turn.asked;
@@ -297,13 +297,13 @@ impl<P: Primitive> Draft<P> {
             Ok::<_, Error>(job(&self.kind, start, serde_json::to_vec(run).map_err(encode)?))
         };
         let alarm = match asked.alarm {
-            AskedAlarm::Keep => Alarm::Keep,
-            AskedAlarm::Cancel => Alarm::Cancel,
-            AskedAlarm::Move(start) => Alarm::Move(start),
-            AskedAlarm::Wake(start) => {
+            AlarmRequest::Keep => Alarm::Keep,
+            AlarmRequest::Cancel => Alarm::Cancel,
+            AlarmRequest::Move(start) => Alarm::Move(start),
+            AlarmRequest::Wake(start) => {
                 Alarm::Set(job(&alarm_kind(&self.address)?, start, Vec::new()))
             }
-            AskedAlarm::Run(start, payload) => Alarm::Set(run(start, &payload)?),
+            AlarmRequest::Run(start, payload) => Alarm::Set(run(start, &payload)?),
         };
         let mut jobs = Vec::with_capacity(asked.runs.len() + asked.jobs.len());
         for (start, payload) in &asked.runs {
@@ -312,7 +312,7 @@ impl<P: Primitive> Draft<P> {
         jobs.extend(asked.jobs.into_iter().map(Arc::new));
         let mut news = Vec::with_capacity(asked.news.len());
         for (what, detail) in asked.news {
-            news.push(News { topic: Name::new(&format!("{}.{what}", P::KIND))?, detail });
+            news.push(ObjectEvent { topic: Name::new(&format!("{}.{what}", P::KIND))?, detail });
         }
         let status = asked.status.map(|(status, why)| (status, why.map(ErrorText::new)));
         let purge = asked.purge;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use windlass_core::job::Bytes;
 use windlass_core::name::Name;
-use windlass_core::object::{Address, ObjectStatus, ObjectView, Ran, Turn as CoreTurn};
+use windlass_core::object::{Address, ObjectStatus, ObjectView, RunResult, Turn as CoreTurn};
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::retry::Retry;
 
@@ -20,7 +20,7 @@ use crate::attempt::Attempt;
 use crate::clock::BoxFuture;
 use crate::error::Error;
 use crate::failure::Failure;
-use crate::handler::{KindOptions, Registered, Returned};
+use crate::handler::{KindOptions, RegisteredHandler, Returned};
 
 /// Bytes of a state that are told when a run fails; with the error they fit into an event.
 const STATE_TOLD: usize = 4_000;
@@ -63,7 +63,7 @@ impl<P: Primitive> RunContext<P> {
 }
 
 /// How an attempt is about to be settled.
-pub(crate) struct Ending<'a> {
+pub(crate) struct AttemptEnding<'a> {
     pub(crate) verdict: Verdict,
     pub(crate) output: Option<&'a Bytes>,
     pub(crate) error: Option<&'a ErrorText>,
@@ -75,12 +75,12 @@ pub(crate) trait Conclude: Send + Sync {
     fn turn<'a>(
         &'a self,
         attempt: &'a Attempt,
-        ending: Ending<'a>,
+        ending: AttemptEnding<'a>,
     ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>>;
 }
 
 /// The handlers of a primitive's two kinds of jobs.
-pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Error> {
+pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<RegisteredHandler>, Error> {
     primitive.check()?;
     let primitive = Arc::new(primitive);
     let sample = Address::new(kind_of::<P>()?, Name::new(primitive.name())?, "key")?;
@@ -95,14 +95,14 @@ pub(crate) fn handlers<P: Primitive>(primitive: P) -> Result<Vec<Registered>, Er
         |role| -> Arc<dyn Conclude> { Arc::new(Concluder { primitive: primitive.clone(), role }) };
     let wake = |_: Attempt| -> BoxFuture<'static, Returned> { Box::pin(async { Ok(Vec::new()) }) };
     Ok(vec![
-        Registered {
+        RegisteredHandler {
             kind: run_kind(&sample)?.to_string().into(),
             needs: Vec::new(),
             options: primitive.options(),
             run: Box::new(run),
             conclude: Some(concluder(Role::Run)),
         },
-        Registered {
+        RegisteredHandler {
             kind: alarm_kind(&sample)?.to_string().into(),
             needs: Vec::new(),
             // A turn that was refused (a queue is full) may be accepted later; an alarm that gave
@@ -159,7 +159,7 @@ impl<P: Primitive> Conclude for Concluder<P> {
     fn turn<'a>(
         &'a self,
         attempt: &'a Attempt,
-        ending: Ending<'a>,
+        ending: AttemptEnding<'a>,
     ) -> BoxFuture<'a, Result<Option<CoreTurn>, Error>> {
         Box::pin(async move {
             let Some(address) = attempt.object() else { return Ok(None) };
@@ -219,21 +219,21 @@ impl<P: Primitive> Concluder<P> {
     fn conclude_run(
         &self,
         attempt: &Attempt,
-        ending: &Ending<'_>,
+        ending: &AttemptEnding<'_>,
         before: &Bytes,
         draft: &mut Draft<P>,
-    ) -> Result<Option<Ran>, Error> {
+    ) -> Result<Option<RunResult>, Error> {
         let error = ending.error.map_or("", ErrorText::as_str);
         let (outcome, ran) = match ending.verdict {
             Verdict::Complete => {
                 let bytes = ending.output.map_or(&b"null"[..], |output| &output[..]);
                 let decode = |source| Error::Decode { job: attempt.id(), source };
                 let output = serde_json::from_slice(bytes).map_err(decode)?;
-                (Some(RunOutcome::Completed(output)), Some(Ran::Well))
+                (Some(RunOutcome::Completed(output)), Some(RunResult::Well))
             }
             Verdict::Bury(_) => {
                 let (error, attempts) = (error.to_string(), attempt.number());
-                (Some(RunOutcome::Failed { error, attempts }), Some(Ran::Badly))
+                (Some(RunOutcome::Failed { error, attempts }), Some(RunResult::Badly))
             }
             Verdict::Cancel(_) => (Some(RunOutcome::Cancelled), None),
             Verdict::Retry(_) | Verdict::Snooze(_) | Verdict::Release => (None, None),

@@ -42,7 +42,7 @@ const NAME: &str = "jobs";
 pub(crate) struct Enqueuer;
 
 /// What a worker needs to take the alarms of schedules: the handler, and the queue they wait in.
-pub(crate) fn register() -> Result<(handler::Registered, String), Error> {
+pub(crate) fn register() -> Result<(handler::RegisteredHandler, String), Error> {
     let mut handlers = super::handlers(Enqueuer)?;
     // The other one runs code, and there is none.
     let alarm = handlers.pop().ok_or(Error::NoHandler)?;
@@ -50,10 +50,10 @@ pub(crate) fn register() -> Result<(handler::Registered, String), Error> {
 }
 
 /// What is kept of a schedule; `None` before it is set.
-type Kept = Option<Entry>;
+type StoredSchedule = Option<ScheduleState>;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Entry {
+pub(crate) struct ScheduleState {
     schedule: Schedule,
     missed: MissedRuns,
     job: Template,
@@ -68,7 +68,7 @@ struct Last {
     job: JobId,
 }
 
-impl Entry {
+impl ScheduleState {
     fn dealt(&self) -> Timestamp {
         Timestamp::from_micros(self.dealt_us)
     }
@@ -84,7 +84,7 @@ pub(crate) struct Template {
     delay: Option<Duration>,
     /// The key, whether it is held in every state, and for how long.
     unique: Option<(String, bool, Option<Duration>)>,
-    retry: Option<KeptRetry>,
+    retry: Option<StoredRetry>,
     max_attempts: Option<u32>,
     #[serde(default, with = "timeout")]
     timeout: Option<Timeout>,
@@ -99,7 +99,7 @@ mod timeout {
 
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
-    enum Kept {
+    enum StoredTimeout {
         Off,
         After(Duration),
     }
@@ -109,8 +109,8 @@ mod timeout {
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         let kept = timeout.map(|timeout| match timeout {
-            Timeout::After(duration) => Kept::After(duration),
-            Timeout::Off => Kept::Off,
+            Timeout::After(duration) => StoredTimeout::After(duration),
+            Timeout::Off => StoredTimeout::Off,
         });
         kept.serialize(serializer)
     }
@@ -118,18 +118,18 @@ mod timeout {
     pub(super) fn deserialize<'de, D: serde::Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Timeout>, D::Error> {
-        let kept = Option::<Kept>::deserialize(deserializer)?;
+        let kept = Option::<StoredTimeout>::deserialize(deserializer)?;
         Ok(kept.map(|kept| match kept {
-            Kept::After(duration) => Timeout::After(duration),
-            Kept::Off => Timeout::Off,
+            StoredTimeout::After(duration) => Timeout::After(duration),
+            StoredTimeout::Off => Timeout::Off,
         }))
     }
 }
 
 /// A retry policy, as it is kept.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct KeptRetry {
-    backoff: KeptBackoff,
+pub(crate) struct StoredRetry {
+    backoff: StoredBackoff,
     cap: Duration,
     jitter: String,
     max_attempts: Option<u32>,
@@ -138,22 +138,22 @@ pub(crate) struct KeptRetry {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum KeptBackoff {
+enum StoredBackoff {
     Constant(Duration),
     Linear(Duration),
     Exponential { base: Duration, factor_milli: u32 },
     Custom(Vec<Duration>),
 }
 
-impl From<Retry> for KeptRetry {
+impl From<Retry> for StoredRetry {
     fn from(retry: Retry) -> Self {
         let backoff = match retry.backoff {
-            Backoff::Constant(delay) => KeptBackoff::Constant(delay),
-            Backoff::Linear(step) => KeptBackoff::Linear(step),
+            Backoff::Constant(delay) => StoredBackoff::Constant(delay),
+            Backoff::Linear(step) => StoredBackoff::Linear(step),
             Backoff::Exponential { base, factor_milli } => {
-                KeptBackoff::Exponential { base, factor_milli }
+                StoredBackoff::Exponential { base, factor_milli }
             }
-            Backoff::Custom(delays) => KeptBackoff::Custom(delays),
+            Backoff::Custom(delays) => StoredBackoff::Custom(delays),
         };
         let jitter = match retry.jitter {
             Jitter::None => "none",
@@ -166,15 +166,15 @@ impl From<Retry> for KeptRetry {
     }
 }
 
-impl From<KeptRetry> for Retry {
-    fn from(kept: KeptRetry) -> Self {
+impl From<StoredRetry> for Retry {
+    fn from(kept: StoredRetry) -> Self {
         let backoff = match kept.backoff {
-            KeptBackoff::Constant(delay) => Backoff::Constant(delay),
-            KeptBackoff::Linear(step) => Backoff::Linear(step),
-            KeptBackoff::Exponential { base, factor_milli } => {
+            StoredBackoff::Constant(delay) => Backoff::Constant(delay),
+            StoredBackoff::Linear(step) => Backoff::Linear(step),
+            StoredBackoff::Exponential { base, factor_milli } => {
                 Backoff::Exponential { base, factor_milli }
             }
-            KeptBackoff::Custom(delays) => Backoff::Custom(delays),
+            StoredBackoff::Custom(delays) => Backoff::Custom(delays),
         };
         let jitter = match kept.jitter.as_str() {
             "none" => Jitter::None,
@@ -214,7 +214,7 @@ impl Template {
             priority: job.priority.0,
             delay,
             unique,
-            retry: job.retry.map(KeptRetry::from),
+            retry: job.retry.map(StoredRetry::from),
             max_attempts: job.max_attempts,
             timeout: job.timeout,
             expires_after: job.expires_after,
@@ -263,7 +263,7 @@ fn id_of(name: &str, planned: Timestamp) -> JobId {
 
 /// What can be asked of a schedule.
 #[derive(Debug)]
-pub(crate) enum Ask {
+pub(crate) enum ScheduleCommand {
     Set(Box<(Schedule, MissedRuns, Template)>),
     Pause,
     Resume,
@@ -278,14 +278,14 @@ pub(crate) enum Nothing {}
 
 impl Enqueuer {
     /// Sets the alarm for the first time that was not dealt with; one that has passed means now.
-    fn plan(self, entry: &Entry, turn: &mut Turn<Self>) {
+    fn plan(self, entry: &ScheduleState, turn: &mut Turn<Self>) {
         match entry.schedule.next_after(entry.dealt()) {
             Some(next) => turn.alarm(Start::At(next)),
             None => turn.cancel_alarm(),
         }
     }
 
-    fn fire(self, entry: &mut Entry, turn: &mut Turn<Self>) -> Result<(), Error> {
+    fn fire(self, entry: &mut ScheduleState, turn: &mut Turn<Self>) -> Result<(), Error> {
         let now = turn.now();
         let due = entry.schedule.due(entry.dealt(), now, entry.missed, GRACE);
         for planned in &due.runs {
@@ -305,8 +305,8 @@ impl Enqueuer {
 impl Primitive for Enqueuer {
     const KIND: &'static str = "schedule";
     const BUILT_IN: bool = true;
-    type State = Kept;
-    type Command = Ask;
+    type State = StoredSchedule;
+    type Command = ScheduleCommand;
     type Reply = ();
     type Run = Nothing;
     type Output = ();
@@ -315,8 +315,13 @@ impl Primitive for Enqueuer {
         NAME
     }
 
-    fn on_command(&self, kept: &mut Kept, ask: &Ask, turn: &mut Turn<Self>) -> Result<(), Error> {
-        if let Ask::Set(set) = ask {
+    fn on_command(
+        &self,
+        kept: &mut StoredSchedule,
+        ask: &ScheduleCommand,
+        turn: &mut Turn<Self>,
+    ) -> Result<(), Error> {
+        if let ScheduleCommand::Set(set) = ask {
             let (schedule, missed, job) = (**set).clone();
             check_job(&job.job(id_of(turn.key(), turn.now()))?, turn.now())?;
             let before = kept.take();
@@ -324,7 +329,7 @@ impl Primitive for Enqueuer {
             let same = before.as_ref().filter(|entry| entry.schedule == schedule);
             let dealt_us = same.map_or(turn.now().as_micros(), |entry| entry.dealt_us);
             let last = before.and_then(|entry| entry.last);
-            let entry = Entry { schedule, missed, job, dealt_us, last };
+            let entry = ScheduleState { schedule, missed, job, dealt_us, last };
             if turn.status() == ObjectStatus::Failed {
                 turn.activate();
             }
@@ -338,26 +343,26 @@ impl Primitive for Enqueuer {
         let status = turn.require()?;
         let Some(entry) = kept else { return Ok(()) };
         match ask {
-            Ask::Set(_) => {}
-            Ask::Pause if status == ObjectStatus::Stopped => {}
-            Ask::Pause => {
+            ScheduleCommand::Set(_) => {}
+            ScheduleCommand::Pause if status == ObjectStatus::Stopped => {}
+            ScheduleCommand::Pause => {
                 turn.cancel_alarm();
                 turn.stop(Some("paused".to_string()));
                 turn.tell("paused", turn.key().to_string());
             }
-            Ask::Resume if status == ObjectStatus::Active => {}
-            Ask::Resume => {
+            ScheduleCommand::Resume if status == ObjectStatus::Active => {}
+            ScheduleCommand::Resume => {
                 entry.dealt_us = turn.now().as_micros().max(entry.dealt_us);
                 turn.activate();
                 self.plan(entry, turn);
                 turn.tell("resumed", turn.key().to_string());
             }
-            Ask::RunNow(job) => {
+            ScheduleCommand::RunNow(job) => {
                 turn.enqueue_new(entry.job.job(*job)?);
                 entry.last = Some(Last { planned_us: turn.now().as_micros(), job: *job });
                 turn.tell("fired", serde_json::json!({ "runs": 1, "asked": true }));
             }
-            Ask::Remove => {
+            ScheduleCommand::Remove => {
                 turn.purge();
                 turn.tell("removed", turn.key().to_string());
             }
@@ -365,7 +370,7 @@ impl Primitive for Enqueuer {
         Ok(())
     }
 
-    fn on_alarm(&self, kept: &mut Kept, turn: &mut Turn<Self>) {
+    fn on_alarm(&self, kept: &mut StoredSchedule, turn: &mut Turn<Self>) {
         let Some(entry) = kept else { return };
         match self.fire(entry, turn) {
             Ok(()) => self.plan(entry, turn),
@@ -419,25 +424,25 @@ impl<'a> Schedules<'a> {
 
     /// Enqueues nothing by this schedule until it is resumed. Does nothing if it is paused.
     pub async fn pause(&self, name: &str) -> Result<(), Error> {
-        self.objects().command(name, &Ask::Pause).await
+        self.objects().command(name, &ScheduleCommand::Pause).await
     }
 
     /// Goes on with the next time after now: what passed while it was paused is not made up for. A
     /// schedule that has failed goes on too. Does nothing if it is active.
     pub async fn resume(&self, name: &str) -> Result<(), Error> {
-        self.objects().command(name, &Ask::Resume).await
+        self.objects().command(name, &ScheduleCommand::Resume).await
     }
 
     /// Enqueues its job now, even if it is paused; the planned times stay. Returns the job's id. If
     /// the answer is lost, it may have been enqueued.
     pub async fn run_now(&self, name: &str) -> Result<JobId, Error> {
         let id = crate::options::new_id();
-        self.objects().command(name, &Ask::RunNow(id)).await.map(|()| id)
+        self.objects().command(name, &ScheduleCommand::RunNow(id)).await.map(|()| id)
     }
 
     /// Removes a schedule. Jobs that it has enqueued stay.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
-        match self.objects().command(name, &Ask::Remove).await {
+        match self.objects().command(name, &ScheduleCommand::Remove).await {
             Err(Error::UnreadableState { .. }) => self.objects().purge_unread(name).await,
             done => done,
         }
@@ -473,7 +478,7 @@ impl<'a> Schedules<'a> {
 
     fn show(&self, view: &ObjectView) -> Result<Option<ScheduleView>, Error> {
         let record = &view.record;
-        let envelope = open_envelope::<Kept>(&record.address, &record.state)?;
+        let envelope = open_envelope::<StoredSchedule>(&record.address, &record.state)?;
         let Some(entry) = envelope.state else { return Ok(None) };
         let now = self.engine.clock().now().wall;
         let paused = record.meta.status == ObjectStatus::Stopped;
@@ -576,7 +581,7 @@ impl<'a, J: Job> IntoFuture for SetSchedule<'a, J> {
         let template = job.and_then(|job| Template::new(job, has_id));
         let (engine, name, schedule, missed) = (self.engine, self.name, self.schedule, self.missed);
         Box::pin(async move {
-            let set = Ask::Set(Box::new((schedule, missed, template?)));
+            let set = ScheduleCommand::Set(Box::new((schedule, missed, template?)));
             engine.objects(&Enqueuer).command(&name, &set).await
         })
     }

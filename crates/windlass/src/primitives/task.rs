@@ -167,13 +167,13 @@ impl<M: StateMachine> Task<M> {
 
 /// What a run asks for besides its state. Stored until it is taken over.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Wishes {
-    alarm: WishedAlarm,
+struct TaskRequests {
+    alarm: TaskAlarm,
     terminate: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-enum WishedAlarm {
+enum TaskAlarm {
     #[default]
     Keep,
     Cancel,
@@ -181,12 +181,12 @@ enum WishedAlarm {
     At(i64),
 }
 
-impl WishedAlarm {
+impl TaskAlarm {
     fn is_set(self, before: bool) -> bool {
         match self {
-            WishedAlarm::Keep => before,
-            WishedAlarm::Cancel => false,
-            WishedAlarm::After(_) | WishedAlarm::At(_) => true,
+            TaskAlarm::Keep => before,
+            TaskAlarm::Cancel => false,
+            TaskAlarm::After(_) | TaskAlarm::At(_) => true,
         }
     }
 }
@@ -199,7 +199,7 @@ pub struct TaskContext<S> {
     attempt: Attempt,
     key: String,
     alarm_at: Option<Timestamp>,
-    wishes: Wishes,
+    wishes: TaskRequests,
 }
 
 impl<S> TaskContext<S> {
@@ -234,18 +234,18 @@ impl<S> TaskContext<S> {
     /// Sets the alarm to so long after the end of this run, a century at most; it takes the place
     /// of an earlier one.
     pub fn schedule(&mut self, after: Duration) {
-        self.wishes.alarm = WishedAlarm::After(after);
+        self.wishes.alarm = TaskAlarm::After(after);
     }
 
     /// Sets the alarm to this time; one that has passed is now, and none is more than a century
     /// ahead.
     pub fn schedule_at(&mut self, at: Timestamp) {
-        self.wishes.alarm = WishedAlarm::At(at.as_micros());
+        self.wishes.alarm = TaskAlarm::At(at.as_micros());
     }
 
     /// There is to be no alarm.
     pub fn cancel_alarm(&mut self) {
-        self.wishes.alarm = WishedAlarm::Cancel;
+        self.wishes.alarm = TaskAlarm::Cancel;
     }
 
     /// The task ends with this run: it is purged, with its alarm and the events that wait.
@@ -259,7 +259,7 @@ pub struct TaskTurn<'a, M: StateMachine> {
     /// The state, to be changed.
     pub state: &'a mut M::State,
     turn: &'a mut Turn<Task<M>>,
-    wishes: &'a mut Wishes,
+    wishes: &'a mut TaskRequests,
 }
 
 impl<M: StateMachine> TaskTurn<'_, M> {
@@ -275,12 +275,12 @@ impl<M: StateMachine> TaskTurn<'_, M> {
 
     /// Sets the alarm to so much later, a century at most.
     pub fn schedule(&mut self, after: Duration) {
-        self.wishes.alarm = WishedAlarm::After(after);
+        self.wishes.alarm = TaskAlarm::After(after);
     }
 
     /// There is to be no alarm.
     pub fn cancel_alarm(&mut self) {
-        self.wishes.alarm = WishedAlarm::Cancel;
+        self.wishes.alarm = TaskAlarm::Cancel;
     }
 
     /// The task ends: it is purged, with its alarm and the events that wait.
@@ -323,7 +323,7 @@ pub enum TaskRun<E> {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TaskEnd<S> {
     state: S,
-    wishes: Wishes,
+    wishes: TaskRequests,
     /// Which task it was: one that was terminated meanwhile may have a successor of the same key.
     incarnation: u64,
     version: u64,
@@ -389,7 +389,7 @@ impl<M: StateMachine> Primitive for Task<M> {
             attempt: context.attempt().clone(),
             key: context.key().to_string(),
             state: context.into_state(),
-            wishes: Wishes::default(),
+            wishes: TaskRequests::default(),
         };
         match run {
             TaskRun::Event(event) => self.machine.on_event(&mut task, event).await?,
@@ -405,7 +405,7 @@ impl<M: StateMachine> Primitive for Task<M> {
         outcome: RunOutcome<TaskEnd<M::State>>,
         turn: &mut Turn<Self>,
     ) {
-        let mut wishes = Wishes::default();
+        let mut wishes = TaskRequests::default();
         match outcome {
             RunOutcome::Completed(end) => {
                 let now = turn.object().map_or((0, 0), identity);
@@ -440,12 +440,12 @@ fn identity(meta: &ObjectMeta) -> (u64, u64) {
     (meta.incarnation, meta.version)
 }
 
-fn take_over<M: StateMachine>(wishes: Wishes, turn: &mut Turn<Task<M>>) {
+fn take_over<M: StateMachine>(wishes: TaskRequests, turn: &mut Turn<Task<M>>) {
     match wishes.alarm {
-        WishedAlarm::Keep => {}
-        WishedAlarm::Cancel => turn.cancel_alarm(),
-        WishedAlarm::After(delay) => turn.alarm_to_run(Start::After(delay), TaskRun::Alarm),
-        WishedAlarm::At(at) => {
+        TaskAlarm::Keep => {}
+        TaskAlarm::Cancel => turn.cancel_alarm(),
+        TaskAlarm::After(delay) => turn.alarm_to_run(Start::After(delay), TaskRun::Alarm),
+        TaskAlarm::At(at) => {
             turn.alarm_to_run(Start::At(Timestamp::from_micros(at)), TaskRun::Alarm);
         }
     }

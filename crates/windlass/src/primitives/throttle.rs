@@ -152,14 +152,14 @@ pub struct ThrottleStatus<E> {
 
 /// What is known of a key. Stored.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Throttling<E> {
+pub struct ThrottleState<E> {
     until_us: i64,
     deferred: Option<E>,
     passed_over: u64,
     ids_until_us: i64,
 }
 
-impl<E> Default for Throttling<E> {
+impl<E> Default for ThrottleState<E> {
     fn default() -> Self {
         Self { until_us: 0, deferred: None, passed_over: 0, ids_until_us: 0 }
     }
@@ -193,7 +193,7 @@ where
     const KIND: &'static str = "throttle";
     const BUILT_IN: bool = true;
     const OUTLIVES_OBJECT: bool = true;
-    type State = Throttling<E>;
+    type State = ThrottleState<E>;
     type Command = ThrottleCommand<E>;
     type Reply = Offered;
     type Run = Admitted<E>;
@@ -214,7 +214,7 @@ where
 
     fn on_command(
         &self,
-        state: &mut Throttling<E>,
+        state: &mut ThrottleState<E>,
         command: &ThrottleCommand<E>,
         turn: &mut Turn<Self>,
     ) -> Result<Offered, Error> {
@@ -230,7 +230,7 @@ where
         }
     }
 
-    fn on_alarm(&self, state: &mut Throttling<E>, turn: &mut Turn<Self>) {
+    fn on_alarm(&self, state: &mut ThrottleState<E>, turn: &mut Turn<Self>) {
         match state.deferred.take() {
             Some(event) => self.admit(state, event, turn),
             None => rest(turn, state.ids_until_us, 1),
@@ -245,7 +245,7 @@ where
 
     fn on_outcome(
         &self,
-        state: &mut Throttling<E>,
+        state: &mut ThrottleState<E>,
         _: Admitted<E>,
         _: RunOutcome<()>,
         turn: &mut Turn<Self>,
@@ -263,7 +263,7 @@ where
 {
     fn offer(
         &self,
-        state: &mut Throttling<E>,
+        state: &mut ThrottleState<E>,
         event: &E,
         has_id: bool,
         turn: &mut Turn<Self>,
@@ -308,7 +308,7 @@ where
     }
 
     /// Runs an event and opens a period.
-    fn admit(&self, state: &mut Throttling<E>, event: E, turn: &mut Turn<Self>) {
+    fn admit(&self, state: &mut ThrottleState<E>, event: E, turn: &mut Turn<Self>) {
         let passed_over = std::mem::take(&mut state.passed_over);
         turn.run(Admitted { event, passed_over });
         state.until_us = (turn.now() + self.period).as_micros();
@@ -367,9 +367,10 @@ where
     /// Where a key stands; `None` if nothing is known of it, because no period is open.
     pub async fn status(&self, key: &str) -> Result<Option<ThrottleStatus<E>>, Error> {
         let Some(view) = self.objects.view(key).await? else { return Ok(None) };
-        let state: Throttling<E> = open_envelope(&view.record.address, &view.record.state)?.state;
+        let state: ThrottleState<E> =
+            open_envelope(&view.record.address, &view.record.state)?.state;
         let until = view.record.meta.alarm.map(|_| Timestamp::from_micros(state.until_us));
-        let Throttling { deferred, passed_over, .. } = state;
+        let ThrottleState { deferred, passed_over, .. } = state;
         Ok(Some(ThrottleStatus { until, deferred, passed_over }))
     }
 

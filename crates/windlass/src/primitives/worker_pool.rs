@@ -32,9 +32,9 @@ use crate::clock::BoxFuture;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::failure::Failure;
-use crate::handler::{Job, KindOptions, Registered, Returned};
+use crate::handler::{Job, KindOptions, RegisteredHandler, Returned};
 use crate::options::new_id;
-use crate::store::{Alteration, Deed, Selection};
+use crate::store::{JobAction, JobActionDone, Selection};
 
 /// Waiting events a lane takes unless the pool says otherwise.
 const LANE_DEPTH: u64 = 10_000;
@@ -513,10 +513,10 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         let waiting = [StateName::Blocked, StateName::Scheduled, StateName::Ready];
         let jobs = self.events_in(&waiting, lane).await?;
         let selection = Selection::Jobs(jobs.iter().map(JobRecord::id).collect());
-        let altered = self.engine.store().alter(selection, Alteration::Cancel).await?;
+        let altered = self.engine.store().alter(selection, JobAction::Cancel).await?;
         let cancelled = altered
             .iter()
-            .filter(|altered| altered.result == Ok(Deed::Cancel(CancelAnswer::Cancelled)));
+            .filter(|altered| altered.result == Ok(JobActionDone::Cancel(CancelAnswer::Cancelled)));
         Ok(cancelled.count() as u64)
     }
 
@@ -707,7 +707,7 @@ struct EmptyHook {
 pub(crate) struct PoolParts {
     pub(crate) queue: Name,
     pub(crate) settings: Vec<QueueChange>,
-    pub(crate) handlers: Vec<Registered>,
+    pub(crate) handlers: Vec<RegisteredHandler>,
 }
 
 impl PoolParts {
@@ -769,14 +769,14 @@ async fn dead_event<E: DeserializeOwned>(
 ) -> Result<Option<DeadEvent<E>>, Failure> {
     let DeadHook { job } = decode(attempt.payload())?;
     let Some(record) = attempt.engine().find(job).await? else { return Ok(None) };
-    let State::Dead { at, .. } = record.condition.state else { return Ok(None) };
+    let State::Dead { at, .. } = record.status.state else { return Ok(None) };
     Ok(Some(DeadEvent {
         event: decode(&record.job.payload)?,
         id: job,
         key: key_of(record.job.lane.as_ref()).map(str::to_string),
         error: record.error.as_ref().map_or_else(String::new, ToString::to_string),
         sequence: record.sequence,
-        attempts: record.condition.attempts,
+        attempts: record.status.attempts,
         enqueued_at: record.created_at,
         failed_at: at,
         lane: lane_of(record.job.lane.as_ref(), lanes),
@@ -789,7 +789,7 @@ fn decode<T: DeserializeOwned>(payload: &[u8]) -> Result<T, Failure> {
         .map_err(|error| Failure::permanent(format!("the event cannot be read: {error}")))
 }
 
-fn registered<F, Fut>(kind: &Name, options: KindOptions, run: F) -> Registered
+fn registered<F, Fut>(kind: &Name, options: KindOptions, run: F) -> RegisteredHandler
 where
     F: Fn(Attempt) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<(), Failure>> + Send + 'static,
@@ -799,5 +799,5 @@ where
         Box::pin(async move { run.await.map(|()| b"null".to_vec()) })
     };
     let kind = kind.to_string().into();
-    Registered { kind, needs: Vec::new(), options, run: Box::new(run), conclude: None }
+    RegisteredHandler { kind, needs: Vec::new(), options, run: Box::new(run), conclude: None }
 }

@@ -11,14 +11,14 @@
 //! - Everything else waits, reads and refusals too: nothing is told that a crash could undo.
 //! - After a failed write or sync nothing is known, and everything is refused until reopened.
 
-mod book;
 mod codec;
 mod copy;
 mod disk;
 mod journal;
 mod layout;
-mod look;
+mod ledger;
 pub(in crate::store) mod moving;
+mod offline;
 mod scan;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -30,16 +30,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use book::ASK_AGAIN;
+use ledger::ASK_AGAIN;
 // For tests and simulations that drive a book by hand; no part of the contract.
-#[doc(hidden)]
-pub use book::{Book, Flight, Need, Sifted, Size};
-pub use book::{BookOptions, Opened, Space};
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 #[doc(hidden)]
 pub use journal::{Retired, WantedSpare};
-pub use look::Look;
+#[doc(hidden)]
+pub use ledger::{Commit, JournaledLedger, Need, SelectionProgress, Size};
+pub use ledger::{LedgerOptions, Opened, Space};
+pub use offline::OfflineStore;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use windlass_core::event::Event;
@@ -47,10 +47,10 @@ use windlass_core::explain::Explanation;
 use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
-    Announce, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue, Enqueued,
+    Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue, Enqueued, Heartbeat,
     Promote, Promoted, QueueChange, Remove, RemoveGraph, Renew, Renewal, Renewed, Replay,
     ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned,
-    WorkerNews,
+    WorkerReport,
 };
 use windlass_core::limits;
 use windlass_core::name::Name;
@@ -60,8 +60,8 @@ use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady};
 
 use super::{
-    Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, ObjectFilter, ObjectPage, Page,
-    Selection, Store, StoreError,
+    Answer, ClaimedBatch, Cursor, Durability, JobAction, JobActionDone, JobActionResult,
+    ObjectFilter, ObjectPage, Page, Selection, Store, StoreError,
 };
 use crate::clock::Clock;
 use crate::wake::Wake;
@@ -196,20 +196,20 @@ fn remedy(why: &std::io::Error) -> &'static str {
 #[derive(Clone, Debug)]
 pub struct FileOptions {
     /// Limits, recovery, segment size.
-    pub book: BookOptions,
+    pub ledger: LedgerOptions,
     /// When an answer may be given.
     pub durability: Durability,
 }
 
 impl Default for FileOptions {
     fn default() -> Self {
-        Self { book: BookOptions::default(), durability: Durability::Sync }
+        Self { ledger: LedgerOptions::default(), durability: Durability::Sync }
     }
 }
 
 /// Keeps jobs in a directory. See the module documentation.
 pub struct FileStore {
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
     opened: Opened,
     writer: Mutex<Option<JoinHandle<()>>>,
     /// What it is called; the lock itself goes when the store is closed.
@@ -217,14 +217,14 @@ pub struct FileStore {
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<Gathering>,
+struct StoreShared {
+    state: Mutex<CommitState>,
     /// Held while a commit is written, and taken with the book in hand: so commits are written in
     /// their order. Says whether one could not be written: then none after it is.
     order: Mutex<bool>,
     /// There is something for the writer to do.
     work: Condvar,
-    told: Told,
+    told: EventBuffer,
     clock: Arc<dyn Clock>,
     wake: Arc<dyn Wake>,
     durability: Durability,
@@ -234,13 +234,13 @@ struct Shared {
 
 /// The book, and who waits for which commit.
 #[derive(Debug)]
-struct Gathering {
+struct CommitState {
     /// `None` once closed.
-    book: Option<Book>,
+    ledger: Option<JournaledLedger>,
     /// Who waits, by the commit that must have landed.
-    waiting: VecDeque<(u64, Waiter)>,
+    waiting: VecDeque<(u64, CommitWaiter)>,
     /// Commits that were written and not yet synced.
-    written: Vec<Flight>,
+    written: Vec<Commit>,
     /// The last commit of which callers were told: it has landed, or need not have.
     answered: u64,
     /// How many calls there have been.
@@ -249,11 +249,11 @@ struct Gathering {
     closing: bool,
 }
 
-type Waiter = oneshot::Sender<Result<(), Arc<str>>>;
+type CommitWaiter = oneshot::Sender<Result<(), Arc<str>>>;
 
 /// Events that have been committed.
 #[derive(Debug)]
-struct Told {
+struct EventBuffer {
     events: Mutex<VecDeque<Arc<Event>>>,
     committed: watch::Sender<u64>,
 }
@@ -308,16 +308,16 @@ impl FileStore {
     ) -> Result<Self, OpenError> {
         let called = format!("{disk:?}");
         let began = clock.now().steady;
-        let (mut book, mut opened) = Book::open(disk, &options.book, clock.now())?;
+        let (mut ledger, mut opened) = JournaledLedger::open(disk, &options.ledger, clock.now())?;
         opened.took = clock.now().steady.since(began);
-        let told = Told { events: Mutex::default(), committed: watch::Sender::new(0) };
-        let events = book.opening_events();
-        let _ = told.committed.send_replace(book.last_event());
+        let told = EventBuffer { events: Mutex::default(), committed: watch::Sender::new(0) };
+        let events = ledger.opening_events();
+        let _ = told.committed.send_replace(ledger.last_event());
         told.keep(events);
-        let gathering = Gathering {
-            answered: book.landed_commit(),
+        let gathering = CommitState {
+            answered: ledger.landed_commit(),
             calls: 0,
-            book: Some(book),
+            ledger: Some(ledger),
             waiting: VecDeque::new(),
             written: Vec::new(),
             writer_sleeps: false,
@@ -329,7 +329,7 @@ impl FileStore {
         let work = Condvar::new();
         let order = Mutex::new(false);
         let shared =
-            Arc::new(Shared { state, order, work, told, clock, wake, durability, runtime });
+            Arc::new(StoreShared { state, order, work, told, clock, wake, durability, runtime });
         let writer = threaded.then(|| {
             let synced_at = shared.clock.now().steady;
             let (unsynced, spare) = (Vec::new(), None);
@@ -343,7 +343,7 @@ impl FileStore {
     /// What the store takes on its disk.
     pub fn space(&self) -> Space {
         let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.book.as_ref().map(Book::space).unwrap_or_default()
+        state.ledger.as_ref().map(JournaledLedger::space).unwrap_or_default()
     }
 
     /// Applies one command; `read` looks at the book in the same breath.
@@ -352,19 +352,19 @@ impl FileStore {
         doing: &'static str,
         need: Need,
         command: C,
-        read: impl FnOnce(&mut Book, C::Reply) -> Answer<T>,
+        read: impl FnOnce(&mut JournaledLedger, C::Reply) -> Answer<T>,
     ) -> Answer<T> {
-        self.with_book(
+        self.with_ledger(
             doing,
-            |_| Patience::Landed,
-            |book, now| {
-                book.admit(need, now).map_err(|full| match need {
+            |_| WaitFor::Landed,
+            |ledger, now| {
+                ledger.admit(need, now).map_err(|full| match need {
                     Need::Growth(_) => StoreError::Refused(full),
                     // Not refused: whoever has something to settle must try again.
                     Need::Progress(_) => StoreError::Unknown { doing, source: Box::new(full) },
                 })?;
-                let reply = book.apply(command, now)?;
-                read(book, reply)
+                let reply = ledger.apply(command, now)?;
+                read(ledger, reply)
             },
         )
         .await
@@ -372,33 +372,31 @@ impl FileStore {
 
     /// Asks something of the book. What it answers is told when everything it saw has landed, or at
     /// once if it can be patient with less.
-    async fn with_book<T>(
+    async fn with_ledger<T>(
         &self,
         doing: &'static str,
-        patience: impl FnOnce(&Book) -> Patience,
-        ask: impl FnOnce(&mut Book, Now) -> Answer<T>,
+        wait_for: impl FnOnce(&JournaledLedger) -> WaitFor,
+        ask: impl FnOnce(&mut JournaledLedger, Now) -> Answer<T>,
     ) -> Answer<T> {
         let (answer, landing, landed_here) = {
             let mut state = self.shared.lock()?;
             state.calls += 1;
             let now = self.shared.clock.now();
-            let book = state.book.as_mut().ok_or_else(closed)?;
-            let answer = book.usable().and_then(|()| ask(book, now));
+            let ledger = state.ledger.as_mut().ok_or_else(closed)?;
+            let answer = ledger.usable().and_then(|()| ask(ledger, now));
             // Nothing lands any more in a broken store, and whoever was turned away has seen
             // nothing: there is nothing to wait for.
-            let nothing = book.usable().is_err() || is_turned_away(&answer);
-            let patience = if nothing { Patience::None } else { patience(book) };
+            let nothing = ledger.usable().is_err() || is_turned_away(&answer);
+            let wait_for = if nothing { WaitFor::None } else { wait_for(ledger) };
             if self.shared.runtime.is_none() {
                 let landed = self.shared.land_here(&mut state, doing);
                 let landed = if nothing { landed.unwrap_or_default() } else { landed? };
                 (answer, None, Some(landed))
             } else {
-                let landing = match patience {
-                    Patience::Landed => state.landing(),
-                    Patience::Written => {
-                        self.shared.write_here(&mut state, doing).map(|()| None)?
-                    }
-                    Patience::None => None,
+                let landing = match wait_for {
+                    WaitFor::Landed => state.landing(),
+                    WaitFor::Written => self.shared.write_here(&mut state, doing).map(|()| None)?,
+                    WaitFor::None => None,
                 };
                 self.shared.wake_writer(&mut state);
                 (answer, landing, None)
@@ -428,15 +426,15 @@ impl FileStore {
         let crashed = self.shared.state.is_poisoned();
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.fail("the store was closed");
-        if let Some(book) = state.book.take().filter(|_| !crashed) {
-            let _ = book.seal();
+        if let Some(ledger) = state.ledger.take().filter(|_| !crashed) {
+            let _ = ledger.seal();
         }
     }
 }
 
 /// What an answer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Patience {
+enum WaitFor {
     /// Everything it has seen is on stable storage.
     Landed,
     /// Everything it has decided survives the process.
@@ -467,20 +465,21 @@ fn closed() -> StoreError {
     Refusal::Unavailable { why: "it was closed".to_string() }.into()
 }
 
-impl Shared {
-    fn lock(&self) -> Answer<MutexGuard<'_, Gathering>> {
+impl StoreShared {
+    fn lock(&self) -> Answer<MutexGuard<'_, CommitState>> {
         self.state.lock().map_err(|_| {
             let why = "an earlier call crashed while changing it".to_string();
             Refusal::StoreBroken { why }.into()
         })
     }
 
-    fn wake_writer(&self, state: &mut Gathering) {
+    fn wake_writer(&self, state: &mut CommitState) {
         // Of a commit that waits for room it must know, to ask for it now and then; and a call that
         // was turned away may have found the disk to be full.
-        let has_work =
-            |book: &Book| book.is_gathering() || book.usable().is_err() || book.wants_compaction();
-        let has_work = || state.book.as_ref().is_some_and(has_work);
+        let has_work = |ledger: &JournaledLedger| {
+            ledger.is_gathering() || ledger.usable().is_err() || ledger.wants_compaction()
+        };
+        let has_work = || state.ledger.as_ref().is_some_and(has_work);
         if state.writer_sleeps && (!state.written.is_empty() || has_work()) {
             state.writer_sleeps = false;
             self.work.notify_one();
@@ -491,8 +490,8 @@ impl Shared {
     /// whoever comes too late for it waits for the next. Costs a lone caller nothing.
     fn gather<'a>(
         &'a self,
-        mut state: MutexGuard<'a, Gathering>,
-    ) -> Option<MutexGuard<'a, Gathering>> {
+        mut state: MutexGuard<'a, CommitState>,
+    ) -> Option<MutexGuard<'a, CommitState>> {
         for _ in 0..GATHER_ROUNDS {
             let calls = state.calls;
             drop(state);
@@ -506,19 +505,19 @@ impl Shared {
     }
 
     /// Writes what was gathered on the caller's own time, and leaves the sync to the writer.
-    fn write_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<()> {
-        let gathers = |book: &&mut Book| book.is_gathering();
-        let Some(book) = state.book.as_mut().filter(gathers) else { return Ok(()) };
-        let Some(flight) = book.take() else {
+    fn write_here(&self, state: &mut CommitState, doing: &'static str) -> Answer<()> {
+        let gathers = |ledger: &&mut JournaledLedger| ledger.is_gathering();
+        let Some(ledger) = state.ledger.as_mut().filter(gathers) else { return Ok(()) };
+        let Some(commit) = ledger.take() else {
             let source = Box::new(NotLanded("there is no room for it".into()));
             return Err(StoreError::Unknown { doing, source });
         };
-        if let Err(error) = Self::write_in_order(self.order(), &flight) {
+        if let Err(error) = Self::write_in_order(self.order(), &commit) {
             let why = state.fail(&format!("a write to the disk failed ({error})"));
             return Err(StoreError::Unknown { doing, source: Box::new(NotLanded(why)) });
         }
-        book.written(flight.number());
-        state.written.push(flight);
+        ledger.written(commit.number());
+        state.written.push(commit);
         Ok(())
     }
 
@@ -528,47 +527,47 @@ impl Shared {
 
     /// Writes a commit, unless one before it could not be: whoever wrote that may not have told the
     /// book yet.
-    fn write_in_order(mut failed: MutexGuard<'_, bool>, flight: &Flight) -> std::io::Result<()> {
+    fn write_in_order(mut failed: MutexGuard<'_, bool>, commit: &Commit) -> std::io::Result<()> {
         if *failed {
             return Err(std::io::Error::other("an earlier commit could not be written"));
         }
-        flight.write().inspect_err(|_| *failed = true)
+        commit.write().inspect_err(|_| *failed = true)
     }
 
     /// Writes and syncs what was gathered, on the caller's own time.
-    fn land_here(&self, state: &mut Gathering, doing: &'static str) -> Answer<Vec<Ring>> {
-        let Some(book) = state.book.as_mut() else { return Ok(Vec::new()) };
+    fn land_here(&self, state: &mut CommitState, doing: &'static str) -> Answer<Vec<Ring>> {
+        let Some(ledger) = state.ledger.as_mut() else { return Ok(Vec::new()) };
         let mut rings = Vec::new();
         let mut step = COMPACT_STEP;
         loop {
-            while book.wants_compaction() && !book.is_gathering() {
-                book.compact(step)?;
+            while ledger.wants_compaction() && !ledger.is_gathering() {
+                ledger.compact(step)?;
             }
-            let Some(flight) = book.take() else { break };
-            Self::land_one(book, &flight).map_err(|error| {
+            let Some(commit) = ledger.take() else { break };
+            Self::land_one(ledger, &commit).map_err(|error| {
                 let why = format!("a write to the disk failed ({error})");
-                book.fail(why.clone());
+                ledger.fail(why.clone());
                 StoreError::Unknown { doing, source: Box::new(NotLanded(why.into())) }
             })?;
-            step = flight.bytes().saturating_mul(4).max(COMPACT_STEP);
-            if book.wants_checkpoint() {
-                book.checkpoint(step)?;
+            step = commit.bytes().saturating_mul(4).max(COMPACT_STEP);
+            if ledger.wants_checkpoint() {
+                ledger.checkpoint(step)?;
             }
-            rings.extend(flight.rings);
-            self.told.keep(flight.events);
+            rings.extend(commit.rings);
+            self.told.keep(commit.events);
         }
-        if book.is_gathering() {
+        if ledger.is_gathering() {
             let source = Box::new(NotLanded("the disk is full".into()));
             return Err(StoreError::Unknown { doing, source });
         }
         Ok(rings)
     }
 
-    fn land_one(book: &mut Book, flight: &Flight) -> std::io::Result<()> {
-        flight.write().and_then(|()| flight.sync())?;
-        book.written(flight.number());
-        for retired in book.landed(flight) {
-            let _ = retired.let_go().map(|spare| book.add_spare(spare));
+    fn land_one(ledger: &mut JournaledLedger, commit: &Commit) -> std::io::Result<()> {
+        commit.write().and_then(|()| commit.sync())?;
+        ledger.written(commit.number());
+        for retired in ledger.landed(commit) {
+            let _ = retired.let_go().map(|spare| ledger.add_spare(spare));
         }
         Ok(())
     }
@@ -594,7 +593,7 @@ impl Shared {
 }
 
 /// Callers whose commit has landed. They are told when this is dropped, wherever that is.
-struct Landed(Vec<Waiter>);
+struct Landed(Vec<CommitWaiter>);
 
 impl Drop for Landed {
     fn drop(&mut self) {
@@ -604,10 +603,10 @@ impl Drop for Landed {
     }
 }
 
-impl Gathering {
+impl CommitState {
     /// A promise to tell when everything that was seen until now has landed; `None` if it has.
     fn landing(&mut self) -> Option<oneshot::Receiver<Result<(), Arc<str>>>> {
-        let awaited = self.book.as_ref()?.awaited();
+        let awaited = self.ledger.as_ref()?.awaited();
         if awaited <= self.answered {
             return None;
         }
@@ -617,7 +616,7 @@ impl Gathering {
     }
 
     /// Those who waited for a commit up to this one.
-    fn answer(&mut self, commit: u64) -> Vec<Waiter> {
+    fn answer(&mut self, commit: u64) -> Vec<CommitWaiter> {
         self.answered = self.answered.max(commit);
         let many = self.waiting.partition_point(|(awaited, _)| *awaited <= commit);
         self.waiting.drain(..many).map(|(_, waiter)| waiter).collect()
@@ -626,8 +625,8 @@ impl Gathering {
     /// Refuses everything from now on, and tells everyone who waits that nothing is known.
     fn fail(&mut self, why: &str) -> Arc<str> {
         let why: Arc<str> = why.into();
-        if let Some(book) = self.book.as_mut() {
-            book.fail(why.to_string());
+        if let Some(ledger) = self.ledger.as_mut() {
+            ledger.fail(why.to_string());
         }
         for (_, waiter) in self.waiting.drain(..) {
             let _ = waiter.send(Err(why.clone()));
@@ -636,7 +635,7 @@ impl Gathering {
     }
 }
 
-impl Told {
+impl EventBuffer {
     fn keep(&self, events: Vec<Event>) {
         let Some(last) = events.last().map(|event| event.number) else { return };
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);
@@ -667,9 +666,9 @@ const COMPACT_STEP: u64 = 256 << 10;
 
 /// The thread that syncs, and writes what callers did not write themselves.
 struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<StoreShared>,
     /// Commits that were answered and not yet synced: only with [`Durability::Relaxed`].
-    unsynced: Vec<Flight>,
+    unsynced: Vec<Commit>,
     synced_at: Steady,
     /// Makes the next segment ready.
     spare: Option<JoinHandle<()>>,
@@ -693,30 +692,30 @@ impl Writer {
     }
 
     fn write_until_closed(&mut self) -> std::io::Result<()> {
-        while let Some(flights) = self.next()? {
-            let bytes = flights.iter().map(Flight::bytes).sum();
-            self.land(flights)?;
-            self.tend(bytes);
+        while let Some(commits) = self.next()? {
+            let bytes = commits.iter().map(Commit::bytes).sum();
+            self.land(commits)?;
+            self.compaction(bytes);
         }
         Ok(())
     }
 
     /// Waits for commits, writes the one that is being gathered, and returns all that are not yet
     /// answered; none if it is only time to sync. `None` at the end.
-    fn next(&mut self) -> std::io::Result<Option<Vec<Flight>>> {
+    fn next(&mut self) -> std::io::Result<Option<Vec<Commit>>> {
         let shared = self.shared.clone();
         let Ok(mut state) = shared.lock() else { return Ok(None) };
         loop {
             let due = self.sync_due();
             let (closing, written) = (state.closing, !state.written.is_empty());
-            let Some(book) = state.book.as_mut() else { return Ok(None) };
+            let Some(ledger) = state.ledger.as_mut() else { return Ok(None) };
             // Callers wait for it, and nobody else may ever ask for room again.
-            let stalled = book.is_stalled() && !book.make_room(shared.clock.now());
-            if let Err(broken) = book.usable() {
+            let stalled = ledger.is_stalled() && !ledger.make_room(shared.clock.now());
+            if let Err(broken) = ledger.usable() {
                 state.fail(&broken.to_string());
                 return Ok(None);
             }
-            if book.has_work() || written || book.wants_compaction() {
+            if ledger.has_work() || written || ledger.wants_compaction() {
                 let Some(gathered) = shared.gather(state) else { return Ok(None) };
                 return self.write(gathered).map(Some);
             }
@@ -724,10 +723,10 @@ impl Writer {
                 return Ok(Some(Vec::new()));
             }
             // Nothing to write: what has landed is marked as such.
-            let _ = book.seal();
+            let _ = ledger.seal();
             if closing {
                 state.fail("the store was closed before there was room for it");
-                state.book = None;
+                state.ledger = None;
                 return Ok(None);
             }
             let due =
@@ -754,19 +753,21 @@ impl Writer {
     }
 
     /// Writes the commit that is being gathered, while the next one may gather already.
-    fn write(&self, mut state: MutexGuard<'_, Gathering>) -> std::io::Result<Vec<Flight>> {
-        let mut flights = std::mem::take(&mut state.written);
-        let Some(flight) = state.book.as_mut().and_then(Book::take) else { return Ok(flights) };
+    fn write(&self, mut state: MutexGuard<'_, CommitState>) -> std::io::Result<Vec<Commit>> {
+        let mut commits = std::mem::take(&mut state.written);
+        let Some(commit) = state.ledger.as_mut().and_then(JournaledLedger::take) else {
+            return Ok(commits);
+        };
         let order = self.shared.order();
         drop(state);
-        Shared::write_in_order(order, &flight)?;
-        flights.push(flight);
-        Ok(flights)
+        StoreShared::write_in_order(order, &commit)?;
+        commits.push(commit);
+        Ok(commits)
     }
 
     /// Syncs commits that were written, unless that can wait, and answers.
-    fn land(&mut self, mut flights: Vec<Flight>) -> std::io::Result<()> {
-        let last = flights.last().map(Flight::number);
+    fn land(&mut self, mut commits: Vec<Commit>) -> std::io::Result<()> {
+        let last = commits.last().map(Commit::number);
         let relaxed = match self.shared.durability {
             Durability::Relaxed(every) => {
                 let early = self.now().since(self.synced_at) < every;
@@ -775,12 +776,12 @@ impl Writer {
             Durability::Sync | Durability::None => false,
         };
         let events: Vec<Event> =
-            flights.iter_mut().flat_map(|flight| std::mem::take(&mut flight.events)).collect();
+            commits.iter_mut().flat_map(|commit| std::mem::take(&mut commit.events)).collect();
         let rings: BTreeSet<Ring> =
-            flights.iter_mut().flat_map(|flight| std::mem::take(&mut flight.rings)).collect();
-        self.unsynced.extend(flights);
+            commits.iter_mut().flat_map(|commit| std::mem::take(&mut commit.rings)).collect();
+        self.unsynced.extend(commits);
         if !relaxed {
-            Flight::sync_all(&self.unsynced)?;
+            Commit::sync_all(&self.unsynced)?;
             self.synced_at = self.now();
         }
         let (waiting, retired) = self.settle(last, relaxed);
@@ -791,9 +792,9 @@ impl Writer {
             // A file that cannot leave now is let go when the store is next opened.
             if let Ok(spare) = file.let_go()
                 && let Ok(mut state) = self.shared.lock()
-                && let Some(book) = state.book.as_mut()
+                && let Some(ledger) = state.ledger.as_mut()
             {
-                book.add_spare(spare);
+                ledger.add_spare(spare);
             }
         }
         Ok(())
@@ -803,23 +804,23 @@ impl Writer {
     /// lease token must not come twice, and an opening goes on only so far beyond the last known.
     fn tokens_run_out(&self) -> bool {
         let state = self.shared.lock();
-        state.is_ok_and(|state| state.book.as_ref().is_some_and(Book::tokens_run_out))
+        state.is_ok_and(|state| state.ledger.as_ref().is_some_and(JournaledLedger::tokens_run_out))
     }
 
     /// Tells the book what is in the files and what is on stable storage. Returns who may be
     /// answered, and which files may leave.
-    fn settle(&mut self, last: Option<u64>, relaxed: bool) -> (Vec<Waiter>, Vec<Retired>) {
+    fn settle(&mut self, last: Option<u64>, relaxed: bool) -> (Vec<CommitWaiter>, Vec<Retired>) {
         let Ok(mut state) = self.shared.lock() else { return (Vec::new(), Vec::new()) };
         let waiting = last.map(|last| state.answer(last)).unwrap_or_default();
         let mut retired = Vec::new();
-        if let Some(book) = state.book.as_mut() {
+        if let Some(ledger) = state.ledger.as_mut() {
             if let Some(last) = last {
-                book.written(last);
+                ledger.written(last);
             }
             if !relaxed {
-                for flight in self.unsynced.drain(..) {
-                    retired.extend(book.landed(&flight));
-                    book.reuse(flight);
+                for commit in self.unsynced.drain(..) {
+                    retired.extend(ledger.landed(&commit));
+                    ledger.reuse(commit);
                 }
             }
         }
@@ -827,28 +828,28 @@ impl Writer {
     }
 
     /// Keeps the journal small and the next segment at hand.
-    fn tend(&mut self, bytes: u64) {
+    fn compaction(&mut self, bytes: u64) {
         let step = bytes.saturating_mul(4).max(COMPACT_STEP);
         // A step that finds nothing alive has nothing to write, so the next one follows at once.
         // The lock is given back between them.
         while let Ok(mut state) = self.shared.lock()
-            && let Some(book) = state.book.as_mut()
-            && book.wants_compaction()
-            && book.compact(step).is_ok()
-            && !book.has_work()
+            && let Some(ledger) = state.ledger.as_mut()
+            && ledger.wants_compaction()
+            && ledger.compact(step).is_ok()
+            && !ledger.has_work()
         {}
         if let Ok(mut state) = self.shared.lock()
-            && let Some(book) = state.book.as_mut()
-            && book.wants_checkpoint()
+            && let Some(ledger) = state.ledger.as_mut()
+            && ledger.wants_checkpoint()
         {
-            let _ = book.checkpoint(step);
+            let _ = ledger.checkpoint(step);
         }
         if self.spare.as_ref().is_some_and(|making| !making.is_finished()) {
             return;
         }
         let Ok(mut state) = self.shared.lock() else { return };
         let now = self.shared.clock.now();
-        let wanted = state.book.as_mut().and_then(|book| book.wanted_spare(now));
+        let wanted = state.ledger.as_mut().and_then(|ledger| ledger.wanted_spare(now));
         drop(state);
         let Some(wanted) = wanted else { return };
         let shared = self.shared.clone();
@@ -856,9 +857,9 @@ impl Writer {
             let made = wanted.make();
             let now = shared.clock.now();
             if let Ok(mut state) = shared.lock()
-                && let Some(book) = state.book.as_mut()
+                && let Some(ledger) = state.ledger.as_mut()
             {
-                book.spare_made(made, now);
+                ledger.spare_made(made, now);
             }
         });
         self.spare = making.ok();
@@ -871,34 +872,34 @@ impl Writer {
 }
 
 fn alter_now(
-    book: &mut Book,
+    ledger: &mut JournaledLedger,
     jobs: Vec<JobId>,
-    alteration: Alteration,
+    alteration: JobAction,
     now: Now,
-) -> Answer<Vec<Altered>> {
-    let altered = |(job, result)| Altered { job, result };
-    let results: Vec<Result<Deed, Refusal>> = match alteration {
-        Alteration::Cancel => {
-            let reply = book.apply(Cancel { jobs: jobs.clone() }, now)?;
-            reply.into_iter().map(|each| each.map(Deed::Cancel)).collect()
+) -> Answer<Vec<JobActionResult>> {
+    let altered = |(job, result)| JobActionResult { job, result };
+    let results: Vec<Result<JobActionDone, Refusal>> = match alteration {
+        JobAction::Cancel => {
+            let reply = ledger.apply(Cancel { jobs: jobs.clone() }, now)?;
+            reply.into_iter().map(|each| each.map(JobActionDone::Cancel)).collect()
         }
-        Alteration::Reschedule(start) => {
-            let reply = book.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
-            reply.into_iter().map(|each| each.map(Deed::Rescheduled)).collect()
+        JobAction::Reschedule(start) => {
+            let reply = ledger.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
+            reply.into_iter().map(|each| each.map(JobActionDone::Rescheduled)).collect()
         }
-        Alteration::Remove => {
-            let reply = book.apply(Remove { jobs: jobs.clone() }, now)?;
-            reply.into_iter().map(|each| each.map(|()| Deed::Removed)).collect()
+        JobAction::Remove => {
+            let reply = ledger.apply(Remove { jobs: jobs.clone() }, now)?;
+            reply.into_iter().map(|each| each.map(|()| JobActionDone::Removed)).collect()
         }
-        Alteration::RemoveGraph => {
-            let reply = book.apply(RemoveGraph { roots: jobs.clone() }, now)?;
-            let done = |jobs| Deed::GraphRemoved { jobs };
+        JobAction::RemoveGraph => {
+            let reply = ledger.apply(RemoveGraph { roots: jobs.clone() }, now)?;
+            let done = |jobs| JobActionDone::GraphRemoved { jobs };
             reply.into_iter().map(|each| each.map(done)).collect()
         }
-        Alteration::Replay => {
-            let reply = book.apply(Replay { jobs }, now)?;
+        JobAction::Replay => {
+            let reply = ledger.apply(Replay { jobs }, now)?;
             let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
-                altered((job, each.map(|()| Deed::Replayed)))
+                altered((job, each.map(|()| JobActionDone::Replayed)))
             };
             return Ok(reply.into_iter().map(replayed).collect());
         }
@@ -928,18 +929,18 @@ impl Store for FileStore {
         self.commit("enqueue", need, Enqueue { jobs }, |_, reply| Ok(reply)).await
     }
 
-    async fn claim(&self, claim: Claim) -> Answer<Handed> {
+    async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch> {
         let all = claim.limit.min(limits::CLAIM_JOBS) as u64 * 256;
         let need = Need::Progress(Size { all, largest: 0 });
-        let patience = |book: &Book| match book.tokens_run_out() {
-            true => Patience::Landed,
-            false => Patience::Written,
+        let wait_for = |ledger: &JournaledLedger| match ledger.tokens_run_out() {
+            true => WaitFor::Landed,
+            false => WaitFor::Written,
         };
-        self.with_book("claim", patience, |book, now| {
+        self.with_ledger("claim", wait_for, |ledger, now| {
             let unknown = |full| StoreError::Unknown { doing: "claim", source: Box::new(full) };
-            book.admit(need, now).map_err(unknown)?;
-            let claims = book.apply(claim, now)?;
-            book.hand(claims)
+            ledger.admit(need, now).map_err(unknown)?;
+            let claims = ledger.apply(claim, now)?;
+            ledger.hand(claims)
         })
         .await
     }
@@ -976,16 +977,20 @@ impl Store for FileStore {
         self.commit("promote", Need::Progress(Size::default()), Promote, |_, reply| Ok(reply)).await
     }
 
-    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
-        let mut sifted = Sifted::default();
+    async fn alter(
+        &self,
+        selection: Selection,
+        alteration: JobAction,
+    ) -> Answer<Vec<JobActionResult>> {
+        let mut progress = SelectionProgress::default();
         loop {
-            let alter = |book: &mut Book, now| {
-                book.admit(Need::Progress(Size::default()), now)?;
-                let jobs = book.select(&selection, &mut sifted, now)?;
-                jobs.map(|jobs| alter_now(book, jobs, alteration, now)).transpose()
+            let alter = |ledger: &mut JournaledLedger, now| {
+                ledger.admit(Need::Progress(Size::default()), now)?;
+                let jobs = ledger.select(&selection, &mut progress, now)?;
+                jobs.map(|jobs| alter_now(ledger, jobs, alteration, now)).transpose()
             };
             // More records have to be read than is done in one turn.
-            let altered = self.with_book("change jobs", |_| Patience::Landed, alter).await?;
+            let altered = self.with_ledger("change jobs", |_| WaitFor::Landed, alter).await?;
             if let Some(altered) = altered {
                 return Ok(altered);
             }
@@ -1014,11 +1019,12 @@ impl Store for FileStore {
     }
 
     async fn object(&self, address: &ObjectAddress) -> Answer<Option<ObjectView>> {
-        let patience = |book: &Book| match book.object_has_landed(address) {
-            true => Patience::None,
-            false => Patience::Landed,
+        let wait_for = |ledger: &JournaledLedger| match ledger.object_has_landed(address) {
+            true => WaitFor::None,
+            false => WaitFor::Landed,
         };
-        self.with_book("look at an object", patience, |book, now| book.object(address, now)).await
+        self.with_ledger("look at an object", wait_for, |ledger, now| ledger.object(address, now))
+            .await
     }
 
     async fn objects(
@@ -1027,40 +1033,41 @@ impl Store for FileStore {
         after: Option<&ObjectAddress>,
         limit: usize,
     ) -> Answer<ObjectPage> {
-        let list = |book: &mut Book, now| book.objects(filter, after, limit, now);
-        self.with_book("list objects", |_| Patience::Landed, list).await
+        let list = |ledger: &mut JournaledLedger, now| ledger.objects(filter, after, limit, now);
+        self.with_ledger("list objects", |_| WaitFor::Landed, list).await
     }
 
-    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
-        let command = Announce { worker, news };
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
+        let command = Heartbeat { worker, news };
         self.commit("announce", Need::Progress(Size::default()), command, |_, reply| Ok(reply))
             .await
     }
 
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
         // Whoever asks for what has landed need not wait for what others are about to write.
-        let patience = |book: &Book| match book.have_landed(jobs) {
-            true => Patience::None,
-            false => Patience::Landed,
+        let wait_for = |ledger: &JournaledLedger| match ledger.have_landed(jobs) {
+            true => WaitFor::None,
+            false => WaitFor::Landed,
         };
-        self.with_book("find", patience, |book, now| book.find(jobs, now)).await
+        self.with_ledger("find", wait_for, |ledger, now| ledger.find(jobs, now)).await
     }
 
     async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
-        let list = |book: &mut Book, now| book.list(filter, after, limit, now);
-        self.with_book("list", |_| Patience::Landed, list).await
+        let list = |ledger: &mut JournaledLedger, now| ledger.list(filter, after, limit, now);
+        self.with_ledger("list", |_| WaitFor::Landed, list).await
     }
 
     async fn count(&self) -> Answer<Counts> {
-        self.with_book("count", |_| Patience::Landed, |book, now| Ok(book.count(now))).await
+        self.with_ledger("count", |_| WaitFor::Landed, |ledger, now| Ok(ledger.count(now))).await
     }
 
     async fn explain(&self, job: JobId) -> Answer<Explanation> {
-        self.with_book("explain", |_| Patience::Landed, |book, now| book.explain(job, now)).await
+        self.with_ledger("explain", |_| WaitFor::Landed, |ledger, now| ledger.explain(job, now))
+            .await
     }
 
     async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        self.with_book("read", |_| Patience::Landed, |book, _| Ok(book.dependents(job))).await
+        self.with_ledger("read", |_| WaitFor::Landed, |ledger, _| Ok(ledger.dependents(job))).await
     }
 
     async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {

@@ -13,10 +13,10 @@ use windlass_core::explain::Explanation;
 use windlass_core::filter::{Filter, Order};
 use windlass_core::job::{Bytes, JobId, NewJob};
 use windlass_core::ledger::{
-    Announce, Applied, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue,
-    Enqueued, Ledger, Promote, Promoted, QueueChange, Remove, RemoveGraph, Renew, Renewal, Renewed,
-    Replay, ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned,
-    WorkerNews,
+    Applied, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue, Enqueued,
+    Heartbeat, Ledger, Promote, Promoted, QueueChange, Remove, RemoveGraph, Renew, Renewal,
+    Renewed, Replay, ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement,
+    Turned, WorkerReport,
 };
 use windlass_core::limits::{self, Limits};
 use windlass_core::name::Name;
@@ -26,8 +26,8 @@ use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
 use super::{
-    Alteration, Altered, Answer, Cursor, Deed, Handed, HandedJob, ObjectFilter, ObjectPage, Page,
-    Selection, Store,
+    Answer, ClaimedBatch, ClaimedJob, Cursor, JobAction, JobActionDone, JobActionResult,
+    ObjectFilter, ObjectPage, Page, Selection, Store,
 };
 use crate::clock::Clock;
 use crate::wake::Wake;
@@ -35,7 +35,7 @@ use crate::wake::Wake;
 /// Keeps jobs for as long as the process lives.
 #[derive(Debug)]
 pub struct MemoryStore {
-    book: Mutex<Book>,
+    book: Mutex<MemoryLedger>,
     clock: Arc<dyn Clock>,
     wake: Arc<dyn Wake>,
     committed: watch::Sender<u64>,
@@ -43,7 +43,7 @@ pub struct MemoryStore {
 
 /// The ledger and the records, which change together.
 #[derive(Debug)]
-struct Book {
+struct MemoryLedger {
     ledger: Ledger,
     /// By sequence, so that a list goes by acceptance. Boxed, because the map moves what it holds.
     records: BTreeMap<u64, Box<JobRecord>>,
@@ -56,7 +56,7 @@ struct Book {
 impl MemoryStore {
     /// An empty store.
     pub fn new(limits: Limits, clock: Arc<dyn Clock>, wake: Arc<dyn Wake>) -> Self {
-        let book = Book {
+        let book = MemoryLedger {
             ledger: Ledger::new(limits),
             records: BTreeMap::new(),
             sequences: BTreeMap::new(),
@@ -68,7 +68,7 @@ impl MemoryStore {
 
     /// The book, unless a call crashed while it held it: half a change cannot be told from a whole
     /// one.
-    fn book(&self) -> Result<MutexGuard<'_, Book>, Refusal> {
+    fn book(&self) -> Result<MutexGuard<'_, MemoryLedger>, Refusal> {
         self.book.lock().map_err(|_| Refusal::Unavailable {
             why: "an earlier call crashed while changing it; start anew".to_string(),
         })
@@ -78,7 +78,7 @@ impl MemoryStore {
     async fn commit<C: Command, T>(
         &self,
         command: C,
-        read: impl FnOnce(&Book, C::Reply) -> T,
+        read: impl FnOnce(&MemoryLedger, C::Reply) -> T,
     ) -> Answer<T> {
         let (reply, rings) = self.commit_chosen(|_, _| command, read);
         self.ring(&rings).await;
@@ -88,8 +88,8 @@ impl MemoryStore {
     /// Like `commit`, with a command that is chosen by what the book holds.
     fn commit_chosen<C: Command, T>(
         &self,
-        choose: impl FnOnce(&Book, Timestamp) -> C,
-        read: impl FnOnce(&Book, C::Reply) -> T,
+        choose: impl FnOnce(&MemoryLedger, Timestamp) -> C,
+        read: impl FnOnce(&MemoryLedger, C::Reply) -> T,
     ) -> (Answer<T>, Vec<Ring>) {
         let mut book = match self.book() {
             Ok(book) => book,
@@ -128,7 +128,7 @@ struct Gone {
     events: Vec<Arc<Event>>,
 }
 
-impl Book {
+impl MemoryLedger {
     fn keep(&mut self, change: &Change, gone: &mut Gone) {
         match change {
             Change::Insert(accepted) => {
@@ -157,7 +157,7 @@ impl Book {
             // The ledger itself keeps these for as long as the process lives.
             Change::Queue { .. }
             | Change::Rate { .. }
-            | Change::Line { .. }
+            | Change::QueueKind { .. }
             | Change::Lane { .. } => {}
         }
     }
@@ -195,10 +195,10 @@ impl Book {
         }
     }
 
-    fn hand(&self, claims: windlass_core::ledger::Claims) -> Handed {
+    fn hand(&self, claims: windlass_core::ledger::Claims) -> ClaimedBatch {
         let jobs = claims.jobs.into_iter().filter_map(|claimed| {
             let record = self.record(claimed.id)?;
-            Some(HandedJob {
+            Some(ClaimedJob {
                 job: record.job.clone(),
                 first_started_at: record.first_started_at.unwrap_or(claimed.lease.since),
                 created_at: record.created_at,
@@ -211,7 +211,7 @@ impl Book {
                 last_error: record.error.clone(),
             })
         });
-        Handed { jobs: jobs.collect(), ready: claims.ready, wake_in: claims.wake_in }
+        ClaimedBatch { jobs: jobs.collect(), ready: claims.ready, wake_in: claims.wake_in }
     }
 }
 
@@ -221,8 +221,8 @@ impl Store for MemoryStore {
         self.commit(Enqueue { jobs }, |_, reply| reply).await
     }
 
-    async fn claim(&self, claim: Claim) -> Answer<Handed> {
-        self.commit(claim, Book::hand).await
+    async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch> {
+        self.commit(claim, MemoryLedger::hand).await
     }
 
     async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {
@@ -241,47 +241,53 @@ impl Store for MemoryStore {
         self.commit(Promote, |_, reply| reply).await
     }
 
-    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
+    async fn alter(
+        &self,
+        selection: Selection,
+        alteration: JobAction,
+    ) -> Answer<Vec<JobActionResult>> {
         let mut chosen = Vec::new();
-        let choose = |book: &Book, now| {
+        let choose = |book: &MemoryLedger, now| {
             chosen = book.select(selection, now);
             chosen.clone()
         };
         let (reply, rings) = match alteration {
-            Alteration::Cancel => self.commit_chosen(
+            JobAction::Cancel => self.commit_chosen(
                 |book, now| Cancel { jobs: choose(book, now) },
-                |_, reply| reply.into_iter().map(|r| r.map(Deed::Cancel)).collect::<Vec<_>>(),
+                |_, reply| {
+                    reply.into_iter().map(|r| r.map(JobActionDone::Cancel)).collect::<Vec<_>>()
+                },
             ),
-            Alteration::Reschedule(start) => self.commit_chosen(
+            JobAction::Reschedule(start) => self.commit_chosen(
                 |book, now| Reschedule { jobs: choose(book, now), start },
-                |_, reply| reply.into_iter().map(|r| r.map(Deed::Rescheduled)).collect(),
+                |_, reply| reply.into_iter().map(|r| r.map(JobActionDone::Rescheduled)).collect(),
             ),
-            Alteration::Remove => self.commit_chosen(
+            JobAction::Remove => self.commit_chosen(
                 |book, now| Remove { jobs: choose(book, now) },
-                |_, reply| reply.into_iter().map(|r| r.map(|()| Deed::Removed)).collect(),
+                |_, reply| reply.into_iter().map(|r| r.map(|()| JobActionDone::Removed)).collect(),
             ),
-            Alteration::RemoveGraph => self.commit_chosen(
+            JobAction::RemoveGraph => self.commit_chosen(
                 |book, now| RemoveGraph { roots: choose(book, now) },
                 |_, reply| {
-                    let done = |jobs| Deed::GraphRemoved { jobs };
+                    let done = |jobs| JobActionDone::GraphRemoved { jobs };
                     reply.into_iter().map(|each| each.map(done)).collect()
                 },
             ),
-            Alteration::Replay => {
+            JobAction::Replay => {
                 let (reply, rings) = self.commit_chosen(
                     |book, now| Replay { jobs: choose(book, now) },
                     |_, reply| reply,
                 );
                 self.ring(&rings).await;
-                let altered = |(job, result): (JobId, Result<(), Refusal>)| Altered {
+                let altered = |(job, result): (JobId, Result<(), Refusal>)| JobActionResult {
                     job,
-                    result: result.map(|()| Deed::Replayed),
+                    result: result.map(|()| JobActionDone::Replayed),
                 };
                 return reply.map(|reply| reply.into_iter().map(altered).collect());
             }
         };
         self.ring(&rings).await;
-        let altered = |(job, result)| Altered { job, result };
+        let altered = |(job, result)| JobActionResult { job, result };
         reply.map(|results| chosen.into_iter().zip(results).map(altered).collect())
     }
 
@@ -320,8 +326,8 @@ impl Store for MemoryStore {
         Ok(ObjectPage { objects, next })
     }
 
-    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
-        self.commit(Announce { worker, news }, |_, reply| reply).await
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
+        self.commit(Heartbeat { worker, news }, |_, reply| reply).await
     }
 
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use windlass_core::object::{Address as ObjectAddress, ObjectRecord};
-use windlass_core::record::{Change, Floors, JobRecord, QueueSettings, Totals};
+use windlass_core::record::{Change, JobRecord, NextIds, QueueSettings, Totals};
 use windlass_core::time::Timestamp;
 
 use super::Address;
@@ -52,19 +52,19 @@ pub struct Moved {
 /// Blocks its thread while it reads and writes directories.
 pub async fn move_store(from: &str, to: &str, force: bool) -> Result<Moved, Error> {
     let (source, name) = Source::open(from.parse()?, force).await?;
-    let floors = source.floors().await?;
+    let next_ids = source.next_ids().await?;
     // Whatever happens to a job is told by an event, and each event has a number.
-    let stand = format!("{}:{}", floors.sequence, floors.event);
+    let stand = format!("{}:{}", next_ids.sequence, next_ids.event);
     let target: Address = to.parse()?;
     match target {
         Address::Memory => Err(Error::NotMoved {
             why: "what is in memory is gone with its process; name a directory or a database"
                 .to_string(),
         }),
-        Address::Directory(path) => into_directory(source, floors, &path).await,
+        Address::Directory(path) => into_directory(source, next_ids, &path).await,
         #[cfg(feature = "postgres")]
         Address::Postgres(address) => {
-            into_database(source, floors, &address.parse()?, &name, &stand).await
+            into_database(source, next_ids, &address.parse()?, &name, &stand).await
         }
         #[cfg(not(feature = "postgres"))]
         Address::Postgres(_) => {
@@ -134,31 +134,35 @@ impl Source {
         }
     }
 
-    async fn floors(&self) -> Result<Floors, Error> {
+    async fn next_ids(&self) -> Result<NextIds, Error> {
         match self {
-            Self::File(side) => Ok(side.floors()),
+            Self::File(side) => Ok(side.next_ids()),
             #[cfg(feature = "postgres")]
-            Self::Postgres(side) => side.floors().await,
+            Self::Postgres(side) => side.next_ids().await,
         }
     }
 }
 
-async fn into_directory(mut source: Source, floors: Floors, path: &Path) -> Result<Moved, Error> {
+async fn into_directory(
+    mut source: Source,
+    next_ids: NextIds,
+    path: &Path,
+) -> Result<Moved, Error> {
     let mut target = FileTarget::begin(path)?;
-    target.put(&[], &[], &source.image().await?, floors)?;
+    target.put(&[], &[], &source.image().await?, next_ids)?;
     let mut last = 0;
     loop {
         let jobs = source.jobs_after(last).await?;
         let Some(newest) = jobs.last() else { break };
         last = newest.sequence;
-        target.put(&jobs, &[], &[], floors)?;
+        target.put(&jobs, &[], &[], next_ids)?;
     }
     let mut at = None;
     loop {
         let objects = source.objects_after(at.as_ref()).await?;
         let Some(newest) = objects.last() else { break };
         at = Some(newest.address.clone());
-        target.put(&[], &objects, &[], floors)?;
+        target.put(&[], &objects, &[], next_ids)?;
     }
     let mut copy = Source::File(Box::new(target.read_back()?));
     let moved = compare(&mut source, &mut copy, |record| record).await?;
@@ -171,7 +175,7 @@ async fn into_directory(mut source: Source, floors: Floors, path: &Path) -> Resu
 #[cfg(feature = "postgres")]
 async fn into_database(
     mut source: Source,
-    floors: Floors,
+    next_ids: NextIds,
     address: &PostgresAddress,
     name: &str,
     stand: &str,
@@ -199,7 +203,7 @@ async fn into_database(
             target.put_objects(last, &objects).await?;
             at = Some(newest);
         }
-        target.settle(last, &image, floors).await?;
+        target.settle(last, &image, next_ids).await?;
     }
     let mut copy = Source::Postgres(Box::new(target));
     let moved = compare(&mut source, &mut copy, fit).await?;
@@ -276,12 +280,12 @@ fn said(image: &[Change]) -> BTreeMap<String, String> {
                 continue;
             }
             Change::Queue { queue, .. } => (format!("queue `{queue}`"), format!("{change:?}")),
-            Change::Line { totals, .. } | Change::Lane { totals, .. }
+            Change::QueueKind { totals, .. } | Change::Lane { totals, .. }
                 if *totals == Totals::default() =>
             {
                 continue;
             }
-            Change::Line { queue, kind, totals } => {
+            Change::QueueKind { queue, kind, totals } => {
                 (format!("the count of kind `{kind}` in queue `{queue}`"), format!("{totals:?}"))
             }
             Change::Lane { queue, lane, totals } => {

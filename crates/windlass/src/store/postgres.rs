@@ -8,19 +8,19 @@
 //! that the hot path neither rewrites wide rows nor walks through history.
 
 mod cancel;
+mod claimed;
 mod clock;
 pub(crate) mod connect;
 mod event;
 mod explain;
 mod fault;
-mod handed;
-pub(crate) mod inside;
 mod migrate;
 pub(in crate::store) mod moving;
 mod record;
 mod roles;
-mod sweep;
 mod tls;
+pub(crate) mod transaction;
+mod vacuum;
 mod wire;
 
 use std::collections::{HashMap, HashSet};
@@ -40,14 +40,14 @@ use tokio::sync::watch;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 use windlass_core::batch;
-use windlass_core::event::{Event, What};
+use windlass_core::event::{Event, EventKind};
 use windlass_core::explain::Explanation;
 use windlass_core::filter::{Filter, Order};
 use windlass_core::job::{JobId, LeaseToken, NewJob, Priority, Start, StateName};
 use windlass_core::ledger::{
-    CancelAnswer, Claim, Cleared, Counts, Enqueued, LaneCount, LineCount, Promoted, QueueChange,
-    QueueCount, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob, Ring, Settled,
-    Settlement, Totals, Turned, WorkerCard, WorkerKind, WorkerNews, WorkerView,
+    CancelAnswer, Claim, Cleared, Counts, Enqueued, LaneCount, Promoted, QueueChange, QueueCount,
+    QueueKindCount, RecoveryMode, Renewal, Renewed, Rescue, Rescued, RescuedJob, Ring, Settled,
+    Settlement, Totals, Turned, WorkerInfo, WorkerKind, WorkerReport, WorkerView,
 };
 use windlass_core::limits::{self, Limits};
 use windlass_core::name::Name;
@@ -58,16 +58,16 @@ use windlass_core::record::{JobRecord, QueueSettings, Report};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
-use self::cancel::UnderWay;
+use self::cancel::CancelOnDrop;
+use self::claimed::{ClaimColumns, Claims, HandedOut};
 use self::clock::ClockWatch;
-use self::event::{Lines, Told};
+use self::event::{EventRow, QueueKinds};
 use self::fault::Verdict;
-use self::handed::{Claims, HandedOut, Terms};
-use self::sweep::{Broom, Floor};
+use self::vacuum::{LowWater, Vacuum};
 use self::wire::{Placed, Read, Sparse};
 use super::{
-    Alteration, Altered, Answer, Cursor, Deed, Durability, Handed, ObjectFilter, ObjectPage, Page,
-    Selection, Store, StoreError,
+    Answer, ClaimedBatch, Cursor, Durability, JobAction, JobActionDone, JobActionResult,
+    ObjectFilter, ObjectPage, Page, Selection, Store, StoreError,
 };
 use crate::clock::{Clock, SystemClock};
 use crate::wake::Wake;
@@ -97,7 +97,7 @@ pub struct PostgresStore {
     claims: Claims,
     /// For pauses of its own, and for bounds of a hundred years; jobs know the database's.
     clock: SystemClock,
-    broom: Broom,
+    vacuum: Vacuum,
     watch: ClockWatch,
     /// Whether sessions have another isolation level by default, so that each call says its own.
     names_isolation: AtomicBool,
@@ -107,7 +107,7 @@ pub struct PostgresStore {
 #[derive(Default)]
 struct Names {
     lines: HashMap<(Name, Name), i32>,
-    of_line: Lines,
+    of_line: QueueKinds,
 }
 
 impl fmt::Debug for PostgresStore {
@@ -138,7 +138,7 @@ impl PostgresStore {
             handed_out: HandedOut::default(),
             claims: Claims::default(),
             clock: SystemClock::new(),
-            broom: Broom::default(),
+            vacuum: Vacuum::default(),
             watch: ClockWatch::start(address.clone()),
             names_isolation: AtomicBool::new(false),
         };
@@ -154,14 +154,14 @@ impl PostgresStore {
         let number = |limit: usize| i64::try_from(limit).unwrap_or(i64::MAX);
         let (age, jobs) = (wire::micros(self.limits.history_age), number(self.limits.history_jobs));
         let (bytes, dead) = (number(self.limits.payload_bytes), number(self.limits.dead_letters));
-        let sql = "update windlass.house set payload_bytes = $1, dead_letters = $2, \
+        let sql = "update windlass.settings set payload_bytes = $1, dead_letters = $2, \
              history_age = $3, history_jobs = $4 \
              where (payload_bytes, dead_letters, history_age, history_jobs) \
                is distinct from ($1, $2, $3, $4)";
         let parameters: [Parameter<'_>; 4] =
             [(&bytes, Type::INT8), (&dead, Type::INT8), (&age, Type::INT8), (&jobs, Type::INT8)];
         self.call("write down the limits", sql, &parameters).await?;
-        let sql = "select windlass._number(), \
+        let sql = "select windlass._number_events(), \
              current_setting('transaction_isolation') <> 'read committed'";
         let row = self.one("read the last event", sql, &[]).await?;
         self.names_isolation.store(row.get(1), Ordering::Relaxed);
@@ -178,7 +178,7 @@ impl PostgresStore {
         let sql = self.schema.in_sql(sql);
         for attempt in 1..=TRIES {
             let client = self.pool.get().await.map_err(fault::no_connection)?;
-            let under_way = UnderWay::new(client, &self.address);
+            let under_way = CancelOnDrop::new(client, &self.address);
             let asked = async {
                 let client = under_way.client();
                 match self.names_isolation.load(Ordering::Relaxed) {
@@ -237,7 +237,7 @@ impl PostgresStore {
     }
 
     async fn learn_lines(&self) -> Answer<()> {
-        let sql = "select l.id, q.name, k.name from windlass.line l \
+        let sql = "select l.id, q.name, k.name from windlass.queue_kind l \
              join windlass.queue q on q.id = l.queue join windlass.kind k on k.id = l.kind";
         let rows = self.call("read names", sql, &[]).await?;
         let mut names = self.names();
@@ -276,7 +276,7 @@ impl PostgresStore {
     }
 
     async fn accept(&self, jobs: &[Arc<NewJob>]) -> Answer<Vec<Enqueued>> {
-        let columns = Columns::of(jobs, self.lines(jobs).await?);
+        let columns = BatchColumns::of(jobs, self.lines(jobs).await?);
         let rows = self.call("enqueue", ACCEPT, &columns.parameters()).await?;
         let (enqueued, rings) = read_enqueued(&rows)?;
         self.committed_and_rings(rings).await;
@@ -286,7 +286,8 @@ impl PostgresStore {
     /// Whether the job runs under this lease.
     async fn is_held(&self, job: JobId, token: LeaseToken) -> Answer<bool> {
         let (job, token) = (wire::uuid(job), token.0.cast_signed());
-        let sql = "select exists (select from windlass.job j join windlass.standing p using (seq) \
+        let sql = "select exists (select from windlass.job j \
+             join windlass.job_state_now p using (seq) \
              where j.id = $1 and p.state = 3 and p.token = $2)";
         let parameters: [Parameter<'_>; 2] = [(&job, Type::UUID), (&token, Type::INT8)];
         Ok(self.one("look at a lease", sql, &parameters).await?.get(0))
@@ -294,10 +295,10 @@ impl PostgresStore {
 
     async fn objects_where(
         &self,
-        condition: &str,
+        status: &str,
         parameters: &[Parameter<'_>],
     ) -> Answer<Vec<ObjectView>> {
-        let sql = format!("{OBJECTS} where {condition}");
+        let sql = format!("{OBJECTS} where {status}");
         let rows = self.call("read objects", &sql, parameters).await?;
         rows.iter().map(|row| understood(read_object(row))).collect()
     }
@@ -306,7 +307,7 @@ impl PostgresStore {
     async fn look_up_results(&self, events: &mut [Event]) -> Answer<()> {
         let mut completed: Vec<&mut Event> = events
             .iter_mut()
-            .filter(|event| matches!(event.what, What::JobCompleted { .. }))
+            .filter(|event| matches!(event.what, EventKind::JobCompleted { .. }))
             .collect();
         if completed.is_empty() {
             return Ok(());
@@ -320,7 +321,8 @@ impl PostgresStore {
         for row in self.call("read results", event::RESULTS, &parameters).await? {
             let place = usize::try_from(row.get::<_, i32>("n")).ok();
             let event = place.and_then(|n| completed.get_mut(n.checked_sub(1)?));
-            if let Some(What::JobCompleted { result, .. }) = event.map(|event| &mut event.what) {
+            if let Some(EventKind::JobCompleted { result, .. }) = event.map(|event| &mut event.what)
+            {
                 *result = event::result(&row);
             }
         }
@@ -440,7 +442,7 @@ fn about_now() -> Timestamp {
 const ACCEPT: &str = "select * from windlass.accept($1, $2, $3, $4, $5, $6, $7, $8)";
 
 /// A batch of jobs, column by column.
-struct Columns<'a> {
+struct BatchColumns<'a> {
     ids: Vec<uuid::Uuid>,
     lines: Vec<i32>,
     payloads: Vec<&'a [u8]>,
@@ -451,7 +453,7 @@ struct Columns<'a> {
     specs: Sparse<Value>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> BatchColumns<'a> {
     fn of(jobs: &'a [Arc<NewJob>], lines: Vec<i32>) -> Self {
         Self {
             ids: jobs.iter().map(|job| wire::uuid(job.id)).collect(),
@@ -503,17 +505,17 @@ fn read_enqueued(rows: &[Row]) -> Answer<(Vec<Enqueued>, Option<Vec<String>>)> {
 
 /// An object's columns, given what its jobs say.
 const OBJECTS: &str = "select o.*, \
-    (select min(p.since) from windlass.place p where p.object = o.address and p.state = 3) \
+    (select min(p.since) from windlass.job_state p where p.object = o.address and p.state = 3) \
       as running, \
     (select case when p.state < 3 then p.at end from windlass.job j \
-      join windlass.place p using (seq) where j.id = o.alarm) as alarm_at, \
-    (select count(*) from windlass.place p where p.object = o.address) as open_jobs \
+      join windlass.job_state p using (seq) where j.id = o.alarm) as alarm_at, \
+    (select count(*) from windlass.job_state p where p.object = o.address) as open_jobs \
     from windlass.object o";
 
 fn read_object(row: &Row) -> Read<ObjectView> {
     let name = |what: &str| wire::name(row.get(what));
     let address = Address::new(name("kind")?, name("name")?, row.get("key"));
-    let address = address.map_err(|refusal| wire::Strange(refusal.to_string()))?;
+    let address = address.map_err(|refusal| wire::UnknownValue(refusal.to_string()))?;
     let at = |what: &str| row.get::<_, Option<i64>>(what).map(wire::time);
     let meta = ObjectMeta {
         version: row.get::<_, i64>("version").cast_unsigned(),
@@ -567,7 +569,7 @@ fn by_number(
 
 /// Settlements, column by column.
 #[derive(Default)]
-struct Ends {
+struct SettlementColumns {
     jobs: Vec<uuid::Uuid>,
     /// How many of them, from the first on, end alone and are in the order of their numbers.
     alone: i32,
@@ -589,7 +591,7 @@ struct Ends {
     object_states: Sparse<Vec<u8>>,
 }
 
-impl Ends {
+impl SettlementColumns {
     fn push(&mut self, settlement: &Settlement, number: Option<i64>, alone: bool) {
         let (verdict, argument) = wire::verdict(settlement.verdict);
         let token = settlement.token.0.cast_signed();
@@ -726,7 +728,7 @@ fn write_change(change: &QueueChange) -> (&'static str, Value) {
     }
 }
 
-fn write_card(card: &WorkerCard) -> Value {
+fn write_card(card: &WorkerInfo) -> Value {
     let kind = |kind: &WorkerKind| {
         let rate = kind.rate.map(|rate| json!([rate.jobs, wire::micros(rate.period), rate.burst]));
         json!({ "kind": kind.kind.as_str(), "concurrency": kind.concurrency, "rate": rate })
@@ -737,7 +739,7 @@ fn write_card(card: &WorkerCard) -> Value {
     json!({ "queues": queues, "kinds": kinds, "slots": card.slots })
 }
 
-fn read_card(value: &Value) -> Option<WorkerCard> {
+fn read_card(value: &Value) -> Option<WorkerInfo> {
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
     let name = |value: &Value| Name::new(value.as_str()?).ok();
     let kind = |value: &Value| {
@@ -756,7 +758,7 @@ fn read_card(value: &Value) -> Option<WorkerCard> {
         Some(queues) => Some(queues.iter().map(name).collect::<Option<Vec<_>>>()?),
         None => None,
     };
-    Some(WorkerCard {
+    Some(WorkerInfo {
         queues,
         kinds: value["kinds"].as_array()?.iter().map(kind).collect::<Option<_>>()?,
         slots: number(&value["slots"])?,
@@ -785,7 +787,12 @@ fn read_counts(value: &Value) -> Option<Counts> {
             *state = count(&line["states"][index])?;
         }
         let totals = read_totals(&line["totals"])?;
-        Some(LineCount { queue: name(&line["queue"])?, kind: name(&line["kind"])?, states, totals })
+        Some(QueueKindCount {
+            queue: name(&line["queue"])?,
+            kind: name(&line["kind"])?,
+            states,
+            totals,
+        })
     };
     let queue = |queue: &Value| {
         let settings = wire::settings(&queue["settings"]).ok()?;
@@ -847,39 +854,39 @@ impl Store for PostgresStore {
         self.accept(&jobs).await
     }
 
-    async fn claim(&self, claim: Claim) -> Answer<Handed> {
+    async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch> {
         const CLAIM: &str =
             "select * from windlass.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
         let part = self.claims.begin(claim.limit);
-        let terms = Terms::of(&claim, &part);
+        let terms = ClaimColumns::of(&claim, &part);
         let rows = self.call("claim", CLAIM, &terms.parameters()).await?;
         drop(part);
         let known = {
             let names = self.names();
-            handed::lines(&rows).all(|line| names.of_line.contains_key(&line))
+            claimed::lines(&rows).all(|line| names.of_line.contains_key(&line))
         };
         if !known {
             self.learn_lines().await?;
         }
-        let mut handed = Handed::default();
+        let mut claimed = ClaimedBatch::default();
         // The last row tells how things stand.
         if let Some((stand, rows)) = rows.split_last() {
-            handed.ready = stand.get::<_, i64>("ready").cast_unsigned();
-            handed.wake_in = stand.get::<_, Option<i64>>("wake_in").map(wire::duration);
+            claimed.ready = stand.get::<_, i64>("ready").cast_unsigned();
+            claimed.wake_in = stand.get::<_, Option<i64>>("wake_in").map(wire::duration);
             let (since, lines) = (wire::time(stand.get("since")), &self.names().of_line);
-            let reader = handed::Reader { claim: &claim, since, lines };
-            handed.jobs = understood(reader.spoken(stand))?;
-            self.handed_out.remember(rows, &handed.jobs);
+            let reader = claimed::ClaimReader { claim: &claim, since, lines };
+            claimed.jobs = understood(reader.spoken(stand))?;
+            self.handed_out.remember(rows, &claimed.jobs);
             for row in rows {
-                handed.jobs.push(understood(reader.row(row))?);
+                claimed.jobs.push(understood(reader.row(row))?);
             }
         }
         // In the order in which they are to start, whatever the database thinks of it.
-        handed.jobs.sort_by_key(|handed| handed.lease.token);
-        if !handed.jobs.is_empty() {
+        claimed.jobs.sort_by_key(|claimed| claimed.lease.token);
+        if !claimed.jobs.is_empty() {
             self.committed_and_rings(None).await;
         }
-        Ok(handed)
+        Ok(claimed)
     }
 
     async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {
@@ -940,7 +947,8 @@ impl Store for PostgresStore {
         }
         let jobs = || accepted.iter().map(|(_, settlement)| settlement.job);
         let numbers = self.handed_out.numbers(jobs());
-        let (mut ends, mut places) = (Ends::default(), Vec::with_capacity(accepted.len()));
+        let (mut ends, mut places) =
+            (SettlementColumns::default(), Vec::with_capacity(accepted.len()));
         for (alone, at) in by_number(&accepted, &numbers) {
             let (index, settlement) = &accepted[at];
             places.push((*index, settlement.job));
@@ -1022,15 +1030,19 @@ impl Store for PostgresStore {
         if !rings.is_empty() {
             self.wake.ring(&rings).await;
         }
-        let floor = || Floor { pool: self.pool.clone(), schema: self.schema.clone() };
-        self.broom.sweep(floor, self.clock.now().steady);
+        let low_water = || LowWater { pool: self.pool.clone(), schema: self.schema.clone() };
+        self.vacuum.sweep(low_water, self.clock.now().steady);
         Ok(Promoted {
             purged: row.get::<_, i64>("purged").cast_unsigned(),
             next_in: row.get::<_, Option<i64>>("next_in").map(wire::duration),
         })
     }
 
-    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
+    async fn alter(
+        &self,
+        selection: Selection,
+        alteration: JobAction,
+    ) -> Answer<Vec<JobActionResult>> {
         let (ids, filter) = match selection {
             Selection::Jobs(jobs) => (Some(jobs), None),
             Selection::Matching(filter) => match self.filter(&filter).await? {
@@ -1040,14 +1052,14 @@ impl Store for PostgresStore {
         };
         let ids: Option<Vec<uuid::Uuid>> = ids.map(|ids| ids.into_iter().map(wire::uuid).collect());
         let (what, start) = match alteration {
-            Alteration::Cancel => (0_i32, Start::Now),
-            Alteration::Reschedule(start) => {
+            JobAction::Cancel => (0_i32, Start::Now),
+            JobAction::Reschedule(start) => {
                 start.check(about_now())?;
                 (1, start)
             }
-            Alteration::Replay => (2, Start::Now),
-            Alteration::Remove => (3, Start::Now),
-            Alteration::RemoveGraph => (4, Start::Now),
+            JobAction::Replay => (2, Start::Now),
+            JobAction::Remove => (3, Start::Now),
+            JobAction::RemoveGraph => (4, Start::Now),
         };
         let (kind, us) = wire::start(start);
         let kind = i32::from(kind);
@@ -1072,19 +1084,19 @@ impl Store for PostgresStore {
                     Err(fault::refusal(&detail, Some(job)).unwrap_or(Refusal::UnknownJob { job }))
                 }
                 None => Ok(match (alteration, row.get::<_, i32>("deed")) {
-                    (Alteration::Cancel, 0) => Deed::Cancel(CancelAnswer::Cancelled),
-                    (Alteration::Cancel, _) => Deed::Cancel(CancelAnswer::Requested),
-                    (Alteration::Reschedule(_), state) => {
-                        Deed::Rescheduled(understood(wire::state_name(state.into()))?)
+                    (JobAction::Cancel, 0) => JobActionDone::Cancel(CancelAnswer::Cancelled),
+                    (JobAction::Cancel, _) => JobActionDone::Cancel(CancelAnswer::Requested),
+                    (JobAction::Reschedule(_), state) => {
+                        JobActionDone::Rescheduled(understood(wire::state_name(state.into()))?)
                     }
-                    (Alteration::Replay, _) => Deed::Replayed,
-                    (Alteration::Remove, _) => Deed::Removed,
-                    (Alteration::RemoveGraph, jobs) => {
-                        Deed::GraphRemoved { jobs: jobs.unsigned_abs().into() }
+                    (JobAction::Replay, _) => JobActionDone::Replayed,
+                    (JobAction::Remove, _) => JobActionDone::Removed,
+                    (JobAction::RemoveGraph, jobs) => {
+                        JobActionDone::GraphRemoved { jobs: jobs.unsigned_abs().into() }
                     }
                 }),
             };
-            altered.push(Altered { job, result });
+            altered.push(JobActionResult { job, result });
         }
         self.committed_and_rings(rings).await;
         Ok(altered)
@@ -1179,24 +1191,24 @@ impl Store for PostgresStore {
             (&status, Type::INT2),
             (&most, Type::INT8),
         ];
-        let condition = "(o.kind, o.name, o.key) \
+        let status = "(o.kind, o.name, o.key) \
                > ($1 collate \"C\", $2 collate \"C\", $3 collate \"C\") \
              and ($4 is null or o.kind = $4) \
              and ($5 is null or o.name = $5) and ($6 is null or o.status = $6) \
              order by o.kind, o.name, o.key limit $7";
-        let mut objects = self.objects_where(condition, &parameters).await?;
+        let mut objects = self.objects_where(status, &parameters).await?;
         let more = objects.len() > limit;
         objects.truncate(limit);
         let last = objects.last().map(|object| object.record.address.clone());
         Ok(ObjectPage { next: last.filter(|_| more), objects })
     }
 
-    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
         let (number, card, error) = match &news {
-            WorkerNews::Started(card) => (0_i32, Some(write_card(card)), None),
-            WorkerNews::Stopping => (1, None, None),
-            WorkerNews::Stopped => (2, None, None),
-            WorkerNews::Error(error) => (3, None, Some(wire::text(error.as_str()))),
+            WorkerReport::Started(card) => (0_i32, Some(write_card(card)), None),
+            WorkerReport::Stopping => (1, None, None),
+            WorkerReport::Stopped => (2, None, None),
+            WorkerReport::Error(error) => (3, None, Some(wire::text(error.as_str()))),
         };
         let worker = &*worker;
         let (host, pid) = (host(), i64::from(std::process::id()));
@@ -1210,7 +1222,7 @@ impl Store for PostgresStore {
             (&version, Type::TEXT),
             (&error, Type::TEXT),
         ];
-        let sql = "select windlass.announce($1, $2, $3, $4, $5, $6, $7)";
+        let sql = "select windlass.heartbeat($1, $2, $3, $4, $5, $6, $7)";
         self.call("announce a worker", sql, &parameters).await?;
         self.committed.send_modify(|_| {});
         Ok(())
@@ -1258,9 +1270,9 @@ impl Store for PostgresStore {
              select (select windlass.now_us()) as now, x.n, x.last, y.* \
              from ends x left join lateral (\
                select {} from {} where j.seq in (select seq from scanned) \
-                 and windlass._means($3, case when p.state = 1 \
+                 and windlass._matches($3, case when p.state = 1 \
                    and p.at <= (select windlass.now_us()) then 2 else p.state end, \
-                   j.line, j.spec, j.created_at) \
+                   j.queue_kind, j.spec, j.created_at) \
                order by j.seq {way} limit $4) y on true order by y.seq {way}",
             record::COLUMNS,
             record::TABLES
@@ -1307,7 +1319,7 @@ impl Store for PostgresStore {
 
     async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
         let job = wire::uuid(job);
-        let sql = "select j.id from windlass.edge e join windlass.job j on j.seq = e.seq \
+        let sql = "select j.id from windlass.dependency e join windlass.job j on j.seq = e.seq \
              where e.on_id = $1 and not e.met order by j.id";
         let rows = self.call("read dependents", sql, &[(&job, Type::UUID)]).await?;
         Ok(rows.iter().map(|row| wire::job_id(row.get(0))).collect())
@@ -1329,10 +1341,10 @@ impl Store for PostgresStore {
                         false
                     });
                 }
-                None => told.push(Told::of(row)),
+                None => told.push(EventRow::of(row)),
             }
         }
-        let unknown = |told: &Told| {
+        let unknown = |told: &EventRow| {
             let names = self.names();
             told.lines.iter().any(|line| !names.of_line.contains_key(line))
         };

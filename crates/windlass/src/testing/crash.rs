@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use super::VirtualClock;
 use super::disk::{Act, Mark, MemoryDisk, Trap};
-use super::ids::Counted;
+use super::ids::CountedIds;
 use super::lab::Lab;
-use super::pace::{Ending, Endless};
+use super::pace::{Endless, PaceEnd};
 use super::store::MortalStore;
 use crate::clock::Clock;
 use crate::engine::Engine;
@@ -223,7 +223,7 @@ fn count<W: Send + Sync + 'static>(
     scenario: &impl AsyncFn(Engine, Arc<W>) -> Result<(), BoxError>,
     check: &impl AsyncFn(Engine, Arc<W>) -> Result<(), BoxError>,
 ) -> Result<Vec<Mark>, String> {
-    let (_ids, disk, setup) = (Counted::begin(), MemoryDisk::default(), setup());
+    let (_ids, disk, setup) = (CountedIds::begin(), MemoryDisk::default(), setup());
     in_process(async || {
         let lab = open(&disk, &setup, VirtualClock::new()).await?;
         disk.arm(None);
@@ -242,7 +242,7 @@ fn crash_at<W: Send + Sync + 'static>(
     scenario: &impl AsyncFn(Engine, Arc<W>) -> Result<(), BoxError>,
     check: &impl AsyncFn(Engine, Arc<W>) -> Result<(), BoxError>,
 ) -> Result<(), String> {
-    let (_ids, disk, setup) = (Counted::begin(), MemoryDisk::default(), setup());
+    let (_ids, disk, setup) = (CountedIds::begin(), MemoryDisk::default(), setup());
     let wall = in_process(async || {
         let lab = open(&disk, &setup, VirtualClock::new()).await?;
         disk.arm(Some(point.trap));
@@ -307,7 +307,7 @@ async fn open<W: Send + Sync + 'static>(
 /// Runs what is due. That something is left to do is for the check to judge.
 async fn run<W>(lab: &Lab, setup: &Setup<W>) -> Result<(), String> {
     match lab.pace().until_done(setup.horizon).await {
-        Ok(Ending::Done | Ending::Stuck | Ending::Horizon) => Ok(()),
+        Ok(PaceEnd::Done | PaceEnd::Stuck | PaceEnd::Horizon) => Ok(()),
         Err(Endless(why)) => {
             Err(format!("there is no end: {why}:{}", lab.pace().open_jobs().await))
         }

@@ -51,7 +51,7 @@ struct Content {
 }
 
 #[derive(Default)]
-struct State {
+struct DiskState {
     names: BTreeMap<String, u64>,
     files: BTreeMap<u64, Content>,
     next_file: u64,
@@ -71,7 +71,7 @@ struct State {
 /// See the module documentation.
 #[derive(Clone, Default)]
 pub(super) struct MemoryDisk {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DiskState>>,
     killed: Arc<Notify>,
 }
 
@@ -83,7 +83,7 @@ impl fmt::Debug for MemoryDisk {
 }
 
 impl MemoryDisk {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DiskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,7 +152,7 @@ impl MemoryDisk {
         }
     }
 
-    fn die(&self, state: &mut State) {
+    fn die(&self, state: &mut DiskState) {
         state.dead = true;
         self.killed.notify_one();
     }
@@ -163,7 +163,7 @@ impl MemoryDisk {
         &self,
         boot: u64,
         act: Act,
-        work: impl FnOnce(&mut State) -> io::Result<T>,
+        work: impl FnOnce(&mut DiskState) -> io::Result<T>,
     ) -> io::Result<T> {
         let mut state = self.lock();
         state.alive(boot)?;
@@ -189,7 +189,7 @@ fn no_such_file() -> io::Error {
     io::Error::from(io::ErrorKind::NotFound)
 }
 
-impl State {
+impl DiskState {
     fn alive(&self, boot: u64) -> io::Result<()> {
         if self.dead || self.boot != boot { Err(gone()) } else { Ok(()) }
     }
@@ -238,7 +238,7 @@ impl Mount {
 
     /// Changes names. What was written before is synced first, because a store that lets go of a
     /// file has synced what replaces it.
-    fn rename_with<T>(&self, work: impl FnOnce(&mut State) -> io::Result<T>) -> io::Result<T> {
+    fn rename_with<T>(&self, work: impl FnOnce(&mut DiskState) -> io::Result<T>) -> io::Result<T> {
         self.disk.act(self.boot, Act::Name, |state| {
             state.sync();
             work(state)

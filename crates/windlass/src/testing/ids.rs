@@ -19,16 +19,16 @@ pub(crate) fn next_id() -> Option<JobId> {
 }
 
 /// For as long as it lives, new ids of this thread are counted from 1.
-pub(super) struct Counted(());
+pub(super) struct CountedIds(());
 
-impl Counted {
+impl CountedIds {
     pub(super) fn begin() -> Self {
         NEXT.set(Some(1));
         Self(())
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedIds {
     fn drop(&mut self) {
         NEXT.set(None);
     }

@@ -12,7 +12,7 @@ use windlass_core::limits::{self, Limits};
 use windlass_core::record::JobRecord;
 
 use super::disk::MemoryDisk;
-use super::pace::{Ending, Endless, Pace};
+use super::pace::{Endless, Pace, PaceEnd};
 use super::store::MortalStore;
 use super::{VirtualClock, time_is_paused};
 use crate::client::{Query, finished};
@@ -185,9 +185,9 @@ impl Lab {
         let ending = self.end(ending).await;
         let open = self.pace.open_jobs().await;
         match ending {
-            Ending::Done => {}
-            Ending::Stuck => panic!("jobs are left that nothing will start:{open}"),
-            Ending::Horizon => panic!("there is more to do however far the clock is moved:{open}"),
+            PaceEnd::Done => {}
+            PaceEnd::Stuck => panic!("jobs are left that nothing will start:{open}"),
+            PaceEnd::Horizon => panic!("there is more to do however far the clock is moved:{open}"),
         }
     }
 

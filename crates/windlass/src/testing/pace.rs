@@ -28,7 +28,7 @@ const EVENTS_MAX: u64 = 100_000;
 
 /// How running everything ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum PaceEnd {
     /// No job is open.
     Done,
     /// Jobs are open, and nothing will ever happen to them by itself.
@@ -146,25 +146,25 @@ impl Pace {
     }
 
     /// Runs everything that is due within `horizon`, jumping from one due time to the next.
-    pub(super) async fn until_done(&self, horizon: Duration) -> Result<Ending, Endless> {
+    pub(super) async fn until_done(&self, horizon: Duration) -> Result<PaceEnd, Endless> {
         let began = self.clock.now().steady;
         loop {
             self.until_idle().await?;
             let counts = self.counts().await;
             let open = StateName::ALL.into_iter().filter(|state| !state.is_terminal());
             if open.map(|state| counts.in_state(state)).sum::<u64>() == 0 {
-                return Ok(Ending::Done);
+                return Ok(PaceEnd::Done);
             }
             let left = horizon.saturating_sub(self.clock.now().steady.since(began));
             if left.is_zero() {
-                return Ok(Ending::Horizon);
+                return Ok(PaceEnd::Horizon);
             }
             let waits = counts.in_state(StateName::Scheduled) > 0;
             match self.next_due().await.filter(|_| waits) {
                 // No lease is held, so nothing is missed on the way.
                 Some(due) => tokio::time::advance(due.min(left)).await,
                 None if self.commit_within(STUCK_AFTER.min(left)).await => {}
-                None => return Ok(Ending::Stuck),
+                None => return Ok(PaceEnd::Stuck),
             }
         }
     }

@@ -16,7 +16,7 @@ use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
     Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed, Rescue, Rescued,
-    Settled, Settlement, Turned, WorkerNews,
+    Settled, Settlement, Turned, WorkerReport,
 };
 use windlass_core::name::Name;
 use windlass_core::object::{Address, ObjectView, Turn};
@@ -25,10 +25,10 @@ use windlass_core::refusal::Refusal;
 
 use super::disk::MemoryDisk;
 use crate::clock::Clock;
-use crate::store::file::{BookOptions, FileOptions, OpenError, Opened, Space};
+use crate::store::file::{FileOptions, LedgerOptions, OpenError, Opened, Space};
 use crate::store::{
-    Alteration, Altered, Answer, Cursor, Durability, FileStore, Handed, ObjectFilter, ObjectPage,
-    Page, Selection, Store,
+    Answer, ClaimedBatch, Cursor, Durability, FileStore, JobAction, JobActionResult, ObjectFilter,
+    ObjectPage, Page, Selection, Store,
 };
 use crate::wake::Wake;
 
@@ -51,8 +51,8 @@ impl MortalStore {
         wake: Arc<dyn Wake>,
     ) -> Result<Self, OpenError> {
         // Small segments: an opening reads the last one to its end.
-        let book = BookOptions { segment_bytes: Some(256 << 10), ..BookOptions::default() };
-        let options = FileOptions { book, ..FileOptions::default() };
+        let ledger = LedgerOptions { segment_bytes: Some(256 << 10), ..LedgerOptions::default() };
+        let options = FileOptions { ledger, ..FileOptions::default() };
         let inner = FileStore::on_disk(disk.mount(), &options, clock, wake)?;
         let (disk, boot) = (disk.clone(), disk.boot());
         Ok(Self { inner, disk, boot, kinds: Mutex::default() })
@@ -114,7 +114,7 @@ impl Store for MortalStore {
         self.ask(|| of, self.inner.enqueue(jobs)).await
     }
 
-    async fn claim(&self, claim: Claim) -> Answer<Handed> {
+    async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch> {
         self.alive()?;
         // The real store does not wait for the disk here either.
         let began = self.disk.begin("the start of a job".to_string(), true);
@@ -145,13 +145,17 @@ impl Store for MortalStore {
         self.ask(|| "the passing of time".to_string(), self.inner.promote()).await
     }
 
-    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
+    async fn alter(
+        &self,
+        selection: Selection,
+        alteration: JobAction,
+    ) -> Answer<Vec<JobActionResult>> {
         let of = match alteration {
-            Alteration::Cancel => "the cancelling of jobs",
-            Alteration::Reschedule(_) => "the rescheduling of jobs",
-            Alteration::Replay => "the replay of jobs",
-            Alteration::Remove => "the removal of jobs",
-            Alteration::RemoveGraph => "the removal of graphs",
+            JobAction::Cancel => "the cancelling of jobs",
+            JobAction::Reschedule(_) => "the rescheduling of jobs",
+            JobAction::Replay => "the replay of jobs",
+            JobAction::Remove => "the removal of jobs",
+            JobAction::RemoveGraph => "the removal of graphs",
         };
         self.ask(|| of.to_string(), self.inner.alter(selection, alteration)).await
     }
@@ -189,8 +193,8 @@ impl Store for MortalStore {
         self.ask(|| "a read".to_string(), self.inner.objects(filter, after, limit)).await
     }
 
-    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
-        self.ask(|| "the news of a worker".to_string(), self.inner.announce(worker, news)).await
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
+        self.ask(|| "the news of a worker".to_string(), self.inner.heartbeat(worker, news)).await
     }
 
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {

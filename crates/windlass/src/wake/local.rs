@@ -10,11 +10,11 @@ use super::{Interest, Listener, Ring, Wake};
 /// Rings everyone in this process who listens, at once.
 #[derive(Debug, Default)]
 pub struct LocalWake {
-    ears: Mutex<Vec<Weak<Ear>>>,
+    ears: Mutex<Vec<Weak<QueueListener>>>,
 }
 
 #[derive(Debug)]
-struct Ear {
+struct QueueListener {
     interest: Interest,
     rung: Notify,
 }
@@ -56,7 +56,7 @@ impl Wake for LocalWake {
     }
 
     fn listen(&self, interest: Interest) -> Box<dyn Listener> {
-        let ear = Arc::new(Ear { interest, rung: Notify::new() });
+        let ear = Arc::new(QueueListener { interest, rung: Notify::new() });
         let mut ears = self.ears.lock().unwrap_or_else(PoisonError::into_inner);
         ears.push(Arc::downgrade(&ear));
         Box::new(LocalListener { ear })
@@ -64,7 +64,7 @@ impl Wake for LocalWake {
 }
 
 struct LocalListener {
-    ear: Arc<Ear>,
+    ear: Arc<QueueListener>,
 }
 
 #[async_trait]

@@ -13,7 +13,10 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use tokio::sync::Notify;
 
-use super::remote::{BoxError, Ear, Line, Mouth, Remote, Transport, WakeOptions, wake_over};
+use super::remote::{
+    BoxError, Remote, RemoteConnection, Transport, WakeOptions, WakePublisher, WakeSubscriber,
+    wake_over,
+};
 use crate::error::Error;
 
 /// Rings processes that listen on the same NATS server or cluster under the same name.
@@ -43,7 +46,7 @@ impl NatsWake {
             why: why.to_string(),
             example: "nats://host:4222",
         })?;
-        let transport = Nats { address, subject: format!("{}.wake", options.name) };
+        let transport = NatsTransport { address, subject: format!("{}.wake", options.name) };
         Ok(Self { remote: Remote::start(transport, &options).await? })
     }
 }
@@ -51,25 +54,25 @@ impl NatsWake {
 /// When a client that was lost may connect by itself: it is left by then, and finds that out.
 const TOO_LATE: Duration = Duration::from_secs(10);
 
-struct Nats {
+struct NatsTransport {
     address: ServerAddr,
     subject: String,
 }
 
 // The address would print its password.
-impl std::fmt::Debug for Nats {
+impl std::fmt::Debug for NatsTransport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.server())
     }
 }
 
 #[async_trait]
-impl Transport for Nats {
+impl Transport for NatsTransport {
     fn server(&self) -> String {
         format!("NATS at {}:{}", self.address.host(), self.address.port())
     }
 
-    async fn connect(&self, listening: bool) -> Result<Line, BoxError> {
+    async fn connect(&self, listening: bool) -> Result<RemoteConnection, BoxError> {
         let lost = Arc::new(Notify::new());
         let (tell, tell_early) = (lost.clone(), lost.clone());
         let is_first = AtomicBool::new(true);
@@ -97,19 +100,22 @@ impl Transport for Nats {
             true => Some(client.subscribe(self.subject.clone()).await?),
             false => None,
         };
-        let mut mouth = NatsMouth { client, subject: self.subject.clone() };
+        let mut publisher = NatsPublisher { client, subject: self.subject.clone() };
         // The server takes things in their order: when it answers this, it has subscribed us.
-        mouth.round_trip().await?;
-        Ok(Line { mouth: Box::new(mouth), ear: Box::new(NatsEar { said, lost }) })
+        publisher.round_trip().await?;
+        Ok(RemoteConnection {
+            publisher: Box::new(publisher),
+            subscriber: Box::new(NatsSubscriber { said, lost }),
+        })
     }
 }
 
-struct NatsMouth {
+struct NatsPublisher {
     client: Client,
     subject: String,
 }
 
-impl NatsMouth {
+impl NatsPublisher {
     /// Asks for something that nobody answers, which the server then says.
     async fn round_trip(&mut self) -> Result<(), BoxError> {
         let nobody = format!("{}.nobody", self.subject);
@@ -121,7 +127,7 @@ impl NatsMouth {
 }
 
 #[async_trait]
-impl Mouth for NatsMouth {
+impl WakePublisher for NatsPublisher {
     async fn say(&mut self, words: &[String]) -> Result<(), BoxError> {
         for word in words {
             self.client.publish(self.subject.clone(), word.clone().into()).await?;
@@ -132,13 +138,13 @@ impl Mouth for NatsMouth {
     }
 }
 
-struct NatsEar {
+struct NatsSubscriber {
     said: Option<Subscriber>,
     lost: Arc<Notify>,
 }
 
 #[async_trait]
-impl Ear for NatsEar {
+impl WakeSubscriber for NatsSubscriber {
     async fn hear(&mut self) -> Result<String, BoxError> {
         let next = async {
             match &mut self.said {

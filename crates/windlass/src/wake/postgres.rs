@@ -11,7 +11,10 @@ use tokio::task::AbortHandle;
 use tokio_postgres::config::Host;
 use tokio_postgres::{AsyncMessage, Client, Notification, SimpleQueryMessage};
 
-use super::remote::{BoxError, Ear, Line, Mouth, Remote, Transport, WakeOptions, wake_over};
+use super::remote::{
+    BoxError, Remote, RemoteConnection, Transport, WakeOptions, WakePublisher, WakeSubscriber,
+    wake_over,
+};
 use crate::error::Error;
 use crate::store::postgres::connect::{Driver, dial};
 use crate::store::postgres::{OpenFault, PostgresAddress};
@@ -43,7 +46,7 @@ impl PostgresWake {
                 why: why.to_string(),
                 example: "postgres://user@host/database",
             })?;
-        let transport = Postgres { address, channel: options.name.clone() };
+        let transport = PostgresTransport { address, channel: options.name.clone() };
         Ok(Self { remote: Remote::start(transport, &options).await? })
     }
 }
@@ -53,19 +56,20 @@ impl PostgresWake {
     pub(crate) async fn of(address: &PostgresAddress) -> Result<Self, Error> {
         let name = address.schema.to_string();
         let options = WakeOptions { name, listening: address.listen, at_once: false };
-        let transport = Postgres { address: address.clone(), channel: options.name.clone() };
+        let transport =
+            PostgresTransport { address: address.clone(), channel: options.name.clone() };
         Ok(Self { remote: Remote::start(transport, &options).await? })
     }
 }
 
 #[derive(Debug)]
-struct Postgres {
+struct PostgresTransport {
     address: PostgresAddress,
     channel: String,
 }
 
 #[async_trait]
-impl Transport for Postgres {
+impl Transport for PostgresTransport {
     fn server(&self) -> String {
         let host = match self.address.config.get_hosts().first() {
             Some(Host::Tcp(host)) => host.clone(),
@@ -76,19 +80,19 @@ impl Transport for Postgres {
         format!("PostgreSQL at {host}:{port}")
     }
 
-    async fn connect(&self, listening: bool) -> Result<Line, BoxError> {
+    async fn connect(&self, listening: bool) -> Result<RemoteConnection, BoxError> {
         let (client, driver) = dial(&self.address).await?;
         let (heard, inbox) = unbounded_channel();
         let driver = tokio::spawn(drive(driver, heard)).abort_handle();
         let channel = format!("\"{}\"", self.channel.replace('"', "\"\""));
         // Made before anything can fail, so that the driver ends with it.
-        let mut ear = PostgresEar { inbox, driver, own: None };
+        let mut subscriber = PostgresSubscriber { inbox, driver, own: None };
         if listening {
-            ear.own = own_process(&client).await?;
+            subscriber.own = own_process(&client).await?;
             client.batch_execute(&format!("LISTEN {channel}")).await?;
         }
-        let mouth = PostgresMouth { client, channel };
-        Ok(Line { mouth: Box::new(mouth), ear: Box::new(ear) })
+        let publisher = PostgresPublisher { client, channel };
+        Ok(RemoteConnection { publisher: Box::new(publisher), subscriber: Box::new(subscriber) })
     }
 }
 
@@ -117,13 +121,13 @@ async fn drive(mut driver: Driver, heard: UnboundedSender<Result<Notification, B
     }
 }
 
-struct PostgresMouth {
+struct PostgresPublisher {
     client: Client,
     channel: String,
 }
 
 #[async_trait]
-impl Mouth for PostgresMouth {
+impl WakePublisher for PostgresPublisher {
     async fn say(&mut self, words: &[String]) -> Result<(), BoxError> {
         let each = words
             .iter()
@@ -133,14 +137,14 @@ impl Mouth for PostgresMouth {
     }
 }
 
-struct PostgresEar {
+struct PostgresSubscriber {
     inbox: UnboundedReceiver<Result<Notification, BoxError>>,
     driver: AbortHandle,
     own: Option<i32>,
 }
 
 #[async_trait]
-impl Ear for PostgresEar {
+impl WakeSubscriber for PostgresSubscriber {
     async fn hear(&mut self) -> Result<String, BoxError> {
         while let Some(said) = self.inbox.recv().await {
             let said = said?;
@@ -153,7 +157,7 @@ impl Ear for PostgresEar {
     }
 }
 
-impl Drop for PostgresEar {
+impl Drop for PostgresSubscriber {
     fn drop(&mut self) {
         self.driver.abort();
     }

@@ -8,7 +8,10 @@ use futures_util::StreamExt;
 use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
 use uuid::Uuid;
 
-use super::remote::{BoxError, Ear, Line, Mouth, Remote, Transport, WakeOptions, wake_over};
+use super::remote::{
+    BoxError, Remote, RemoteConnection, Transport, WakeOptions, WakePublisher, WakeSubscriber,
+    wake_over,
+};
 use crate::error::Error;
 
 /// Rings processes that listen on the same Redis server under the same name.
@@ -39,44 +42,45 @@ impl RedisWake {
             example: "redis://host:6379",
         })?;
         let channel = format!("{}:wake", options.name);
-        let transport = Redis { client, channel, speaker: Uuid::new_v4().simple().to_string() };
+        let transport =
+            RedisTransport { client, channel, speaker: Uuid::new_v4().simple().to_string() };
         Ok(Self { remote: Remote::start(transport, &options).await? })
     }
 }
 
-struct Redis {
+struct RedisTransport {
     client: redis::Client,
     channel: String,
     speaker: String,
 }
 
 // The client would print its password.
-impl std::fmt::Debug for Redis {
+impl std::fmt::Debug for RedisTransport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.server())
     }
 }
 
 #[async_trait]
-impl Transport for Redis {
+impl Transport for RedisTransport {
     fn server(&self) -> String {
         format!("Redis at {}", self.client.get_connection_info().addr())
     }
 
-    async fn connect(&self, listening: bool) -> Result<Line, BoxError> {
+    async fn connect(&self, listening: bool) -> Result<RemoteConnection, BoxError> {
         let (mut hears, said) = self.client.get_async_pubsub().await?.split();
         if listening {
             hears.subscribe(&self.channel).await?;
         }
         let speaks = self.client.get_multiplexed_async_connection().await?;
         let (channel, speaker) = (self.channel.clone(), self.speaker.clone());
-        let ear = RedisEar { said, speaker: speaker.clone() };
-        let mouth = RedisMouth { speaks, hears, channel, speaker };
-        Ok(Line { mouth: Box::new(mouth), ear: Box::new(ear) })
+        let subscriber = RedisSubscriber { said, speaker: speaker.clone() };
+        let publisher = RedisPublisher { speaks, hears, channel, speaker };
+        Ok(RemoteConnection { publisher: Box::new(publisher), subscriber: Box::new(subscriber) })
     }
 }
 
-struct RedisMouth {
+struct RedisPublisher {
     speaks: MultiplexedConnection,
     hears: PubSubSink,
     channel: String,
@@ -84,7 +88,7 @@ struct RedisMouth {
 }
 
 #[async_trait]
-impl Mouth for RedisMouth {
+impl WakePublisher for RedisPublisher {
     async fn say(&mut self, words: &[String]) -> Result<(), BoxError> {
         if words.is_empty() {
             // Both must be alive.
@@ -100,13 +104,13 @@ impl Mouth for RedisMouth {
     }
 }
 
-struct RedisEar {
+struct RedisSubscriber {
     said: PubSubStream,
     speaker: String,
 }
 
 #[async_trait]
-impl Ear for RedisEar {
+impl WakeSubscriber for RedisSubscriber {
     async fn hear(&mut self) -> Result<String, BoxError> {
         while let Some(message) = self.said.next().await {
             let said = String::from_utf8_lossy(message.get_payload_bytes()).into_owned();

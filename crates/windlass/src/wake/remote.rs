@@ -20,7 +20,7 @@ use super::{Interest, Listener, LocalWake, Ring};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 
-pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(super) use crate::failure::BoxError;
 
 /// The same ring goes out once in this time. Far below what a person or a deadline notices, and
 /// enough to make one message of a burst.
@@ -84,24 +84,24 @@ pub(super) trait Transport: fmt::Debug + Send + Sync + 'static {
     fn server(&self) -> String;
 
     /// Connects, and if asked to, listens: whatever is said from the moment this returns is heard.
-    async fn connect(&self, listening: bool) -> Result<Line, BoxError>;
+    async fn connect(&self, listening: bool) -> Result<RemoteConnection, BoxError>;
 }
 
 /// A connection, which ends when both are dropped.
-pub(super) struct Line {
-    pub(super) mouth: Box<dyn Mouth>,
-    pub(super) ear: Box<dyn Ear>,
+pub(super) struct RemoteConnection {
+    pub(super) publisher: Box<dyn WakePublisher>,
+    pub(super) subscriber: Box<dyn WakeSubscriber>,
 }
 
 #[async_trait]
-pub(super) trait Mouth: Send {
+pub(super) trait WakePublisher: Send {
     /// Says all of these words to whoever listens elsewhere; without any, asks whether the
     /// connection is alive.
     async fn say(&mut self, words: &[String]) -> Result<(), BoxError>;
 }
 
 #[async_trait]
-pub(super) trait Ear: Send {
+pub(super) trait WakeSubscriber: Send {
     /// The next word that another process said. Dropping the future loses nothing.
     async fn hear(&mut self) -> Result<String, BoxError>;
 }
@@ -124,7 +124,7 @@ fn ring_of(word: &str) -> Option<Ring> {
 
 /// A wake over a transport. Its connection ends when it is dropped.
 pub(super) struct Remote {
-    shared: Arc<Shared>,
+    shared: Arc<RemoteShared>,
     task: AbortHandle,
 }
 
@@ -141,7 +141,7 @@ impl Drop for Remote {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct RemoteShared {
     transport: Box<dyn Transport>,
     local: LocalWake,
     outbox: Mutex<Outbox>,
@@ -169,7 +169,7 @@ impl Remote {
         options: &WakeOptions,
     ) -> Result<Self, Error> {
         options.check()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RemoteShared {
             transport: Box::new(transport),
             local: LocalWake::new(),
             outbox: Mutex::default(),
@@ -217,12 +217,12 @@ impl Remote {
     }
 }
 
-impl Shared {
+impl RemoteShared {
     fn outbox(&self) -> MutexGuard<'_, Outbox> {
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn connect(&self, listening: bool) -> Result<Line, BoxError> {
+    async fn connect(&self, listening: bool) -> Result<RemoteConnection, BoxError> {
         self.in_time(self.transport.connect(listening)).await
     }
 
@@ -269,7 +269,11 @@ impl Shared {
 }
 
 /// Keeps a connection for as long as the wake lives.
-async fn keep_connected(shared: Arc<Shared>, mut line: Option<Line>, listening: bool) {
+async fn keep_connected(
+    shared: Arc<RemoteShared>,
+    mut line: Option<RemoteConnection>,
+    listening: bool,
+) {
     let server = shared.transport.server();
     let mut pause = FIRST_PAUSE;
     loop {
@@ -293,17 +297,17 @@ async fn keep_connected(shared: Arc<Shared>, mut line: Option<Line>, listening: 
 }
 
 /// Says and hears until the connection is lost; returns why it was.
-async fn talk(shared: &Arc<Shared>, line: Line) -> BoxError {
-    let Line { mut mouth, mut ear } = line;
+async fn talk(shared: &Arc<RemoteShared>, line: RemoteConnection) -> BoxError {
+    let RemoteConnection { mut publisher, mut subscriber } = line;
     tokio::select! {
-        why = speak(shared, &mut *mouth) => why,
-        why = hear(shared, &mut *ear) => why,
+        why = speak(shared, &mut *publisher) => why,
+        why = hear(shared, &mut *subscriber) => why,
     }
 }
 
-async fn hear(shared: &Shared, ear: &mut dyn Ear) -> BoxError {
+async fn hear(shared: &RemoteShared, subscriber: &mut dyn WakeSubscriber) -> BoxError {
     loop {
-        match ear.hear().await {
+        match subscriber.hear().await {
             Ok(word) => match ring_of(&word) {
                 Some(ring) => shared.local.ring_now(&[ring]),
                 None => tracing::debug!("a wake that means nothing here"),
@@ -313,12 +317,12 @@ async fn hear(shared: &Shared, ear: &mut dyn Ear) -> BoxError {
     }
 }
 
-async fn speak(shared: &Arc<Shared>, mouth: &mut dyn Mouth) -> BoxError {
+async fn speak(shared: &Arc<RemoteShared>, publisher: &mut dyn WakePublisher) -> BoxError {
     shared.begin_anew();
     loop {
         let words: Vec<String> = shared.take().iter().map(word).collect();
         if !words.is_empty() {
-            if let Err(why) = shared.in_time(mouth.say(&words)).await {
+            if let Err(why) = shared.in_time(publisher.say(&words)).await {
                 return why;
             }
             shared.rest();
@@ -327,7 +331,7 @@ async fn speak(shared: &Arc<Shared>, mouth: &mut dyn Mouth) -> BoxError {
         tokio::select! {
             () = shared.more.notified() => {}
             () = shared.clock.sleep(QUIET) => {
-                if let Err(why) = shared.in_time(mouth.say(&[])).await {
+                if let Err(why) = shared.in_time(publisher.say(&[])).await {
                     return why;
                 }
             }
@@ -372,12 +376,12 @@ mod tests {
     /// A server in memory. It counts what is said, and can be down, silent, or drop everyone.
     #[derive(Clone, Debug, Default)]
     struct Server {
-        state: Arc<Mutex<State>>,
+        state: Arc<Mutex<ServerState>>,
         silent: Arc<watch::Sender<bool>>,
     }
 
     #[derive(Debug, Default)]
-    struct State {
+    struct ServerState {
         said: Vec<Vec<String>>,
         attempts: usize,
         is_down: bool,
@@ -385,7 +389,7 @@ mod tests {
     }
 
     impl Server {
-        fn state(&self) -> MutexGuard<'_, State> {
+        fn state(&self) -> MutexGuard<'_, ServerState> {
             self.state.lock().unwrap_or_else(PoisonError::into_inner)
         }
 
@@ -400,20 +404,23 @@ mod tests {
             "a server in memory".into()
         }
 
-        async fn connect(&self, _listening: bool) -> Result<Line, BoxError> {
+        async fn connect(&self, _listening: bool) -> Result<RemoteConnection, BoxError> {
             let mut state = self.state();
             state.attempts += 1;
             if state.is_down {
                 return Err("it is down".into());
             }
-            let (ear, inbox) = mpsc::unbounded_channel();
-            state.ears.push(ear);
-            Ok(Line { mouth: Box::new(self.clone()), ear: Box::new(Inbox(inbox)) })
+            let (subscriber, inbox) = mpsc::unbounded_channel();
+            state.ears.push(subscriber);
+            Ok(RemoteConnection {
+                publisher: Box::new(self.clone()),
+                subscriber: Box::new(Inbox(inbox)),
+            })
         }
     }
 
     #[async_trait]
-    impl Mouth for Server {
+    impl WakePublisher for Server {
         async fn say(&mut self, words: &[String]) -> Result<(), BoxError> {
             let mut silent = self.silent.subscribe();
             silent.wait_for(|silent| !*silent).await.map(drop)?;
@@ -425,7 +432,7 @@ mod tests {
     struct Inbox(mpsc::UnboundedReceiver<String>);
 
     #[async_trait]
-    impl Ear for Inbox {
+    impl WakeSubscriber for Inbox {
         async fn hear(&mut self) -> Result<String, BoxError> {
             self.0.recv().await.ok_or_else(|| "it dropped us".into())
         }
@@ -551,8 +558,8 @@ mod tests {
         assert!((10..30).contains(&attempts), "{attempts} attempts in a minute");
         server.state().is_down = false;
         heard.heard().await;
-        let ear = server.state().ears.pop().expect("it listens");
-        ear.send("q:mail".into()).expect("it hears");
+        let subscriber = server.state().ears.pop().expect("it listens");
+        subscriber.send("q:mail".into()).expect("it hears");
         heard.heard().await;
     }
 

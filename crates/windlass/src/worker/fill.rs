@@ -10,16 +10,16 @@ use windlass_core::outcome::Verdict;
 use windlass_core::time::Steady;
 use windlass_core::worker::{sleep_for, store_backoff};
 
-use super::shared::{Asked, Shared, Stage, warn_again};
+use super::shared::{RequestedSlots, Shared, Stage, warn_again};
 use crate::attempt::{Begun, prepare, start};
-use crate::store::{HandedJob, StoreError};
+use crate::store::{ClaimedJob, StoreError};
 use crate::wake::{Interest, Listener};
 
 /// Most claims on their way: while the jobs of one are started, the other is at the store.
 const CLAIMS_AT_ONCE: usize = 2;
 
 /// How things stood when a claim was answered.
-struct Stand {
+struct ClaimResult {
     /// There was not enough, and nothing is left.
     dry: bool,
     /// In how long something is due.
@@ -35,7 +35,7 @@ pub(super) async fn fill(shared: Arc<Shared>) {
     let (mut failures, mut more) = (0, true);
     while shared.stage() == Stage::Working {
         let may_ask = claims.is_empty() || more && claims.len() < CLAIMS_AT_ONCE;
-        if may_ask && let Some(asked) = Asked::aside(&shared) {
+        if may_ask && let Some(asked) = RequestedSlots::aside(&shared) {
             claims.spawn(claim(shared.clone(), asked));
             continue;
         }
@@ -60,11 +60,11 @@ pub(super) async fn fill(shared: Arc<Shared>) {
             Err(Err(_)) => break,
         };
         match answer {
-            Ok(stand) => {
+            Ok(result) => {
                 failures = 0;
-                more = !stand.dry;
-                if stand.dry && claims.is_empty() {
-                    let sleep = sleep_for(stand.wake_in, shared.timing.poll_interval);
+                more = !result.dry;
+                if result.dry && claims.is_empty() {
+                    let sleep = sleep_for(result.wake_in, shared.timing.poll_interval);
                     pause(&shared, &mut *listener, sleep).await;
                     // What else is ready to run goes first, and may bring more jobs to claim.
                     tokio::task::yield_now().await;
@@ -88,10 +88,10 @@ pub(super) async fn fill(shared: Arc<Shared>) {
 }
 
 /// Claims jobs for slots that were set aside, and starts them.
-async fn claim(shared: Arc<Shared>, asked: Asked) -> Result<Stand, StoreError> {
+async fn claim(shared: Arc<Shared>, asked: RequestedSlots) -> Result<ClaimResult, StoreError> {
     let filling = shared.filling.read().await;
     if shared.stage() != Stage::Working {
-        return Ok(Stand { dry: true, wake_in: None });
+        return Ok(ClaimResult { dry: true, wake_in: None });
     }
     let (began, limit) = (shared.steady(), asked.slots);
     let claim = Claim {
@@ -110,12 +110,12 @@ async fn claim(shared: Arc<Shared>, asked: Asked) -> Result<Stand, StoreError> {
         // are rescued.
         let _ = shared.ask("release", shared.engine.store().settle(too_late)).await;
     }
-    Ok(Stand { dry: taken < limit && handed.ready == 0, wake_in: handed.wake_in })
+    Ok(ClaimResult { dry: taken < limit && handed.ready == 0, wake_in: handed.wake_in })
 }
 
 /// Starts claimed jobs. Returns how to give back those that the worker takes on no more, and those
 /// whose lease was over before the answer was here: another worker may have them already.
-fn begin(shared: &Arc<Shared>, jobs: Vec<HandedJob>, claimed: Steady) -> Vec<Settlement> {
+fn begin(shared: &Arc<Shared>, jobs: Vec<ClaimedJob>, claimed: Steady) -> Vec<Settlement> {
     let mut too_late = Vec::new();
     let mut all = Vec::with_capacity(jobs.len());
     let age = shared.steady().since(claimed);

@@ -11,14 +11,14 @@ use windlass_core::ledger::{Settled, Settlement};
 use windlass_core::refusal::Refusal;
 use windlass_core::worker::{is_worth_a_commit, store_backoff};
 
-use super::shared::{Registered, SettleLine, Settling, Shared, Stage, warn_again};
+use super::shared::{RegisteredAttempt, SettleQueue, Settling, Shared, Stage, warn_again};
 use crate::attempt::{refused, take_turn};
 
 /// Most settlements in one commit.
 const SETTLE_BATCH: usize = 2_000;
 
 /// What the hands of a settle loop share.
-struct Desk<'a> {
+struct SettleState<'a> {
     shared: &'a Arc<Shared>,
     /// Whoever holds it is the next to go.
     waiting: Mutex<&'a mut mpsc::UnboundedReceiver<Settling>>,
@@ -31,14 +31,15 @@ struct Desk<'a> {
 /// Writes what ended, everything that waits in one commit.
 pub(super) async fn settle_loop(shared: Arc<Shared>) {
     let mut line = shared.settling.lock().await;
-    let SettleLine { waiting, batches: [left, right] } = &mut *line;
+    let SettleQueue { waiting, batches: [left, right] } = &mut *line;
     let waiting = Mutex::new(waiting);
-    let desk = Desk { shared: &shared, waiting, away: AtomicUsize::new(0), back: Notify::new() };
+    let desk =
+        SettleState { shared: &shared, waiting, away: AtomicUsize::new(0), back: Notify::new() };
     tokio::join!(hand(&desk, left), hand(&desk, right));
 }
 
 /// Gathers what ended and settles it, until the worker has stopped.
-async fn hand(desk: &Desk<'_>, batch: &mut Vec<Settling>) {
+async fn hand(desk: &SettleState<'_>, batch: &mut Vec<Settling>) {
     // Not empty if the loop before this one crashed.
     while !batch.is_empty() || gather(desk, batch).await {
         desk.away.fetch_add(1, Ordering::Relaxed);
@@ -51,7 +52,7 @@ async fn hand(desk: &Desk<'_>, batch: &mut Vec<Settling>) {
 
 /// Waits for something to settle, and for more of it while another hand is away. `false` if
 /// nothing comes any more.
-async fn gather(desk: &Desk<'_>, batch: &mut Vec<Settling>) -> bool {
+async fn gather(desk: &SettleState<'_>, batch: &mut Vec<Settling>) -> bool {
     let mut waiting = desk.waiting.lock().await;
     tokio::select! {
         biased;
@@ -141,7 +142,7 @@ fn finish(
         }
     });
     for (settling, refusal) in again {
-        let Registered(attempt) = &settling.registered;
+        let RegisteredAttempt(attempt) = &settling.registered;
         let settlement = refused(attempt, settling.settlement.report, &refusal);
         turned.push(Settling { settlement, refused: true, ..settling });
     }

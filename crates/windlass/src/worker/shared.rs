@@ -11,7 +11,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use windlass_core::job::Bytes;
 use windlass_core::job::LeaseToken;
 use windlass_core::ledger::{
-    KindClaim, Renewal, Renewed, Settlement, WorkerCard, WorkerKind, WorkerNews,
+    KindClaim, Renewal, Renewed, Settlement, WorkerInfo, WorkerKind, WorkerReport,
 };
 use windlass_core::name::Name;
 use windlass_core::outcome::{ErrorText, Verdict};
@@ -53,13 +53,13 @@ pub(crate) struct Shared {
     pub(super) engine: Engine,
     pub(super) id: Arc<str>,
     pub(super) queues: Option<Vec<Name>>,
-    pub(super) handlers: BTreeMap<Name, Arc<handler::Registered>>,
+    pub(super) handlers: BTreeMap<Name, Arc<handler::RegisteredHandler>>,
     pub(super) terms: Vec<KindClaim>,
     pub(super) states: Arc<States>,
     pub(super) layers: Arc<[Box<dyn Middleware>]>,
     pub(super) timing: Timing,
-    pub(super) slots: Mutex<SlotBook>,
-    pub(super) running: Mutex<RunningBook>,
+    pub(super) slots: Mutex<SlotCounts>,
+    pub(super) running: Mutex<RunningAttempts>,
     /// Read by claims that are on their way, so that a stop, which writes it, knows that none is.
     pub(super) filling: tokio::sync::RwLock<()>,
     /// Held while reports are on their way, so that a settlement comes after them.
@@ -77,16 +77,16 @@ pub(crate) struct Shared {
     pub(super) reported: Notify,
     pub(super) stage: watch::Sender<Stage>,
     pub(super) settle: mpsc::UnboundedSender<Settling>,
-    pub(super) settling: tokio::sync::Mutex<SettleLine>,
+    pub(super) settling: tokio::sync::Mutex<SettleQueue>,
     /// How many attempts wait to be settled, or are being gathered.
     pub(super) ended: AtomicUsize,
     /// There are as many as are worth a commit beside another.
     pub(super) many_ended: Notify,
-    pub(super) tally: Mutex<Tally>,
+    pub(super) tally: Mutex<EndCounts>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SlotBook {
+pub(super) struct SlotCounts {
     /// How many there are.
     pub(super) all: u32,
     pub(super) busy: u32,
@@ -96,7 +96,7 @@ pub(super) struct SlotBook {
 
 /// The attempts that hold a lease, until the worker has stopped and takes no more.
 #[derive(Default)]
-pub(super) struct RunningBook {
+pub(super) struct RunningAttempts {
     pub(super) attempts: BTreeMap<LeaseToken, Running>,
     pub(super) closed: bool,
     /// When the renew loop looks next by itself; `None` if it does not.
@@ -132,12 +132,12 @@ impl Drop for Slot {
 
 /// Slots for which a claim asks until this is dropped: however it ends, they can be asked for
 /// again.
-pub(super) struct Asked {
+pub(super) struct RequestedSlots {
     shared: Arc<Shared>,
     pub(super) slots: u32,
 }
 
-impl Asked {
+impl RequestedSlots {
     /// Sets slots aside to ask for; `None` if it is better to wait.
     pub(super) fn aside(shared: &Arc<Shared>) -> Option<Self> {
         let mut book = shared.slots();
@@ -153,7 +153,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for RequestedSlots {
     fn drop(&mut self) {
         self.shared.slots().asked -= self.slots;
     }
@@ -161,9 +161,9 @@ impl Drop for Asked {
 
 /// An attempt that the worker knows of until this is dropped: however it ends, its lease is not
 /// renewed for ever.
-pub(crate) struct Registered(pub(crate) Attempt);
+pub(crate) struct RegisteredAttempt(pub(crate) Attempt);
 
-impl Drop for Registered {
+impl Drop for RegisteredAttempt {
     fn drop(&mut self) {
         let Self(attempt) = self;
         let removed = attempt.shared().running().attempts.remove(&attempt.token());
@@ -176,7 +176,7 @@ impl Drop for Registered {
 /// An attempt on its way to the store.
 pub(crate) struct Settling {
     pub(crate) settlement: Settlement,
-    pub(crate) registered: Registered,
+    pub(crate) registered: RegisteredAttempt,
     /// Given back when it is settled; `None` if its task has not ended and holds it.
     pub(super) slot: Option<Arc<Slot>>,
     /// The store refused its outcome; this is what is settled instead.
@@ -188,7 +188,7 @@ pub(crate) struct Settling {
 impl Settling {
     pub(crate) fn new(
         settlement: Settlement,
-        registered: Registered,
+        registered: RegisteredAttempt,
         slot: Option<Arc<Slot>>,
     ) -> Self {
         Self { settlement, registered, slot, refused: false, returned: None }
@@ -196,7 +196,7 @@ impl Settling {
 }
 
 /// What waits to be settled.
-pub(super) struct SettleLine {
+pub(super) struct SettleQueue {
     pub(super) waiting: mpsc::UnboundedReceiver<Settling>,
     /// In the two hands of the settle loop: if it crashes, the next one goes on with these. That is
     /// safe: what was applied is refused as lost.
@@ -204,7 +204,7 @@ pub(super) struct SettleLine {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct EndCounts {
     pub(super) completed: u64,
     pub(super) failed: u64,
     pub(super) snoozed: u64,
@@ -215,7 +215,7 @@ pub(crate) struct Tally {
     pub(super) failure: Option<String>,
 }
 
-impl Tally {
+impl EndCounts {
     pub(super) fn count(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::Complete => self.completed += 1,
@@ -260,11 +260,11 @@ impl Shared {
         &self.told
     }
 
-    pub(crate) fn handler(&self, kind: &Name) -> Option<Arc<handler::Registered>> {
+    pub(crate) fn handler(&self, kind: &Name) -> Option<Arc<handler::RegisteredHandler>> {
         self.handlers.get(kind).cloned()
     }
 
-    pub(crate) fn tally(&self, count: impl FnOnce(&mut Tally)) {
+    pub(crate) fn tally(&self, count: impl FnOnce(&mut EndCounts)) {
         count(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
@@ -273,11 +273,11 @@ impl Shared {
         tally.failure.clone().map(|why| Error::WorkerFailed { why })
     }
 
-    pub(super) fn slots(&self) -> MutexGuard<'_, SlotBook> {
+    pub(super) fn slots(&self) -> MutexGuard<'_, SlotCounts> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn running(&self) -> MutexGuard<'_, RunningBook> {
+    pub(super) fn running(&self) -> MutexGuard<'_, RunningAttempts> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -416,21 +416,21 @@ impl Shared {
         self.reached(Stage::Forced).await;
     }
 
-    pub(super) fn card(&self) -> WorkerCard {
+    pub(super) fn card(&self) -> WorkerInfo {
         let kinds = self.terms.iter().map(|terms| WorkerKind {
             kind: terms.kind.clone(),
             concurrency: terms.concurrency,
             rate: terms.rate,
         });
         let slots = self.slots().all;
-        WorkerCard { queues: self.queues.clone(), kinds: kinds.collect(), slots }
+        WorkerInfo { queues: self.queues.clone(), kinds: kinds.collect(), slots }
     }
 
-    pub(super) async fn announce(&self, news: WorkerNews) {
-        let announce = self.engine.store().announce(self.id.clone(), news);
+    pub(super) async fn heartbeat(&self, news: WorkerReport) {
+        let heartbeat = self.engine.store().heartbeat(self.id.clone(), news);
         // A worker that stops announces it, and nothing restarts a stop: a store that panics here
         // must not leave it half done.
-        let mut asked = pin!(self.ask("announce", announce));
+        let mut asked = pin!(self.ask("announce", heartbeat));
         match poll_fn(|context| panics::poll(asked.as_mut(), context)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
@@ -460,7 +460,7 @@ impl Shared {
             let clock = shared.engine.clock().clone();
             let on_crash = |crash: &str| {
                 let (shared, error) = (shared.clone(), ErrorText::new(crash));
-                tokio::spawn(async move { shared.announce(WorkerNews::Error(error)).await });
+                tokio::spawn(async move { shared.heartbeat(WorkerReport::Error(error)).await });
             };
             let run = || make(shared.clone());
             let ended = supervise(part, clock, on_crash, run).await;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use windlass_core::ledger::WorkerNews;
+use windlass_core::ledger::WorkerReport;
 
 use super::shared::{STORE_PATIENCE, Shared, Stage};
 use crate::attempt::StopReason;
 
 /// Brings a worker to its end.
 pub(super) async fn bring_to_end(shared: Arc<Shared>) {
-    shared.announce(WorkerNews::Stopping).await;
+    shared.heartbeat(WorkerReport::Stopping).await;
     let clock = shared.engine.clock().clone();
     // No claim is on its way any more, so what runs is all there will be. A forced stop does not
     // wait for that; what is claimed too late is given back.
@@ -43,7 +43,7 @@ pub(super) async fn bring_to_end(shared: Arc<Shared>) {
     }
     let busy = u64::from(shared.slots().busy);
     shared.tally(|tally| tally.abandoned = busy);
-    shared.announce(WorkerNews::Stopped).await;
+    shared.heartbeat(WorkerReport::Stopped).await;
     shared.advance(Stage::Stopped);
 }
 

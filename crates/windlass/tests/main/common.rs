@@ -14,13 +14,13 @@ use windlass::core::filter::Filter;
 use windlass::core::job::{LeaseToken, NewJob};
 use windlass::core::ledger::{
     Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed, Rescue, Rescued,
-    Ring, Settled, Settlement, Turned, WorkerNews,
+    Ring, Settled, Settlement, Turned, WorkerReport,
 };
 use windlass::core::object::{Address as ObjectAddress, ObjectView, Turn};
 use windlass::core::record::QueueSettings;
 use windlass::store::{
-    Alteration, Altered, Answer, Cursor, Handed, HandedJob, MemoryStore, ObjectFilter, ObjectPage,
-    Page, Selection, Store, StoreError,
+    Answer, ClaimedBatch, ClaimedJob, Cursor, JobAction, JobActionResult, MemoryStore,
+    ObjectFilter, ObjectPage, Page, Selection, Store, StoreError,
 };
 use windlass::testing::VirtualClock;
 use windlass::wake::{Interest, Listener, LocalWake, Wake};
@@ -313,11 +313,11 @@ impl Store for Tampered {
         self.call("enqueue", self.inner.enqueue(jobs)).await
     }
 
-    async fn claim(&self, claim: Claim) -> Answer<Handed> {
+    async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch> {
         let sent = tokio::time::Instant::now();
         let call = async {
             let handed = self.inner.claim(claim).await?;
-            for HandedJob { job, lease, .. } in &handed.jobs {
+            for ClaimedJob { job, lease, .. } in &handed.jobs {
                 self.note_lease(job.id, lease.token, sent, true);
             }
             Ok(handed)
@@ -357,7 +357,11 @@ impl Store for Tampered {
         self.call("promote", self.inner.promote()).await
     }
 
-    async fn alter(&self, selection: Selection, alteration: Alteration) -> Answer<Vec<Altered>> {
+    async fn alter(
+        &self,
+        selection: Selection,
+        alteration: JobAction,
+    ) -> Answer<Vec<JobActionResult>> {
         self.call("alter", self.inner.alter(selection, alteration)).await
     }
 
@@ -390,8 +394,8 @@ impl Store for Tampered {
         self.call("objects", self.inner.objects(filter, after, limit)).await
     }
 
-    async fn announce(&self, worker: Arc<str>, news: WorkerNews) -> Answer<()> {
-        self.call("announce", self.inner.announce(worker, news)).await
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
+        self.call("announce", self.inner.heartbeat(worker, news)).await
     }
 
     async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use windlass::Limits;
 use windlass::conformance::{Broken, Harness, cases, run, wakes};
-use windlass::store::file::{BookOptions, FileOptions, RealDisk};
+use windlass::store::file::{FileOptions, LedgerOptions, RealDisk};
 use windlass::store::{Durability, FileStore, MemoryStore, Store};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
@@ -43,9 +43,9 @@ impl Harness for Files {
         let made = self.made.fetch_add(1, Ordering::SeqCst);
         let path = self.directory.path().join(made.to_string());
         let disk = Arc::new(RealDisk::open(&path).expect("opens"));
-        let book = BookOptions { limits, segment_bytes: Some(64 << 10), ..Default::default() };
+        let ledger = LedgerOptions { limits, segment_bytes: Some(64 << 10), ..Default::default() };
         // What the suite proves is the rules, not the syncs.
-        let options = FileOptions { book, durability: Durability::Relaxed(Duration::MAX) };
+        let options = FileOptions { ledger, durability: Durability::Relaxed(Duration::MAX) };
         let wake = Arc::new(LocalWake::new());
         Arc::new(FileStore::on_disk(disk, &options, self.clock.clone(), wake).expect("opens"))
     }
@@ -71,7 +71,7 @@ async fn the_file_store_keeps_every_promise_of_the_suite() {
 struct Local;
 
 #[async_trait]
-impl wakes::Harness for Local {
+impl wakes::WakeHarness for Local {
     async fn pair(&self) -> wakes::Pair {
         let wake = Arc::new(LocalWake::new());
         wakes::Pair { here: wake.clone(), there: wake, cut: None }

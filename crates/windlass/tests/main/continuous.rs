@@ -12,9 +12,9 @@ use windlass::store::file::FileOptions;
 use windlass::testing::{Lab, Setup, VirtualClock, crash_everywhere};
 use windlass::wake::LocalWake;
 use windlass::{
-    BoxError, Engine, Error, Failure, Heard, InvalidSchedule, Jitter, MissedRuns, ObjectStatus,
-    Refusal, Retry, Schedule, State, StateName, StopReason, Subscription, Timestamp, Topics, What,
-    WorkerBuilder,
+    BoxError, Engine, Error, EventKind, Failure, InvalidSchedule, Jitter, MissedRuns, ObjectStatus,
+    Received, Refusal, Retry, Schedule, State, StateName, StopReason, Subscription, Timestamp,
+    Topics, WorkerBuilder,
 };
 
 use crate::common::{Counter, Directory, HOUR, Notes, SECOND};
@@ -59,8 +59,8 @@ async fn status(engine: &Engine, definition: &Continuous<u64>) -> ContinuousStat
 async fn told(subscription: &mut Subscription) -> Vec<String> {
     let mut told = Vec::new();
     while let Some(heard) = subscription.try_next().await {
-        if let Heard::Event(event) = heard
-            && let What::Object { topic, detail } = &event.what
+        if let Received::Event(event) = heard
+            && let EventKind::Object { topic, detail } = &event.what
         {
             told.push(format!("{topic} {detail}"));
         }
@@ -709,7 +709,7 @@ async fn heard(engine: &Engine, topic: &str) {
     let mut subscription =
         engine.subscribe_after(Topics::all().topic(topic), Some(0)).expect("the topic is known");
     // Those of earlier processes are not kept.
-    while let Heard::Lagged { .. } = subscription.next().await {}
+    while let Received::Lagged { .. } = subscription.next().await {}
 }
 
 #[test]

@@ -10,8 +10,8 @@ use windlass::primitives::{
 };
 use windlass::testing::{Lab, Setup, crash_everywhere};
 use windlass::{
-    Attempt, BoxError, Engine, Error, Failure, Heard, Jitter, JobRecord, KindOptions, Next,
-    Refusal, Retry, StateName, Topics, What,
+    Attempt, BoxError, Engine, Error, EventKind, Failure, Jitter, JobRecord, KindOptions, Next,
+    Received, Refusal, Retry, StateName, Topics,
 };
 
 use crate::common::{Counter, Fault, HOUR, Notes, SECOND, pass, rig, settle_down};
@@ -35,8 +35,8 @@ fn noting<A: std::fmt::Debug + Send + 'static>(
 async fn told(subscription: &mut windlass::Subscription) -> Vec<String> {
     let mut told = Vec::new();
     while let Some(heard) = subscription.try_next().await {
-        let Heard::Event(event) = heard else { panic!("nothing was missed") };
-        let What::Object { topic, detail } = &event.what else { panic!("{event:?}") };
+        let Received::Event(event) = heard else { panic!("nothing was missed") };
+        let EventKind::Object { topic, detail } = &event.what else { panic!("{event:?}") };
         told.push(format!("{topic} {detail}"));
     }
     told

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use windlass::core::job::NewJob;
-use windlass::store::file::{BookOptions, Disk, FileOptions, OpenError, RealDisk};
+use windlass::store::file::{Disk, FileOptions, LedgerOptions, OpenError, RealDisk};
 use windlass::store::{Durability, FileStore, Store};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
@@ -22,8 +22,8 @@ fn plain_job(number: u128) -> NewJob {
 }
 
 fn open(path: &Path) -> Result<FileStore, OpenError> {
-    let book = BookOptions { segment_bytes: Some(64 << 10), ..BookOptions::default() };
-    let options = FileOptions { book, durability: Durability::Sync };
+    let ledger = LedgerOptions { segment_bytes: Some(64 << 10), ..LedgerOptions::default() };
+    let options = FileOptions { ledger, durability: Durability::Sync };
     let clock = Arc::new(VirtualClock::new());
     FileStore::on_disk(Arc::new(RealDisk::open(path)?), &options, clock, Arc::new(LocalWake::new()))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use windlass::core::limits::EVENTS_KEPT;
 use windlass::wake::LocalWake;
-use windlass::{Failure, Heard, StateName, Topics};
+use windlass::{Failure, Received, StateName, Topics};
 
 use crate::common::{Fault, Notes, SECOND, Work, pass, rig, rig_on, settle_down, work};
 
@@ -20,7 +20,7 @@ async fn a_subscription_is_complete_when_it_returns_and_hears_a_job_in_order() {
     let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
     handle.outcome().await.expect("it completes");
     let (mut topics, mut number) = (Vec::new(), all.position());
-    while let Some(Heard::Event(event)) = all.try_next().await {
+    while let Some(Received::Event(event)) = all.try_next().await {
         assert_eq!(event.number, number + 1, "numbered without gaps");
         number = event.number;
         topics.push(event.topic().to_string());
@@ -64,11 +64,11 @@ async fn a_subscriber_that_never_reads_harms_nobody_and_learns_what_it_missed() 
         rig.engine.enqueue_many(batch).await.expect("they are accepted");
     }
     let cancelled = rig.engine.jobs().cancel().await.expect("they wait").len() as u64;
-    let Heard::Lagged { missed } = lazy.next().await else { panic!("it missed something") };
-    let Heard::Event(next) = lazy.next().await else { panic!("and then goes on") };
+    let Received::Lagged { missed } = lazy.next().await else { panic!("it missed something") };
+    let Received::Event(next) = lazy.next().await else { panic!("and then goes on") };
     assert_eq!(next.number, missed + 1);
     let mut heard = 1;
-    while let Some(Heard::Event(_)) = lazy.try_next().await {
+    while let Some(Received::Event(_)) = lazy.try_next().await {
         heard += 1;
     }
     assert_eq!(heard, EVENTS_KEPT);
@@ -84,7 +84,7 @@ async fn a_subscriber_that_panics_is_called_again_and_jobs_go_on() {
     let subscribed = rig
         .engine
         .on_event(Topics::all().topic("job.*"), move |event| {
-            let Heard::Event(event) = event else { return };
+            let Received::Event(event) = event else { return };
             notes.add(event.topic());
             assert!(event.topic() != "job.started", "a clumsy subscriber");
         })
@@ -114,7 +114,7 @@ async fn a_subscriber_resumes_where_it_left_off() {
     drop(first);
     let mut second =
         rig.engine.subscribe_after(Topics::all(), Some(position)).expect("the topic is known");
-    let Heard::Event(event) = second.next().await else { panic!("nothing was missed") };
+    let Received::Event(event) = second.next().await else { panic!("nothing was missed") };
     assert_eq!(event.number, position + 1);
 }
 
@@ -243,7 +243,7 @@ async fn every_topic_that_is_told_is_a_known_one() {
     rig.engine.enqueue(work(1)).await.expect("it is accepted");
     pass(SECOND).await;
     while let Some(heard) = all.try_next().await {
-        let Heard::Event(event) = heard else { continue };
+        let Received::Event(event) = heard else { continue };
         assert!(windlass::core::event::TOPICS.contains(&event.topic()), "{}", event.topic());
     }
 }

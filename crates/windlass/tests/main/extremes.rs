@@ -14,7 +14,7 @@ use windlass::primitives::{
     Continuous, Debounce, FailedRun, PoolEvent, Primitive, RunContext, RunOutcome, StateMachine,
     Task, TaskContext, TaskTurn, Throttle, Turn, WorkerPool,
 };
-use windlass::store::file::{BookOptions, FileOptions, RealDisk};
+use windlass::store::file::{FileOptions, LedgerOptions, RealDisk};
 use windlass::store::{FileStore, MemoryStore, Store};
 use windlass::testing::{Lab, VirtualClock};
 use windlass::wake::LocalWake;
@@ -104,8 +104,9 @@ impl Scene {
         let (store, directory): (Arc<dyn Store>, _) = if on_files {
             let directory = Directory::new();
             let disk = RealDisk::open(&directory.path().join("jobs")).expect("nobody has it");
-            let book = BookOptions { segment_bytes: Some(64 << 10), ..BookOptions::default() };
-            let options = FileOptions { book, durability: Durability::Relaxed(HOUR) };
+            let ledger =
+                LedgerOptions { segment_bytes: Some(64 << 10), ..LedgerOptions::default() };
+            let options = FileOptions { ledger, durability: Durability::Relaxed(HOUR) };
             let store = FileStore::on_disk(Arc::new(disk), &options, clock.clone(), wake.clone());
             (Arc::new(store.expect("it opens")), Some(directory))
         } else {
@@ -285,7 +286,7 @@ fn a_job_may_be_retried_by_any_policy() {
             scene.engine.explain(id).await.expect("it is answered");
             let record = scene.engine.find(id).await.expect("it is answered");
             let record = record.expect("it is kept");
-            assert!(record.condition.attempts > 0, "{}: {record:?}", scene.row);
+            assert!(record.status.attempts > 0, "{}: {record:?}", scene.row);
         }
         worker.stop().await.expect("it stops");
     });
@@ -513,9 +514,9 @@ fn a_directory_may_be_written_with_any_number() {
         async |scene, (segment_bytes, checkpoint_bytes)| {
             let disk = Arc::new(Plate::default());
             for round in 1..=2 {
-                let book =
-                    BookOptions { segment_bytes, checkpoint_bytes, ..BookOptions::default() };
-                let options = FileOptions { book, durability: Durability::Sync };
+                let ledger =
+                    LedgerOptions { segment_bytes, checkpoint_bytes, ..LedgerOptions::default() };
+                let options = FileOptions { ledger, durability: Durability::Sync };
                 let (clock, wake) = (scene.clock.clone(), Arc::new(LocalWake::new()));
                 let store = FileStore::on_disk(disk.clone(), &options, clock.clone(), wake.clone());
                 let store =

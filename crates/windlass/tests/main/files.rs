@@ -23,9 +23,12 @@ use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::{LogLine, Progress, Report};
 use windlass::core::time::{Now, Steady};
 use windlass::store::file::{
-    Book, BookOptions, Disk, DiskFile, FileOptions, OpenError, RealDisk, Sifted, back_up, check,
+    Disk, DiskFile, FileOptions, JournaledLedger, LedgerOptions, OpenError, RealDisk,
+    SelectionProgress, back_up, check,
 };
-use windlass::store::{Alteration, Durability, FileStore, Handed, Selection, Store, StoreError};
+use windlass::store::{
+    ClaimedBatch, Durability, FileStore, JobAction, Selection, Store, StoreError,
+};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
 use windlass::{
@@ -55,8 +58,8 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let book = BookOptions { segment_bytes: Some(64 << 10), ..BookOptions::default() };
-        let options = FileOptions { book, durability: Durability::Sync };
+        let ledger = LedgerOptions { segment_bytes: Some(64 << 10), ..LedgerOptions::default() };
+        let options = FileOptions { ledger, durability: Durability::Sync };
         Self { directory: Directory::new(), clock: Arc::new(VirtualClock::new()), options }
     }
 
@@ -83,7 +86,7 @@ async fn accept(store: &FileStore, jobs: impl IntoIterator<Item = NewJob>) {
     store.enqueue(jobs).await.expect("the jobs are acceptable");
 }
 
-async fn claim(store: &FileStore, limit: usize) -> Handed {
+async fn claim(store: &FileStore, limit: usize) -> ClaimedBatch {
     let kinds = vec![KindClaim::new(name("work"))];
     let claim = Claim { worker: "w".into(), queues: None, kinds, limit };
     store.claim(claim).await.expect("a claim is answered")
@@ -127,7 +130,7 @@ async fn a_bit_of_everything(store: &FileStore, clock: &VirtualClock) {
     let renewal = Renewal { job: running, token, lease: 30 * SECOND, report };
     store.renew(vec![renewal]).await.expect("a renewal is answered").remove(0).expect("held");
     let cancelled = Selection::Jobs(vec![id(5)]);
-    store.alter(cancelled, Alteration::Cancel).await.expect("it is cancelled");
+    store.alter(cancelled, JobAction::Cancel).await.expect("it is cancelled");
     let mut later = job(7);
     later.start = Start::After(HOUR);
     later.tags = vec![name("red"), name("blue")];
@@ -159,7 +162,7 @@ pub(crate) async fn a_life_in_every_state(store: &FileStore, clock: &VirtualCloc
 async fn everything_is_as_it_was_after_closing_and_opening() {
     let mut bench = Bench::new();
     // So that opening changes nothing by itself.
-    bench.options.book.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
+    bench.options.ledger.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
     let store = bench.open();
     a_bit_of_everything(&store, &bench.clock).await;
     let (before, counts) = (everything(&store).await, store.count().await.expect("counted"));
@@ -176,7 +179,7 @@ async fn everything_is_as_it_was_after_closing_and_opening() {
 #[tokio::test(start_paused = true)]
 async fn everything_is_as_it_was_after_a_crash() {
     let mut bench = Bench::new();
-    bench.options.book.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
+    bench.options.ledger.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
     let store = bench.open();
     a_bit_of_everything(&store, &bench.clock).await;
     let before = everything(&store).await;
@@ -209,7 +212,7 @@ async fn what_was_running_is_recovered_before_the_first_answer_counted_and_cappe
         store = bench.open();
         assert_eq!(store.opened().expect("a file store tells").recovered.len(), 1);
         let record = everything(&store).await.remove(0);
-        assert_eq!((record.condition.recoveries, record.state()), (recovery, StateName::Scheduled));
+        assert_eq!((record.status.recoveries, record.state()), (recovery, StateName::Scheduled));
         bench.clock.step_forward(SECOND);
     }
     assert_eq!(claim(&store, 1).await.jobs.len(), 1);
@@ -226,7 +229,7 @@ async fn observing_leaves_a_running_job_alone_and_says_so() {
     accept(&store, [job(1)]).await;
     claim(&store, 1).await;
     drop(store);
-    bench.options.book.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
+    bench.options.ledger.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
     let store = bench.open();
     let opened = store.opened().expect("a file store tells");
     assert_eq!((opened.recovered.len(), opened.observed), (0, 1));
@@ -375,25 +378,26 @@ async fn a_relaxed_store_that_nobody_calls_any_more_syncs_in_time() {
 async fn a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_commit() {
     let bench = Bench::new();
     let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
-    let (mut book, _) = Book::open(disk, &bench.options.book, bench.clock.now()).expect("it opens");
+    let (mut ledger, _) =
+        JournaledLedger::open(disk, &bench.options.ledger, bench.clock.now()).expect("it opens");
     let tagged = |number: u128| {
         let tags = if number.is_multiple_of(2) { vec![name("even")] } else { Vec::new() };
         Arc::new(NewJob { tags, ..job(number) })
     };
     let now = bench.clock.now();
-    book.apply(Enqueue { jobs: (1..=5_000).map(tagged).collect() }, now).expect("accepted");
+    ledger.apply(Enqueue { jobs: (1..=5_000).map(tagged).collect() }, now).expect("accepted");
     let filter = Filter { tags: vec![name("even")], ..Filter::default() };
     let filter = Filter { states: vec![StateName::Ready], ..filter };
     let selection = Selection::Matching(filter);
-    let (mut sifted, mut turns) = (Sifted::default(), 0);
+    let (mut sifted, mut turns) = (SelectionProgress::default(), 0);
     let meant = loop {
         turns += 1;
-        if let Some(meant) = book.select(&selection, &mut sifted, now).expect("answered") {
+        if let Some(meant) = ledger.select(&selection, &mut sifted, now).expect("answered") {
             break meant;
         }
         // Between two turns: one no longer matches, and one more does.
-        book.apply(Cancel { jobs: vec![id(turns * 2)] }, now).expect("cancelled");
-        book.apply(Enqueue { jobs: vec![tagged(6_000 + turns * 2)] }, now).expect("accepted");
+        ledger.apply(Cancel { jobs: vec![id(turns * 2)] }, now).expect("cancelled");
+        ledger.apply(Enqueue { jobs: vec![tagged(6_000 + turns * 2)] }, now).expect("accepted");
     };
     assert!(turns > 2, "5,000 records were read in {turns} turns");
     let left = (turns..=2_500).map(|half| half * 2);
@@ -475,7 +479,7 @@ fn segments(path: &Path) -> Vec<String> {
 async fn space_is_given_back_while_jobs_flow_and_history_keeps_its_bound() {
     let mut bench = Bench::new();
     let limits = Limits { history_jobs: 50, ..Limits::default() };
-    bench.options.book.limits = limits;
+    bench.options.ledger.limits = limits;
     let store = bench.open();
     let mut waiting = job(0);
     waiting.start = Start::After(HOUR);
@@ -507,15 +511,15 @@ async fn space_is_given_back_while_jobs_flow_and_history_keeps_its_bound() {
 #[tokio::test(start_paused = true)]
 async fn an_opening_from_a_checkpoint_finds_what_reading_everything_finds() {
     let mut bench = Bench::new();
-    bench.options.book.checkpoint_bytes = Some(20_000);
-    bench.options.book.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
+    bench.options.ledger.checkpoint_bytes = Some(20_000);
+    bench.options.ledger.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
     let store = bench.open();
     a_life_in_every_state(&store, &bench.clock).await;
     let (before, counts) = (everything(&store).await, store.count().await.expect("counted"));
     store.close().await;
     let mut commits = Vec::new();
     for thorough in [true, false, false] {
-        bench.options.book.thorough = thorough;
+        bench.options.ledger.thorough = thorough;
         let store = bench.open();
         assert_eq!(before, everything(&store).await);
         let recounted = store.count().await.expect("counted");
@@ -530,7 +534,7 @@ async fn an_opening_from_a_checkpoint_finds_what_reading_everything_finds() {
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_that_knows_what_time_has_changed_is_not_taken_for_damage() {
     let mut bench = Bench::new();
-    bench.options.book.checkpoint_bytes = Some(20_000);
+    bench.options.ledger.checkpoint_bytes = Some(20_000);
     let store = bench.open();
     accept(&store, [job(2_000)]).await;
     let held = claim(&store, 1).await.jobs.remove(0);
@@ -922,7 +926,7 @@ async fn a_store_whose_writer_sleeps_while_a_call_crashes_can_be_closed() {
 #[tokio::test(start_paused = true)]
 async fn a_full_disk_refuses_new_jobs_lets_running_ones_end_and_heals() {
     let mut bench = Bench::new();
-    bench.options.book.segment_bytes = Some(512 << 10);
+    bench.options.ledger.segment_bytes = Some(512 << 10);
     let (disk, switches) = Failing::open(&bench.path());
     let store = bench.open_on(disk).expect("it opens");
     accept(&store, [job(1)]).await;
@@ -967,7 +971,7 @@ async fn a_batch_that_is_refused_gives_back_the_room_that_was_made_for_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_not_filled_with_zeros_over_and_over() {
     let mut bench = Bench::new();
-    bench.options.book.segment_bytes = Some(1 << 20);
+    bench.options.ledger.segment_bytes = Some(1 << 20);
     let (disk, switches) = Failing::open(&bench.path());
     let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
     let store = FileStore::with_writer(disk, &bench.options, clock, wake).expect("it opens");
@@ -1011,7 +1015,7 @@ async fn a_disk_full_of_what_is_gone_heals(store: &FileStore, clock: &dyn Clock)
 async fn a_disk_full_of_what_is_gone_heals_without_a_writer() {
     let mut bench = Bench::new();
     let limits = Limits { history_jobs: 1, ..Limits::default() };
-    bench.options.book = BookOptions { limits, ..BookOptions::default() };
+    bench.options.ledger = LedgerOptions { limits, ..LedgerOptions::default() };
     let (disk, switches) = Failing::open(&bench.path());
     switches.capacity.store(16 << 20, Ordering::SeqCst);
     let store = bench.open_on(disk).expect("it opens");
@@ -1025,7 +1029,7 @@ async fn a_disk_full_of_what_is_gone_heals_without_a_writer() {
 async fn a_disk_full_of_what_is_gone_heals_with_a_writer() {
     let mut bench = Bench::new();
     let limits = Limits { history_jobs: 1, ..Limits::default() };
-    bench.options.book = BookOptions { limits, ..BookOptions::default() };
+    bench.options.ledger = LedgerOptions { limits, ..LedgerOptions::default() };
     let (disk, switches) = Failing::open(&bench.path());
     switches.capacity.store(16 << 20, Ordering::SeqCst);
     let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
@@ -1277,44 +1281,45 @@ async fn a_disk_that_cannot_be_listed_is_not_taken_for_one_without_a_copy() {
 #[tokio::test(start_paused = true)]
 async fn a_checkpoint_that_outlives_the_segments_before_it_is_concluded() {
     let mut bench = Bench::new();
-    bench.options.book.checkpoint_bytes = Some(1 << 20);
+    bench.options.ledger.checkpoint_bytes = Some(1 << 20);
     let limits = Limits { history_jobs: 10, ..Limits::default() };
-    bench.options.book.limits = limits;
+    bench.options.ledger.limits = limits;
     let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
-    let (mut book, _) = Book::open(disk, &bench.options.book, bench.clock.now()).expect("it opens");
-    let land = |book: &mut Book| {
-        while let Some(flight) = book.take() {
-            flight.write().and_then(|()| flight.sync()).expect("the disk is sound");
-            book.written(flight.number());
-            for retired in book.landed(&flight) {
-                book.add_spare(retired.let_go().expect("the disk is sound"));
+    let (mut ledger, _) =
+        JournaledLedger::open(disk, &bench.options.ledger, bench.clock.now()).expect("it opens");
+    let land = |ledger: &mut JournaledLedger| {
+        while let Some(commit) = ledger.take() {
+            commit.write().and_then(|()| commit.sync()).expect("the disk is sound");
+            ledger.written(commit.number());
+            for retired in ledger.landed(&commit) {
+                ledger.add_spare(retired.let_go().expect("the disk is sound"));
             }
         }
     };
     let now = bench.clock.now();
     let mut number = 0;
-    while !book.wants_checkpoint() {
+    while !ledger.wants_checkpoint() {
         let jobs =
             (0..50).map(|each| NewJob { payload: vec![1; 500].into(), ..job(number + each) });
         let jobs: Vec<Arc<NewJob>> = jobs.map(Arc::new).collect();
         let ids = jobs.iter().map(|job| job.id).collect();
-        book.apply(Enqueue { jobs }, now).expect("accepted");
-        book.apply(Cancel { jobs: ids }, now).expect("cancelled");
+        ledger.apply(Enqueue { jobs }, now).expect("accepted");
+        ledger.apply(Cancel { jobs: ids }, now).expect("cancelled");
         number += 50;
-        land(&mut book);
+        land(&mut ledger);
     }
-    book.checkpoint(1).expect("begun");
-    land(&mut book);
+    ledger.checkpoint(1).expect("begun");
+    land(&mut ledger);
     // All but the last segment leave before it has come to its end.
-    while book.wants_compaction() {
-        book.compact(1 << 20).expect("cleared");
-        land(&mut book);
+    while ledger.wants_compaction() {
+        ledger.compact(1 << 20).expect("cleared");
+        land(&mut ledger);
     }
-    while book.wants_checkpoint() {
-        book.checkpoint(1).expect("goes on");
-        land(&mut book);
+    while ledger.wants_checkpoint() {
+        ledger.checkpoint(1).expect("goes on");
+        land(&mut ledger);
     }
-    drop(book);
+    drop(ledger);
     assert_eq!(check(&bench.path()).expect("whole").wrong, Vec::<String>::new());
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use windlass::core::filter::Filter;
 use windlass::core::ledger::{Recovery, RecoveryMode};
-use windlass::store::file::{BookOptions, FileOptions, RealDisk, check};
+use windlass::store::file::{FileOptions, LedgerOptions, RealDisk, check};
 use windlass::store::{Durability, FileStore, Store};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
@@ -25,14 +25,14 @@ fn golden() -> PathBuf {
 }
 
 fn open(path: &Path, clock: &Arc<VirtualClock>) -> FileStore {
-    let book = BookOptions {
+    let ledger = LedgerOptions {
         segment_bytes: Some(32 << 10),
         checkpoint_bytes: Some(8 << 10),
         // So that opening changes nothing by itself.
         recovery: Recovery { mode: RecoveryMode::Observe, ..Recovery::default() },
-        ..BookOptions::default()
+        ..LedgerOptions::default()
     };
-    let options = FileOptions { book, durability: Durability::Sync };
+    let options = FileOptions { ledger, durability: Durability::Sync };
     let disk = Arc::new(RealDisk::open(path).expect("it is nobody's"));
     FileStore::on_disk(disk, &options, clock.clone(), Arc::new(LocalWake::new())).expect("opens")
 }

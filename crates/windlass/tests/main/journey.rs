@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use windlass::{
-    Attempt, CancelReason, DeadReason, Engine, Error, Failure, Job, JobId, KindOptions, OnFailure,
-    Options, Priority, Rate, Retry, State, StateName, Topics, UniqueScope, What,
+    Attempt, CancelReason, DeadReason, Engine, Error, EventKind, Failure, Job, JobId, KindOptions,
+    OnFailure, Options, Priority, Rate, Retry, State, StateName, Topics, UniqueScope,
 };
 
 use crate::common::{Counter, Fault, HOUR, Notes, SECOND, Work, pass, rig, settle_down, work};
@@ -28,7 +28,7 @@ async fn a_job_is_processed_and_its_result_returned() {
     assert_eq!(handle.outcome().await.expect("it completes"), 42);
     let record = handle.record().await.expect("it is kept");
     assert_eq!(record.output.as_deref(), Some(&b"42"[..]));
-    assert_eq!(record.condition.attempts, 1);
+    assert_eq!(record.status.attempts, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -42,12 +42,14 @@ async fn a_flaky_job_is_retried_and_the_failure_says_so() {
     let _worker = rig.engine.worker().handle_with(flaky, quick).start().await.expect("it starts");
     let handle = rig.engine.enqueue(work(7)).await.expect("it is accepted");
     assert_eq!(handle.outcome().await.expect("the second attempt succeeds"), 7);
-    let windlass::Heard::Event(event) = failures.next().await else { panic!("nothing is missed") };
-    let What::JobFailed { attempt: 1, next_retry_at: Some(_), error, .. } = &event.what else {
+    let windlass::Received::Event(event) = failures.next().await else {
+        panic!("nothing is missed")
+    };
+    let EventKind::JobFailed { attempt: 1, next_retry_at: Some(_), error, .. } = &event.what else {
         panic!("{event:?}");
     };
     assert_eq!(error.as_str(), "not yet");
-    assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 2);
+    assert_eq!(handle.record().await.expect("it is kept").status.attempts, 2);
 }
 
 #[tokio::test(start_paused = true)]
@@ -63,7 +65,7 @@ async fn a_job_that_always_fails_ends_among_the_dead_letters() {
     assert_eq!(error, "always");
     let page = rig.engine.dead_letters().page(None, 10).await.expect("it is answered");
     assert_eq!(page.jobs.len(), 1);
-    assert_eq!(page.jobs[0].condition.attempts, 2);
+    assert_eq!(page.jobs[0].status.attempts, 2);
     assert_eq!(rig.engine.counts().await.expect("answered").in_state(StateName::Dead), 1);
 }
 
@@ -240,7 +242,7 @@ async fn a_kind_may_decide_by_the_error_whether_to_try_again() {
         let handle = rig.engine.enqueue(work(number)).await.expect("it is accepted");
         handle.outcome().await.expect_err("it dies");
         let record = handle.record().await.expect("it is kept");
-        assert_eq!(record.condition.attempts, attempts, "job {number}");
+        assert_eq!(record.status.attempts, attempts, "job {number}");
     }
 }
 
@@ -255,7 +257,7 @@ async fn a_job_is_not_retried_beyond_its_maximum_duration() {
     let error = handle.outcome().await.expect_err("it dies");
     let reason = DeadReason::DurationExhausted;
     assert!(matches!(error, Error::Died { reason: r, .. } if r == reason), "{error}");
-    assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 4);
+    assert_eq!(handle.record().await.expect("it is kept").status.attempts, 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -590,7 +592,7 @@ async fn progress_and_log_lines_are_kept_with_the_job() {
     assert_eq!(record.progress.expect("it was reported").percent, 100);
     assert_eq!(record.log[0].text, "first line");
     let heard = progress.next().await;
-    assert!(matches!(heard, windlass::Heard::Event(event) if event.job() == Some(handle.id())));
+    assert!(matches!(heard, windlass::Received::Event(event) if event.job() == Some(handle.id())));
 }
 
 #[tokio::test(start_paused = true)]
@@ -622,8 +624,8 @@ async fn jobs_of_an_unknown_kind_wait_and_are_reported() {
     let handle = rig.engine.enqueue(Sum { parts: vec![] }).await.expect("it is accepted");
     pass(HOUR).await;
     let record = handle.record().await.expect("it is kept");
-    assert_eq!(record.condition.state.name(), StateName::Ready);
-    assert_eq!(record.condition.attempts, 0);
+    assert_eq!(record.status.state.name(), StateName::Ready);
+    assert_eq!(record.status.attempts, 0);
     let unhandled = rig.engine.counts().await.expect("it is answered").unhandled();
     assert_eq!(unhandled.iter().map(|(kind, n)| (kind.as_str(), *n)).next(), Some(("sum", 1)));
     let why = rig.engine.explain(handle.id()).await.expect("it is answered").to_string();

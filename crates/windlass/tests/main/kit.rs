@@ -108,7 +108,7 @@ async fn running_everything_goes_through_every_retry_and_delay() {
     lab.run_everything().await;
     let late = late.expect("accepted");
     assert_eq!(lab.outcome::<Charge>(&late).await.expect("completed"), "2");
-    assert_eq!(late.record().await.expect("there").condition.attempts, 3);
+    assert_eq!(late.record().await.expect("there").status.attempts, 3);
     lab.run_everything().await;
 }
 

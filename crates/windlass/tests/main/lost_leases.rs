@@ -211,8 +211,8 @@ async fn a_job_whose_claim_outlasted_its_lease_is_given_back_unrun() {
     let worker = rig.engine.worker().handle_with(quick, terms).slots(1);
     let worker = worker.start().await.expect("it starts");
     assert_eq!(handle.outcome_within(SECOND * 10).await.expect("it completes"), 7);
-    let condition = handle.record().await.expect("it is kept").condition;
-    assert_eq!((runs.get(), condition.attempts, condition.recoveries), (1, 1, 0));
+    let status = handle.record().await.expect("it is kept").status;
+    assert_eq!((runs.get(), status.attempts, status.recoveries), (1, 1, 0));
     pass(SECOND).await;
     assert_eq!(worker.busy(), 0);
 }
@@ -269,8 +269,8 @@ async fn a_renewal_that_hangs_neither_keeps_a_result_nor_loses_what_was_said() {
         let handle = rig.engine.enqueue(work(3)).await.expect("it is accepted");
         assert_eq!(handle.outcome_within(SECOND * 30).await.expect("it completes"), 3);
         let record = handle.record().await.expect("it is kept");
-        let condition = &record.condition;
-        assert_eq!((condition.attempts, condition.recoveries), (1, 0), "{fault:?}");
+        let status = &record.status;
+        assert_eq!((status.attempts, status.recoveries), (1, 0), "{fault:?}");
         assert!(record.log.iter().any(|line| line.text == "said"), "{fault:?}");
         assert_eq!(record.progress.map(|progress| progress.percent), Some(50), "{fault:?}");
     }

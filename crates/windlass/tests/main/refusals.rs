@@ -104,7 +104,7 @@ async fn a_malformed_payload_dies_at_once_with_a_readable_error() {
         assert!(error.contains("the payload is not a `work`"), "{error}");
         let record = rig.engine.find(id).await.expect("it is answered").expect("it is kept");
         assert_eq!(&*record.job.payload, payload);
-        assert_eq!(record.condition.attempts, 1, "trying again is pointless");
+        assert_eq!(record.status.attempts, 1, "trying again is pointless");
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use windlass::clock::SystemClock;
 use windlass::core::job::NewJob;
-use windlass::store::file::{BookOptions, Disk, DiskFile, FileOptions, RealDisk};
+use windlass::store::file::{Disk, DiskFile, FileOptions, LedgerOptions, RealDisk};
 use windlass::store::{Durability, FileStore, Store};
 use windlass::wake::{Interest, LocalWake, Wake};
 use windlass::{JobId, Name};
@@ -122,7 +122,7 @@ fn open(directory: &Directory, every: Duration) -> (FileStore, Arc<Syncs>) {
     let disk = RealDisk::open(&directory.path().join("store")).expect("it is nobody's");
     let disk = Arc::new(Watched(disk, syncs.clone()));
     let options =
-        FileOptions { book: BookOptions::default(), durability: Durability::Relaxed(every) };
+        FileOptions { ledger: LedgerOptions::default(), durability: Durability::Relaxed(every) };
     let clock = Arc::new(SystemClock::new());
     let store = FileStore::with_writer(disk, &options, clock, Arc::new(LocalWake::new()));
     (store.expect("it opens"), syncs)

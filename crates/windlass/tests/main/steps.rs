@@ -158,7 +158,7 @@ async fn a_sleep_gives_the_slot_back_and_the_handler_goes_on_after_it() {
     let other = rig.engine.enqueue(work(2)).await.expect("it is accepted");
     assert_eq!(other.outcome().await.expect("the only slot is free"), 2);
     pass(HOUR - SECOND).await;
-    let state = sleeper.record().await.expect("it is kept").condition.state;
+    let state = sleeper.record().await.expect("it is kept").status.state;
     assert!(matches!(state, JobState::Scheduled { .. }), "{state:?}");
     assert_eq!(sleeper.outcome().await.expect("it completes"), 1);
     assert_eq!(notes.all(), ["charged", "2 done at start 1", "1 done at start 1"]);

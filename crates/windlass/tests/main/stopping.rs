@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use windlass::primitives::{Continuous, Tick};
-use windlass::{Attempt, Error, Failure, Heard, Refusal, Schedule, StateName, StopReason, Topics};
+use windlass::{
+    Attempt, Error, Failure, Received, Refusal, Schedule, StateName, StopReason, Topics,
+};
 
 use crate::common::{Fault, Notes, SECOND, Work, pass, rig, settle_down, work};
 
@@ -35,9 +37,9 @@ async fn what_outlasts_the_grace_is_told_aborted_and_given_back_uncounted() {
     assert_eq!(reasons.all().len(), 3);
     assert!(reasons.all()[0].contains(&format!("{:?}", StopReason::Shutdown)));
     for handle in &handles[1..] {
-        let condition = handle.record().await.expect("it is kept").condition;
-        assert_eq!(condition.state.name(), StateName::Ready);
-        assert_eq!(condition.attempts, 0, "the interrupted start is not counted");
+        let status = handle.record().await.expect("it is kept").status;
+        assert_eq!(status.state.name(), StateName::Ready);
+        assert_eq!(status.attempts, 0, "the interrupted start is not counted");
     }
 }
 
@@ -53,7 +55,7 @@ async fn a_second_signal_stops_without_waiting() {
     let report = worker.run_until(signal).await.expect("it stops");
     assert_eq!(report.interrupted, 1);
     assert!(start.elapsed() < SECOND * 3, "{:?}", start.elapsed());
-    assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 0);
+    assert_eq!(handle.record().await.expect("it is kept").status.attempts, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -69,9 +71,9 @@ async fn nothing_starts_after_a_stop_and_events_tell_the_order() {
     let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
     pass(SECOND * 60).await;
     let record = handle.record().await.expect("it is kept");
-    assert_eq!(record.condition.state.name(), StateName::Ready);
+    assert_eq!(record.status.state.name(), StateName::Ready);
     let mut topics = Vec::new();
-    while let Some(Heard::Event(event)) = workers.try_next().await {
+    while let Some(Received::Event(event)) = workers.try_next().await {
         topics.push(event.topic().to_string());
     }
     assert_eq!(topics, ["worker.started", "worker.stopping", "worker.stopped"]);
@@ -164,7 +166,7 @@ async fn a_handler_that_fails_because_it_was_told_to_stop_has_not_failed() {
     let report = worker.stop_now().await.expect("it stops");
     assert_eq!((report.interrupted, report.failed), (10, 0));
     for handle in handles {
-        assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 0);
+        assert_eq!(handle.record().await.expect("it is kept").status.attempts, 0);
     }
 }
 

@@ -74,7 +74,7 @@ async fn with_rings_a_job_starts_at_once_and_without_within_the_poll_interval() 
         pass(SECOND * 60).await;
         let start = tokio::time::Instant::now();
         let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
-        while handle.record().await.expect("it is kept").condition.attempts == 0 {
+        while handle.record().await.expect("it is kept").status.attempts == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let waited = start.elapsed();
@@ -111,7 +111,7 @@ async fn a_job_much_longer_than_its_lease_runs_once() {
     let handle = rig.engine.enqueue(work(4)).await.expect("it is accepted");
     assert_eq!(handle.outcome().await.expect("it completes"), 4);
     assert_eq!(runs.get(), 1);
-    assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 1);
+    assert_eq!(handle.record().await.expect("it is kept").status.attempts, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -239,7 +239,7 @@ async fn a_renewal_that_fails_is_tried_again_before_the_lease_is_lost() {
     let _worker = rig.engine.worker().handle_with(long, terms).start().await.expect("it starts");
     let handle = rig.engine.enqueue(work(4)).await.expect("it is accepted");
     assert_eq!(handle.outcome().await.expect("it completes"), 4);
-    assert_eq!(handle.record().await.expect("it is kept").condition.recoveries, 0);
+    assert_eq!(handle.record().await.expect("it is kept").status.recoveries, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -266,7 +266,7 @@ async fn an_attempt_that_loses_its_lease_is_told_and_its_late_result_does_not_co
     assert_eq!(handle.outcome().await.expect("the second holder completes it"), 1);
     pass(SECOND).await;
     assert_eq!(reasons.all(), [format!("{:?}", StopReason::LeaseLost)]);
-    assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 2);
+    assert_eq!(handle.record().await.expect("it is kept").status.attempts, 2);
     rig.store.heal();
     assert_eq!(worker.stop().await.expect("it stops").lost, 1);
 }
@@ -355,10 +355,10 @@ async fn a_handler_that_blocks_holds_its_slot_until_it_returns() {
         settle_down().await;
     }
     let record = stuck.record().await.expect("it is kept");
-    assert_eq!(record.condition.state.name(), StateName::Dead, "settled without waiting");
+    assert_eq!(record.status.state.name(), StateName::Dead, "settled without waiting");
     assert_eq!(worker.busy(), 1, "its thread still runs, so its slot is in use");
     let waiting = next.record().await.expect("it is kept");
-    assert_eq!(waiting.condition.state.name(), StateName::Ready);
+    assert_eq!(waiting.status.state.name(), StateName::Ready);
     release.send(()).expect("the handler waits");
     assert_eq!(next.outcome().await.expect("it completes"), 2);
 }
@@ -519,7 +519,7 @@ async fn a_job_that_limits_its_attempts_keeps_its_kinds_backoff() {
     let start = tokio::time::Instant::now();
     let handle = rig.engine.enqueue(work(1)).max_attempts(5).await.expect("it is accepted");
     handle.outcome().await.expect_err("it dies");
-    assert_eq!(handle.record().await.expect("it is kept").condition.attempts, 5);
+    assert_eq!(handle.record().await.expect("it is kept").status.attempts, 5);
     assert!(start.elapsed() < SECOND, "{:?}", start.elapsed());
 }
 
@@ -556,7 +556,7 @@ async fn a_job_cancelled_on_its_way_to_the_worker_is_told_at_once() {
     let worker = rig.engine.worker().handle_with(waits, terms);
     let _worker = worker.start().await.expect("it starts");
     let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
-    while handle.record().await.expect("it is kept").condition.attempts == 0 {
+    while handle.record().await.expect("it is kept").status.attempts == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     handle.cancel().await.expect("it runs");
@@ -585,8 +585,8 @@ async fn a_stop_that_races_a_claim_loses_and_counts_nothing() {
     let last = engine.worker().handle(add_one).start().await.expect("it starts");
     for handle in handles {
         handle.outcome().await.expect("it completes");
-        let condition = handle.record().await.expect("it is kept").condition;
-        assert_eq!(condition.attempts, 1, "no interrupted start was counted");
+        let status = handle.record().await.expect("it is kept").status;
+        assert_eq!(status.attempts, 1, "no interrupted start was counted");
     }
     completed += last.stop().await.expect("it stops").completed;
     let totals = engine.counts().await.expect("it is answered").totals();
@@ -620,8 +620,8 @@ async fn clock_steps_of_an_hour_and_a_year_lose_double_and_stall_nothing() {
         for (handle, number) in [(running, 1), (delayed, 2), (after, 3)] {
             let outcome = handle.outcome_within(SECOND * 120).await;
             assert_eq!(outcome.expect("it completes soon"), number, "{forward} {by:?}");
-            let condition = handle.record().await.expect("it is kept").condition;
-            assert_eq!((condition.attempts, condition.recoveries), (1, 0));
+            let status = handle.record().await.expect("it is kept").status;
+            assert_eq!((status.attempts, status.recoveries), (1, 0));
         }
         assert_eq!(runs.get(), 3);
     }
@@ -657,7 +657,7 @@ async fn a_worker_that_vanishes_gives_its_jobs_back_after_the_lease() {
     assert_eq!(handle.outcome().await.expect("it is recovered"), 2);
     assert!(start.elapsed() <= SECOND * 32, "{:?}", start.elapsed());
     let record = handle.record().await.expect("it is kept");
-    assert_eq!((record.condition.attempts, record.condition.recoveries), (2, 0));
+    assert_eq!((record.status.attempts, record.status.recoveries), (2, 0));
     assert_eq!(record.attempts[0].worker.as_ref(), "ghost");
 }
 

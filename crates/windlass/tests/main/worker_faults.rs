@@ -492,7 +492,7 @@ impl Trial {
         let runs: Vec<Run> =
             self.seen.runs().iter().filter(|run| run.job == number).cloned().collect();
         let of = |topic| count(record.id(), topic);
-        let attempts = record.condition.attempts as usize;
+        let attempts = record.status.attempts as usize;
         // Every start is counted, unless it was given back.
         let given_back = of("job.released");
         self.expect(runs.len() <= attempts + given_back, || {

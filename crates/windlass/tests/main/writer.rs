@@ -15,8 +15,8 @@ use windlass::core::job::{LeaseToken, NewJob};
 use windlass::core::ledger::{Claim, KindClaim, QueueChange, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::time::Now;
-use windlass::store::file::{BookOptions, Disk, DiskFile, FileOptions};
-use windlass::store::{Answer, Durability, FileStore, Handed, Store};
+use windlass::store::file::{Disk, DiskFile, FileOptions, LedgerOptions};
+use windlass::store::{Answer, ClaimedBatch, Durability, FileStore, Store};
 use windlass::wake::LocalWake;
 use windlass::{JobId, Name};
 
@@ -271,12 +271,12 @@ fn claim() -> Claim {
 
 /// Few tokens ahead, so that they run out; small segments, so that there are several.
 fn options(durability: Durability) -> FileOptions {
-    let book = BookOptions {
+    let ledger = LedgerOptions {
         segment_bytes: Some(16 << 10),
         tokens_ahead: Some(8),
-        ..BookOptions::default()
+        ..LedgerOptions::default()
     };
-    FileOptions { book, durability }
+    FileOptions { ledger, durability }
 }
 
 /// A clock that stands still, and tells when someone other than the writer reads it: whoever calls
@@ -350,13 +350,14 @@ async fn while_the_disk_hangs_no_claim_is_answered_beyond_what_a_reopened_store_
         let disk = disk.unplugged();
         let store = open(disk.clone(), durability, true);
         disk.gate.shut(true);
-        let answers: Vec<Answer<Handed>> =
+        let answers: Vec<Answer<ClaimedBatch>> =
             (0..30).map_while(|_| now(store.claim(claim()))).collect();
         let found = disk.unplugged();
         // Before anything is said of it: a store that is dropped waits for its disk.
         disk.gate.shut(false);
         assert!(!answers.is_empty(), "the first need not wait for the disk");
-        let token = |answer: Answer<Handed>| answer.expect("it is answered").jobs[0].lease.token;
+        let token =
+            |answer: Answer<ClaimedBatch>| answer.expect("it is answered").jobs[0].lease.token;
         let claims = answers.len();
         let last = answers.into_iter().map(token).max();
         let next = next_token(found).await;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio_postgres::Client;
-use windlass::store::HandedJob;
+use windlass::store::ClaimedJob;
 use windlass::{Engine, Error, Priority, StateName};
 
 use crate::common::{Dice, Ground, Work, claim, count, open, raw, until};
@@ -25,12 +25,12 @@ async fn start_worker(engine: &Engine, slots: u32, runs: &Runs) -> windlass::Wor
     engine.worker().slots(slots).handle(handler).start().await.expect("it starts")
 }
 
-/// Lets the halves take turns until it is told to stop, and says how often they did: every second
+/// Lets the partitions rotate until it is told to stop, and says how often they did: every second
 /// time one is emptied.
 async fn take_turns(client: Client, stop: Arc<tokio::sync::Notify>) -> u32 {
     let (mut dice, mut turns) = (Dice::new(SEED), 0);
     loop {
-        // Half of the time it is only told how far a half is empty.
+        // Half of the time it is only told how far a partition is empty.
         let worth = if dice.roll(2) == 0 { 0 } else { i64::MAX };
         let turn = format!("select s0.rotate({worth})");
         let turn = client.query_one(&turn, &[]);
@@ -44,7 +44,7 @@ async fn take_turns(client: Client, stop: Arc<tokio::sync::Notify>) -> u32 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn jobs_are_neither_lost_nor_run_twice_while_the_halves_take_turns() {
+async fn jobs_are_neither_lost_nor_run_twice_while_partitions_rotate() {
     const JOBS: u64 = 4_000;
     let Some(ground) = Ground::new() else { return };
     let engines = ground.engines(2).await;
@@ -118,7 +118,8 @@ async fn fetched(client: &mut Client, sql: &str) -> i64 {
     transaction.batch_execute(sql).await.expect(sql);
     let sql = "select coalesce(sum(idx_tup_fetch + seq_tup_read), 0)::bigint \
          from pg_stat_xact_user_tables \
-         where schemaname = 's0' and relname in ('job', 'place', 'ready_0', 'ready_1', 'due')";
+         where schemaname = 's0' \
+         and relname in ('job', 'job_state', 'ready_0', 'ready_1', 'scheduled')";
     let rows = transaction.query_one(sql, &[]).await.expect("it is told").get(0);
     transaction.rollback().await.expect("it is undone");
     rows
@@ -132,7 +133,7 @@ async fn verbs_for_ten(engine: &Engine) -> Vec<String> {
         engine.enqueue_raw(jobs).await.expect("they are taken");
     }
     let ten = engine.store().claim(claim("ten", 10)).await.expect("it is answered").jobs;
-    let list = |of: fn(&HandedJob) -> String| ten.iter().map(of).collect::<Vec<_>>().join(",");
+    let list = |of: fn(&ClaimedJob) -> String| ten.iter().map(of).collect::<Vec<_>>().join(",");
     let ids = list(|handed| handed.job.id.to_string());
     let tokens = list(|handed| handed.lease.token.0.to_string());
     let seqs = list(|handed| handed.sequence.to_string());
@@ -165,7 +166,7 @@ async fn verbs_for_ten(engine: &Engine) -> Vec<String> {
         ended("4::smallint", "0::bigint"),
         format!("select * from s0.alter('{{{ids}}}', null, 0, 0, null)"),
         format!("select * from s0.renew('{{{ids}}}', '{{{tokens}}}', {until}, {no_json})"),
-        format!("select * from s0.standing where seq in ({seqs})"),
+        format!("select * from s0.job_state_now where seq in ({seqs})"),
         "select * from s0.rescue(false, 5, 0, 0, true)".to_string(),
         "select * from s0.promote()".to_string(),
         format!(
@@ -196,10 +197,10 @@ async fn no_statistics_make_a_verb_look_at_more_than_its_jobs() {
             _ => {
                 verbs_for_ten(&engine).await;
                 forgetful.batch_execute("begin; select pg_current_xact_id()").await.expect("it is");
-                for table in ["place", "job", "ready", "lease"] {
+                for table in ["job_state", "job", "ready", "lease"] {
                     ground.sql(&format!("delete from s0.{table}"));
                 }
-                ground.sql("vacuum s0.place, s0.job, s0.ready, s0.lease");
+                ground.sql("vacuum s0.job_state, s0.job, s0.ready, s0.lease");
                 verbs_for_ten(&engine).await
             }
         };

@@ -71,7 +71,7 @@ async fn live_through(producer: &Engine, day: &Day) {
     }
     let retried = producer.enqueue(work(FAILS_TWICE)).await.expect("it is accepted");
     soon("a retry", retried.outcome()).await.expect("it completes");
-    assert_eq!(retried.record().await.expect("it is kept").condition.attempts, 3);
+    assert_eq!(retried.record().await.expect("it is kept").status.attempts, 3);
     let poison = producer.enqueue(work(IS_POISON)).await.expect("it is accepted");
     assert!(matches!(soon("a death", poison.outcome()).await, Err(Error::Died { .. })));
     let edited = producer.replay_edited(poison.id(), work(8)).await.expect("it is replayed");

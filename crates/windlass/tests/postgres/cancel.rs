@@ -24,7 +24,7 @@ pub(crate) async fn stops_when_it_is_given_up(server: &Postgres, database: &str,
             .await
             .expect("it connects");
     tokio::spawn(connection);
-    let lock = format!("begin; lock table {}.place in access exclusive mode", address.schema);
+    let lock = format!("begin; lock table {}.job_state in access exclusive mode", address.schema);
     holder.batch_execute(&lock).await.expect("nobody else has it");
     let waiting = || async {
         let sql = "select count(*) from pg_stat_activity where datname = current_database() \

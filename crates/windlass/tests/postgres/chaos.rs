@@ -15,8 +15,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use windlass::core::record::AttemptEnd;
 use windlass::{
-    Attempt, Engine, Error, Failure, JobId, JobRecord, KindOptions, Options, Recovery, StateName,
-    Subject, What, Worker,
+    Attempt, Engine, Error, EventKind, Failure, JobId, JobRecord, KindOptions, Options, Recovery,
+    StateName, Subject, Worker,
 };
 use windlass_testbed::{Fault, Postgres, Proxy, or_skip};
 
@@ -280,7 +280,7 @@ fn check_record(record: &JobRecord) {
     assert_eq!(ends.iter().filter(|end| completed(end)).count(), 1, "L4: {record:?}");
     assert!(ends.last().is_some_and(completed), "L4: {record:?}");
     assert_eq!(most_at_once(&intervals(record)), 1, "L5: {record:?}");
-    assert!(record.condition.attempts <= MAX_ATTEMPTS, "L7: {record:?}");
+    assert!(record.status.attempts <= MAX_ATTEMPTS, "L7: {record:?}");
 }
 
 fn number_of(record: &JobRecord) -> u64 {
@@ -303,9 +303,9 @@ fn check_strangers(all: &[JobRecord], account: &Account) {
 fn check_order(all: &[JobRecord], account: &Account) {
     let mut by_key: BTreeMap<String, Vec<(Spoken, Vec<Interval>)>> = BTreeMap::new();
     for record in all {
-        let spoken = account.acknowledged.get(&record.id());
-        if let (Some(key), Some(spoken)) = (key_of(number_of(record)), spoken) {
-            by_key.entry(key).or_default().push((*spoken, intervals(record)));
+        let batch_leases = account.acknowledged.get(&record.id());
+        if let (Some(key), Some(batch_leases)) = (key_of(number_of(record)), batch_leases) {
+            by_key.entry(key).or_default().push((*batch_leases, intervals(record)));
         }
     }
     for (key, jobs) in by_key {
@@ -348,7 +348,8 @@ async fn check(engine: &Engine, account: &Account) {
     assert_eq!((completed, total), (all.len() as u64, all.len() as u64), "L8");
     let mut told: BTreeMap<JobId, u32> = BTreeMap::new();
     for event in engine.store().events(0, usize::MAX).await.expect("events are answered") {
-        if let (What::JobCompleted { .. }, Subject::Job { id, .. }) = (&event.what, &event.subject)
+        if let (EventKind::JobCompleted { .. }, Subject::Job { id, .. }) =
+            (&event.what, &event.subject)
         {
             *told.entry(*id).or_default() += 1;
         }
@@ -438,7 +439,7 @@ async fn a_restart_of_the_server_ends_no_lease() {
     leave.notify_one();
     assert_eq!(soon("its outcome", job.outcome()).await.expect("it completes"), 1);
     let record = job.record().await.expect("it is kept");
-    assert_eq!((record.condition.attempts, record.attempts.len()), (1, 1));
+    assert_eq!((record.status.attempts, record.attempts.len()), (1, 1));
     worker.stop().await.expect("the worker stops");
 }
 
@@ -475,6 +476,6 @@ async fn a_worker_that_was_cut_off_for_longer_than_its_lease_changes_nothing_whe
     assert_eq!((report.completed, report.lost), (0, 1), "{report}");
     let record = job.record().await.expect("it is kept");
     assert_eq!(record.output.as_deref(), Some(&b"1"[..]));
-    assert_eq!((record.condition.attempts, record.attempts.len()), (2, 2));
+    assert_eq!((record.status.attempts, record.attempts.len()), (2, 2));
     near.stop().await.expect("the worker stops");
 }

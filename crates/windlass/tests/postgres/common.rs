@@ -172,7 +172,7 @@ pub(crate) async fn count(engine: &Engine, state: StateName) -> u64 {
 }
 
 pub(crate) fn is_completed(record: &JobRecord) -> bool {
-    matches!(record.condition.state, JobState::Completed { .. })
+    matches!(record.status.state, JobState::Completed { .. })
 }
 
 /// Numbers that look random and are the same in every run.

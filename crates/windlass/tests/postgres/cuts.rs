@@ -10,17 +10,19 @@ use windlass::core::event::RecoveryReason;
 use windlass::core::filter::Filter;
 use windlass::core::job::{LeaseToken, NewJob, Start, Unique};
 use windlass::core::ledger::{
-    QueueChange, Renewal, Rescue, Settlement, WorkerCard, WorkerKind, WorkerNews,
+    QueueChange, Renewal, Rescue, Settlement, WorkerInfo, WorkerKind, WorkerReport,
 };
 use windlass::core::object::{Address, Turn};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::{Report, Step};
 use windlass::store::postgres::PostgresStore;
-use windlass::store::{Alteration, Altered, Answer, HandedJob, ObjectFilter, Selection, Store};
-use windlass::store::{Deed, StoreError};
+use windlass::store::{
+    Answer, ClaimedJob, JobAction, JobActionResult, ObjectFilter, Selection, Store,
+};
+use windlass::store::{JobActionDone, StoreError};
 use windlass::{
-    Acceptance, CancelAnswer, DeadReason, Dependency, JobId, JobRecord, JobState, Limits,
-    OnFailure, Recovery, Refusal, StateName, UniqueScope, What,
+    Acceptance, CancelAnswer, DeadReason, Dependency, EventKind, JobId, JobRecord, JobState,
+    Limits, OnFailure, Recovery, Refusal, StateName, UniqueScope,
 };
 use windlass_testbed::{Direction, Fault, Proxy};
 
@@ -65,7 +67,7 @@ impl Rig {
         id
     }
 
-    async fn taken(&self, job: NewJob) -> HandedJob {
+    async fn taken(&self, job: NewJob) -> ClaimedJob {
         let id = self.accepted(job).await;
         let mut handed = self.store.claim(claim("w", 1)).await.expect("a claim is answered");
         let handed = handed.jobs.pop().expect("a job is claimable");
@@ -86,7 +88,7 @@ impl Rig {
     }
 
     async fn state(&self, job: JobId) -> StateName {
-        self.record(job).await.condition.state.name()
+        self.record(job).await.status.state.name()
     }
 
     /// How many jobs are kept.
@@ -95,14 +97,14 @@ impl Rig {
     }
 
     /// How many events of these there were.
-    async fn told(&self, meant: impl Fn(&What) -> bool) -> usize {
+    async fn told(&self, meant: impl Fn(&EventKind) -> bool) -> usize {
         let events = self.truth.events(0, usize::MAX).await.expect("events are answered");
         events.iter().filter(|event| meant(&event.what)).count()
     }
 
-    async fn alter(&self, job: JobId, alteration: Alteration) -> Result<Deed, Refusal> {
+    async fn alter(&self, job: JobId, alteration: JobAction) -> Result<JobActionDone, Refusal> {
         let altered = self.store.alter(Selection::Jobs(vec![job]), alteration).await;
-        let [Altered { result, .. }] = &altered.expect("it is answered")[..] else {
+        let [JobActionResult { result, .. }] = &altered.expect("it is answered")[..] else {
             panic!("one job has one answer")
         };
         result.clone()
@@ -114,7 +116,7 @@ fn assert_unknown<T: Debug>(answer: &Answer<T>) {
     assert!(matches!(answer, Err(StoreError::Unknown { .. })), "the answer was {answer:?}");
 }
 
-fn ending(handed: &HandedJob, verdict: Verdict) -> Settlement {
+fn ending(handed: &ClaimedJob, verdict: Verdict) -> Settlement {
     Settlement::new(handed.job.id, handed.lease.token, verdict)
 }
 
@@ -135,7 +137,7 @@ async fn an_enqueue_that_lost_its_answer_gives_one_job_when_repeated() {
     let again = rig.store.enqueue(vec![job.clone()]).await.expect("it is answered");
     assert_eq!((again[0].id, again[0].acceptance), (job.id, Acceptance::AlreadyAccepted));
     assert_eq!(rig.jobs().await, 2);
-    assert_eq!(rig.told(|what| matches!(what, What::JobEnqueued { .. })).await, 2);
+    assert_eq!(rig.told(|what| matches!(what, EventKind::JobEnqueued { .. })).await, 2);
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -208,11 +210,11 @@ async fn a_renewal_that_lost_its_answer_is_made_again_and_its_step_counts_once()
     let renewal = Renewal { job, token, lease: 60 * SECOND, report };
     rig.ground.advance(SECOND);
     rig.lose(rig.store.renew(vec![renewal.clone()])).await;
-    let JobState::Running(lease) = rig.record(job).await.condition.state else { panic!("it runs") };
+    let JobState::Running(lease) = rig.record(job).await.status.state else { panic!("it runs") };
     assert!(lease.until > handed.lease.until, "it was renewed");
     settled(rig.store.renew(vec![renewal]).await).expect("the lease is held");
     assert_eq!(rig.record(job).await.steps.len(), 1);
-    assert_eq!(rig.told(|what| matches!(what, What::StepCompleted { .. })).await, 1);
+    assert_eq!(rig.told(|what| matches!(what, EventKind::StepCompleted { .. })).await, 1);
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -230,7 +232,7 @@ async fn a_settlement_that_lost_its_answer_has_happened_and_its_repetition_is_st
         rig.lose(rig.store.settle(vec![end.clone()])).await;
         let job = handed.job.id;
         let before = rig.record(job).await;
-        assert_eq!(before.condition.state.name(), state);
+        assert_eq!(before.status.state.name(), state);
         let again = settled(rig.store.settle(vec![end]).await);
         assert_eq!(again, Err(Refusal::LeaseLost { job }));
         assert_eq!(rig.record(job).await, before, "nothing happened twice");
@@ -251,7 +253,7 @@ async fn a_settlement_with_next_jobs_and_a_turn_that_lost_its_answer_makes_them_
     assert_eq!(rig.state(next.id).await, StateName::Ready);
     assert_eq!(rig.state(dependent).await, StateName::Ready);
     assert_eq!(rig.jobs().await, 3);
-    assert_eq!(rig.told(|what| matches!(what, What::JobUnblocked)).await, 1);
+    assert_eq!(rig.told(|what| matches!(what, EventKind::JobUnblocked)).await, 1);
 
     rig.store.clear(name("default")).await.expect("it is answered");
     let handed = rig.taken(raw(4)).await;
@@ -293,26 +295,29 @@ async fn an_alteration_that_lost_its_answer_happens_once() {
     let one = |job: JobId| Selection::Jobs(vec![job]);
     // Called off while it waits.
     let waiting = rig.accepted(raw(1)).await;
-    rig.lose(rig.store.alter(one(waiting), Alteration::Cancel)).await;
+    rig.lose(rig.store.alter(one(waiting), JobAction::Cancel)).await;
     assert_eq!(rig.state(waiting).await, StateName::Cancelled);
-    let again = rig.alter(waiting, Alteration::Cancel).await;
-    assert!(!matches!(again, Ok(Deed::Cancel(CancelAnswer::Requested))), "{again:?}");
-    assert_eq!(rig.told(|what| matches!(what, What::JobCancelled { .. })).await, 1);
+    let again = rig.alter(waiting, JobAction::Cancel).await;
+    assert!(!matches!(again, Ok(JobActionDone::Cancel(CancelAnswer::Requested))), "{again:?}");
+    assert_eq!(rig.told(|what| matches!(what, EventKind::JobCancelled { .. })).await, 1);
     // Moved.
     let later = rig.accepted(raw(2)).await;
-    let move_it = Alteration::Reschedule(Start::After(HOUR));
+    let move_it = JobAction::Reschedule(Start::After(HOUR));
     rig.lose(rig.store.alter(one(later), move_it)).await;
-    assert_eq!(rig.alter(later, move_it).await, Ok(Deed::Rescheduled(StateName::Scheduled)));
-    assert_eq!(rig.record(later).await.condition.attempts, 0);
+    assert_eq!(
+        rig.alter(later, move_it).await,
+        Ok(JobActionDone::Rescheduled(StateName::Scheduled))
+    );
+    assert_eq!(rig.record(later).await.status.attempts, 0);
     // Replayed.
     let dead = rig.dead().await;
-    rig.lose(rig.store.alter(one(dead), Alteration::Replay)).await;
-    let again = rig.alter(dead, Alteration::Replay).await;
+    rig.lose(rig.store.alter(one(dead), JobAction::Replay)).await;
+    let again = rig.alter(dead, JobAction::Replay).await;
     assert!(matches!(again, Err(Refusal::WrongState { .. })), "{again:?}");
-    assert_eq!(rig.record(dead).await.condition.generation, 1);
+    assert_eq!(rig.record(dead).await.status.generation, 1);
     // Removed.
-    rig.lose(rig.store.alter(one(waiting), Alteration::Remove)).await;
-    let again = rig.alter(waiting, Alteration::Remove).await;
+    rig.lose(rig.store.alter(one(waiting), JobAction::Remove)).await;
+    let again = rig.alter(waiting, JobAction::Remove).await;
     assert!(matches!(again, Err(Refusal::UnknownJob { .. })), "{again:?}");
     assert_eq!(rig.jobs().await, 2);
 }
@@ -322,13 +327,13 @@ async fn a_cancellation_of_a_running_job_that_lost_its_answer_is_still_told_to_i
     let Some(rig) = rig().await else { return };
     let handed = rig.taken(raw(1)).await;
     let (job, token) = (handed.job.id, handed.lease.token);
-    rig.lose(rig.store.alter(Selection::Jobs(vec![job]), Alteration::Cancel)).await;
+    rig.lose(rig.store.alter(Selection::Jobs(vec![job]), JobAction::Cancel)).await;
     let renewal = Renewal { job, token, lease: 30 * SECOND, report: Report::default() };
     let renewed = settled(rig.store.renew(vec![renewal]).await).expect("the lease is held");
     assert!(renewed.cancel_requested);
-    let again = rig.alter(job, Alteration::Cancel).await;
-    assert_eq!(again, Ok(Deed::Cancel(CancelAnswer::Requested)));
-    assert_eq!(rig.told(|what| matches!(what, What::JobCancelRequested)).await, 1);
+    let again = rig.alter(job, JobAction::Cancel).await;
+    assert_eq!(again, Ok(JobActionDone::Cancel(CancelAnswer::Requested)));
+    assert_eq!(rig.told(|what| matches!(what, EventKind::JobCancelRequested)).await, 1);
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -354,7 +359,7 @@ async fn a_setting_that_lost_its_answer_is_set() {
     assert!(claimed.jobs.is_empty(), "the queue is paused");
     let again = rig.store.configure(queue(), QueueChange::Pause).await.expect("it is answered");
     assert!(again.paused);
-    assert_eq!(rig.told(|what| matches!(what, What::QueuePaused)).await, 1);
+    assert_eq!(rig.told(|what| matches!(what, EventKind::QueuePaused)).await, 1);
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -377,7 +382,7 @@ async fn a_rescue_that_lost_its_answer_counts_one_recovery() {
     let again = rig.store.rescue(rescue).await.expect("it is answered");
     assert!(again.jobs.is_empty());
     let record = rig.record(handed.job.id).await;
-    assert_eq!((record.condition.recoveries, record.condition.attempts), (1, 1));
+    assert_eq!((record.status.recoveries, record.status.attempts), (1, 1));
     let job = handed.job.id;
     let late = settled(rig.store.settle(vec![ending(&handed, Verdict::Complete)]).await);
     assert_eq!(late, Err(Refusal::LeaseLost { job }), "whoever lost the job changes nothing");
@@ -396,16 +401,16 @@ async fn time_that_passed_without_an_answer_has_passed_once() {
     rig.store.promote().await.expect("it is answered");
     assert_eq!(rig.state(due).await, StateName::Ready);
     assert_eq!(rig.state(stale).await, StateName::Cancelled);
-    assert_eq!(rig.told(|what| matches!(what, What::JobCancelled { .. })).await, 1);
+    assert_eq!(rig.told(|what| matches!(what, EventKind::JobCancelled { .. })).await, 1);
 }
 
 #[tokio::test(flavor = "current_thread")]
 async fn a_worker_whose_word_lost_its_answer_is_known_once() {
     let Some(rig) = rig().await else { return };
     let kinds = vec![WorkerKind { kind: name("work"), concurrency: None, rate: None }];
-    let card = WorkerCard { queues: None, kinds, slots: 4 };
-    rig.lose(rig.store.announce("w".into(), WorkerNews::Started(card.clone()))).await;
-    rig.store.announce("w".into(), WorkerNews::Started(card)).await.expect("it is answered");
+    let card = WorkerInfo { queues: None, kinds, slots: 4 };
+    rig.lose(rig.store.heartbeat("w".into(), WorkerReport::Started(card.clone()))).await;
+    rig.store.heartbeat("w".into(), WorkerReport::Started(card)).await.expect("it is answered");
     let counts = rig.truth.count().await.expect("counters are answered");
     assert_eq!(counts.workers.len(), 1);
 }
@@ -470,7 +475,7 @@ async fn an_enqueue_that_is_cut_at_any_byte_of_its_request_or_answer_gives_one_j
         assert!(cuts > 20, "{cuts} cuts are a request");
         assert!(direction == Direction::ToServer || done == cuts);
     }
-    let enqueued = rig.told(|what| matches!(what, What::JobEnqueued { .. })).await;
+    let enqueued = rig.told(|what| matches!(what, EventKind::JobEnqueued { .. })).await;
     assert_eq!(rig.jobs().await, enqueued.min(1_000));
 }
 

@@ -14,7 +14,7 @@ use windlass::JobId;
 use windlass::core::job::{Dependency, Lane, NewJob, OnFailure, Unique, UniqueScope};
 use windlass::core::ledger::QueueChange;
 use windlass::store::postgres::Schema;
-use windlass::store::{Alteration, HandedJob, Selection};
+use windlass::store::{ClaimedJob, JobAction, Selection};
 
 use crate::common::{Ground, claim, name, open, raw};
 use crate::schemas::{Bug, Plot};
@@ -144,7 +144,7 @@ impl Growth {
                 let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
                 engine.enqueue_raw(jobs).await.expect("they are taken");
                 let everyone = Selection::Jobs(ids.clone());
-                let altered = engine.store().alter(everyone, Alteration::Cancel).await;
+                let altered = engine.store().alter(everyone, JobAction::Cancel).await;
                 assert_eq!(altered.expect("it is answered").len(), number, "{}", self.what);
                 delete(schema, if *all { &ids } else { &ids[..1] })
             }
@@ -168,8 +168,8 @@ fn accept(schema: &Schema, spec: &str, jobs: usize) -> String {
     )
 }
 
-fn settle(schema: &Schema, handed: &[HandedJob], verdict: i16) -> String {
-    let list = |of: fn(&HandedJob) -> String| handed.iter().map(of).collect::<Vec<_>>().join(",");
+fn settle(schema: &Schema, handed: &[ClaimedJob], verdict: i16) -> String {
+    let list = |of: fn(&ClaimedJob) -> String| handed.iter().map(of).collect::<Vec<_>>().join(",");
     let ids = list(|handed| handed.job.id.to_string());
     let tokens = list(|handed| handed.lease.token.0.to_string());
     let all = |value: &str| format!("array_fill({value}, array[{}])", handed.len());

@@ -3,6 +3,7 @@
 //! Time is real here, because a server's is: whatever is waited for is a condition, with a deadline
 //! that only a broken engine reaches.
 
+mod batch_leases;
 mod bloat;
 mod bouncer;
 mod cancel;
@@ -12,17 +13,16 @@ mod common;
 mod conformance;
 mod cuts;
 mod failover;
-mod foreign;
 mod growth;
-mod halves;
-mod inside;
 mod isolation;
 mod many;
 mod moving;
 mod planted;
+mod public_api;
+mod rotation;
 mod schemas;
 mod sentences;
-mod spoken;
 #[cfg(feature = "tls")]
 mod tls;
+mod transaction;
 mod waking;

@@ -12,10 +12,10 @@ use windlass::core::job::{Lane, LeaseToken, NewJob, Unique};
 use windlass::core::ledger::{QueueChange, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::AttemptEnd;
-use windlass::store::{Alteration, HandedJob, Selection, StoreError};
+use windlass::store::{ClaimedJob, JobAction, Selection, StoreError};
 use windlass::{
-    Acceptance, Attempt, CancelReason, Dependency, Engine, Error, Failure, JobId, JobState,
-    OnFailure, Rate, Refusal, Start, StateName, UniqueScope, What,
+    Acceptance, Attempt, CancelReason, Dependency, Engine, Error, EventKind, Failure, JobId,
+    JobState, OnFailure, Rate, Refusal, Start, StateName, UniqueScope,
 };
 
 use crate::common::{
@@ -47,7 +47,7 @@ async fn take_and_give(engine: Engine, hands: Hands, me: u64, seed: u64) {
         let limit = 1 + usize::try_from(dice.roll(20)).unwrap_or(1);
         let handed = store.claim(claim(&format!("w{me}"), limit)).await.expect("it is answered");
         let mut ends = Vec::new();
-        for HandedJob { job, lease, .. } in handed.jobs {
+        for ClaimedJob { job, lease, .. } in handed.jobs {
             let other = lock(&hands).insert(job.id, lease.token);
             assert_eq!(other, None, "{} is in two hands (seed {seed})", job.id);
             let done = dice.roll(3) > 0;
@@ -94,7 +94,7 @@ async fn no_job_is_handed_out_twice_however_many_engines_claim() {
 async fn take_and_release(engine: Engine, me: usize) {
     for _ in 0..100 {
         let handed = engine.store().claim(claim(&format!("w{me}"), 3)).await;
-        let release = |handed: &HandedJob| {
+        let release = |handed: &ClaimedJob| {
             Settlement::new(handed.job.id, handed.lease.token, Verdict::Release)
         };
         let ends = handed.expect("it is answered").jobs.iter().map(release).collect();
@@ -370,18 +370,18 @@ async fn two_workers_of_one_name_are_told_apart_when_one_of_them_dies() {
 
     doomed.shutdown_background();
     until("the lost job is given back", || async {
-        lost.record().await.expect("it is kept").condition.recoveries == 1
+        lost.record().await.expect("it is kept").status.recoveries == 1
     })
     .await;
     let record = kept.record().await.expect("it is kept");
-    assert!(matches!(record.condition.state, JobState::Running(_)), "{record:?}");
+    assert!(matches!(record.status.state, JobState::Running(_)), "{record:?}");
     second.open.notify_one();
     assert_eq!(soon("its outcome", kept.outcome()).await.expect("it completes"), 2);
     soon("the lost job", second.entered.notified()).await;
     second.open.notify_one();
     assert_eq!(soon("its outcome", lost.outcome()).await.expect("it completes"), 1);
     let record = kept.record().await.expect("it is kept");
-    assert_eq!((record.condition.attempts, record.attempts.len()), (1, 1));
+    assert_eq!((record.status.attempts, record.attempts.len()), (1, 1));
     living.shutdown_background();
 }
 
@@ -409,8 +409,9 @@ async fn a_pause_holds_in_every_engine_from_the_moment_it_returns() {
         })
         .await;
         let events = engines[0].store().events(paused, usize::MAX).await.expect("events");
-        let resumed = events.iter().position(|event| event.what == What::QueueResumed);
-        let started = events.iter().position(|event| matches!(event.what, What::JobStarted { .. }));
+        let resumed = events.iter().position(|event| event.what == EventKind::QueueResumed);
+        let started =
+            events.iter().position(|event| matches!(event.what, EventKind::JobStarted { .. }));
         assert!(resumed.is_some() && resumed < started, "{resumed:?} {started:?}");
     }
 }
@@ -460,7 +461,7 @@ async fn race(engines: &[Engine], number: u64, verdict: Verdict) -> Option<State
         tokio::join!(one.settle(vec![end]), other.enqueue(vec![Arc::new(second)]));
     settled.expect("it is answered").remove(0).expect("the lease was held");
     match enqueued {
-        Ok(_) => Some(records(&engines[0], &[id]).await[0].condition.state.name()),
+        Ok(_) => Some(records(&engines[0], &[id]).await[0].status.state.name()),
         Err(StoreError::Refused(Refusal::DependencyFailed { .. })) => None,
         Err(other) => panic!("race {number}: {other}"),
     }
@@ -517,7 +518,7 @@ async fn move_all(engine: &Engine, jobs: &[JobId], seed: u64) {
     let mixed = order.iter().filter_map(|at| jobs.get(usize::try_from(*at).ok()?).copied());
     let start = Start::After(Duration::from_secs(60 + seed));
     let selection = Selection::Jobs(mixed.collect());
-    let moved = engine.store().alter(selection, Alteration::Reschedule(start)).await;
+    let moved = engine.store().alter(selection, JobAction::Reschedule(start)).await;
     assert_eq!(moved.expect("it is answered").len(), jobs.len());
 }
 
@@ -578,7 +579,7 @@ async fn complete_in_batches(engine: Engine, me: usize) {
         if handed.jobs.is_empty() {
             return;
         }
-        let end = |handed: &HandedJob| {
+        let end = |handed: &ClaimedJob| {
             let mut end = Settlement::new(handed.job.id, handed.lease.token, Verdict::Complete);
             // Half of them do not take the short way.
             if handed.sequence.is_multiple_of(2) {
@@ -617,11 +618,11 @@ async fn dependents_of_jobs_that_end_in_many_batches_at_once_are_released_once()
     }
     soon("the workers", workers.join_all()).await;
     for record in records(&engines[2], &waiting).await {
-        assert_eq!(record.condition.state.name(), StateName::Ready, "{record:?}");
+        assert_eq!(record.status.state.name(), StateName::Ready, "{record:?}");
         assert_eq!(record.met.len(), 20, "{record:?}");
     }
     let events = engines[3].store().events(0, usize::MAX).await.expect("events");
-    let unblocked = events.iter().filter(|event| event.what == What::JobUnblocked);
+    let unblocked = events.iter().filter(|event| event.what == EventKind::JobUnblocked);
     assert_eq!(unblocked.count(), 40);
     assert_eq!(count(&engines[3], StateName::Blocked).await, 0);
 }
@@ -633,7 +634,7 @@ async fn a_job_that_joins_a_lane_while_the_last_of_it_ends_is_not_overlooked() {
     let laned = |number| NewJob { lane: Some(Lane::Key("k".to_string())), ..raw(number) };
     accept(&engine, vec![laned(1)]).await;
     let handed = engine.store().claim(claim("w", 1)).await.expect("it is answered");
-    let HandedJob { job, lease, .. } = &handed.jobs[0];
+    let ClaimedJob { job, lease, .. } = &handed.jobs[0];
     let mut client = ground.client().await;
     let transaction = client.transaction().await.expect("it begins");
     let settle = format!(

@@ -10,13 +10,13 @@ use windlass::clock::SystemClock;
 use windlass::core::filter::Filter;
 use windlass::core::job::{Lane, NewJob, Unique};
 use windlass::core::ledger::{
-    Claim, KindClaim, QueueChange, Renewal, Settlement, WorkerCard, WorkerNews,
+    Claim, KindClaim, QueueChange, Renewal, Settlement, WorkerInfo, WorkerReport,
 };
-use windlass::core::object::{Alarm, Purge, Ran, Turn};
+use windlass::core::object::{Alarm, Purge, RunResult, Turn};
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::Report;
-use windlass::store::file::{FileOptions, Look};
-use windlass::store::{Alteration, FileStore, ObjectFilter, Selection, Store, move_store};
+use windlass::store::file::{FileOptions, OfflineStore};
+use windlass::store::{FileStore, JobAction, ObjectFilter, Selection, Store, move_store};
 use windlass::wake::LocalWake;
 use windlass::{
     CancelReason, Counts, DeadReason, Dependency, Engine, JobId, JobRecord, LogLine, Name,
@@ -216,7 +216,7 @@ impl Life {
             let all = [ObjectStatus::Active, ObjectStatus::Stopped, ObjectStatus::Failed];
             turn.status = Some((self.random.pick(&all), Some(ErrorText::new("someone said so"))));
         }
-        turn.ran = self.random.pick(&[None, Some(Ran::Well), Some(Ran::Badly)]);
+        turn.ran = self.random.pick(&[None, Some(RunResult::Well), Some(RunResult::Badly)]);
         turn.purge = self.random.pick(&[Purge::Keep, Purge::Keep, Purge::After(HOUR), Purge::Now]);
         if self.random.percent(50) {
             let mut alarm = NewJob::new(self.id(), name("mail"), name("red"), Vec::new());
@@ -239,12 +239,12 @@ impl Life {
         }
         let jobs = vec![self.random.pick(&self.made.clone())];
         let alteration = self.random.pick(&[
-            Alteration::Cancel,
-            Alteration::Replay,
-            Alteration::Replay,
-            Alteration::Remove,
-            Alteration::Reschedule(Start::After(HOUR)),
-            Alteration::Reschedule(Start::Now),
+            JobAction::Cancel,
+            JobAction::Replay,
+            JobAction::Replay,
+            JobAction::Remove,
+            JobAction::Reschedule(Start::After(HOUR)),
+            JobAction::Reschedule(Start::Now),
         ]);
         self.store.alter(Selection::Jobs(jobs), alteration).await.expect("it answers");
         let lane = self.random.below(3) as u32;
@@ -304,7 +304,7 @@ struct Contents {
 }
 
 fn look(path: &Path) -> Contents {
-    let mut look = Look::open(path).expect("it can be read");
+    let mut look = OfflineStore::open(path).expect("it can be read");
     let (mut jobs, mut after) = (Vec::new(), None);
     loop {
         let page = look.list(&Filter::default(), after, 100).expect("a page");
@@ -485,15 +485,15 @@ async fn a_database_that_someone_works_on_is_moved_only_by_force() {
     let to = scratch.address("jobs");
     let refused = move_store(&database, &to, false).await.expect_err("it runs").to_string();
     assert!(refused.contains("1 of its jobs run"), "{refused}");
-    let card = WorkerCard { queues: None, kinds: Vec::new(), slots: 1 };
-    let news = WorkerNews::Started(card);
-    engine.store().announce("postman".into(), news).await.expect("it answers");
+    let card = WorkerInfo { queues: None, kinds: Vec::new(), slots: 1 };
+    let news = WorkerReport::Started(card);
+    engine.store().heartbeat("postman".into(), news).await.expect("it answers");
     let refused = move_store(&database, &to, false).await.expect_err("it works").to_string();
     assert!(refused.contains("(postman); stop them, or say --force"), "{refused}");
     move_store(&database, &to, true).await.expect("by force");
     let moved = look(&scratch.path("jobs"));
     assert_eq!((moved.jobs.len(), moved.jobs[0].id()), (1, id));
-    assert_eq!(moved.jobs[0].condition.recoveries, 1, "it was given back");
+    assert_eq!(moved.jobs[0].status.recoveries, 1, "it was given back");
     engine.close().await;
 }
 

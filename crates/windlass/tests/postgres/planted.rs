@@ -6,10 +6,10 @@
 //! it.
 
 use crate::common::{Ground, clock_sql, open, raw};
-use crate::foreign::{on_the_callers_path, plant_in_front};
 use crate::growth::{Growth, growths};
-use crate::inside::is_refused_with_a_lost_lease;
+use crate::public_api::{on_the_callers_path, plant_in_front};
 use crate::schemas::{Bug, Plot, Trial, check_all, judge};
+use crate::transaction::is_refused_with_a_lost_lease;
 use windlass::store::postgres::{PostgresAddress, Schema};
 
 const BUGS: &[Bug] = &[
@@ -39,8 +39,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a recovery is not stamped",
         edits: &[(
-            "update windlass.diary set recovered_at = _now where",
-            "perform from windlass.diary where",
+            "update windlass.attempt_log set recovered_at = _now where",
+            "perform from windlass.attempt_log where",
         )],
         caught_by: &["a recovery is told and recorded with its reason and time"],
     },
@@ -137,8 +137,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "lines that leave a log are not counted",
         edits: &[(
-            "+ greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_lines) - \
-             100, 0)",
+            "+ greatest(jsonb_array_length(coalesce(d.log, '[]')) \
+             + jsonb_array_length(_log_lines) - 100, 0)",
             "",
         )],
         caught_by: &["lines that no log keeps are counted"],
@@ -188,7 +188,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a completion is taken for a job that no lease speaks for",
-        edits: &[("p.plain) and r.since is not null)", "p.plain))")],
+        edits: &[("p.without_effects) and r.since is not null)", "p.without_effects))")],
         caught_by: &["a token holds for one job alone"],
     },
     Bug {
@@ -244,10 +244,10 @@ const BUGS: &[Bug] = &[
         caught_by: &["a new order of a queue leaves alone what runs"],
     },
     Bug {
-        what: "a job that has run before counts as fresh",
+        what: "a job that has run before counts as one that never started",
         edits: &[(
-            "select _state = 2 and not _begun and _generation = 0 and _plain",
-            "select _state = 2 and _plain",
+            "select _state = 2 and not _begun and _generation = 0 and _without_effects",
+            "select _state = 2 and _without_effects",
         )],
         caught_by: &["a job that kills its workers dies after exactly its attempts"],
     },
@@ -352,7 +352,10 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "an id that comes again with another payload passes for a repeated call",
-        edits: &[("where j.line <> i.line or j.payload <> i.payload", "where j.line <> i.line")],
+        edits: &[(
+            "where j.queue_kind <> i.queue_kind or j.payload <> i.payload",
+            "where j.queue_kind <> i.queue_kind",
+        )],
         caught_by: &["a reused id with another payload is refused"],
     },
     Bug {
@@ -395,14 +398,14 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a plain job that completes releases nobody",
-        edits: &[("perform windlass._spread_success(_parents, _now);", "null;")],
+        edits: &[("perform windlass._cascade_success(_parents, _now);", "null;")],
         caught_by: &["a diamond completes in order"],
     },
     Bug {
         what: "a job that waited itself releases nobody when it completes",
         edits: &[(
-            "if _state >= 4 then\n    perform windlass._spread(_p.seq, _error, _now);",
-            "if _state > 4 then\n    perform windlass._spread(_p.seq, _error, _now);",
+            "if _state >= 4 then\n    perform windlass._cascade(_p.seq, _error, _now);",
+            "if _state > 4 then\n    perform windlass._cascade(_p.seq, _error, _now);",
         )],
         caught_by: &["a diamond completes in order"],
     },
@@ -488,8 +491,8 @@ const BUGS: &[Bug] = &[
         what: "a timer fires a second early",
         edits: &[
             (
-                "from windlass.due where at <= _now)",
-                "from windlass.due where at <= _now + 1000000)",
+                "from windlass.scheduled where at <= _now)",
+                "from windlass.scheduled where at <= _now + 1000000)",
             ),
             ("where d.at <= _now order by", "where d.at <= _now + 1000000 order by"),
         ],
@@ -506,8 +509,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "history leaves although an open job depends on it",
         edits: &[(
-            "exists (select from windlass.edge d where d.on_id = (select j.id from windlass.job j \
-             where j.seq = s))",
+            "exists (select from windlass.dependency d \
+             where d.on_id = (select j.id from windlass.job j where j.seq = s))",
             "false",
         )],
         caught_by: &["what an open job depends on is kept for its output"],
@@ -544,8 +547,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a job that was replaced by an edited one is still among the dead letters",
         edits: &[(
-            "delete from windlass.dead d using windlass.line l\n    where l.id = _p.line and \
-             d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;",
+            "delete from windlass.dead d using windlass.queue_kind l\n    \
+             where l.id = _p.queue_kind and d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;",
             "",
         )],
         caught_by: &["what was replayed is no dead letter and stays when those leave"],
@@ -636,7 +639,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a job that was removed holds its key",
-        edits: &[("delete from windlass.key where seq = _seq;", "")],
+        edits: &[("delete from windlass.unique_key where seq = _seq;", "")],
         caught_by: &["a removed job holds no key"],
     },
     Bug {
@@ -698,7 +701,7 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "nobody is told that a queue is empty",
         edits: &[(
-            "perform windlass._tell_of(_now, 'queue.empty', \
+            "perform windlass._emit_once(_now, 'queue.empty', \
              jsonb_build_object('queue', _name));",
             "null;",
         )],
@@ -715,7 +718,7 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "history leaves although it holds a key",
         edits: &[(
-            "\n          or exists (select from windlass.key k \
+            "\n          or exists (select from windlass.unique_key k \
               where k.seq = s and k.until > _now) as held",
             " as held",
         )],
@@ -724,9 +727,9 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "the key of a job that has left is held for ever",
         edits: &[(
-            "delete from windlass.key k using unnest(_lows, _highs) as r(low, high) where k.seq \
-             between r.low and r.high;",
-            "delete from windlass.key where false;",
+            "delete from windlass.unique_key k using unnest(_lows, _highs) as r(low, high) \
+             where k.seq between r.low and r.high;",
+            "delete from windlass.unique_key where false;",
         )],
         caught_by: &["a key outlives history for its window and no longer"],
     },
@@ -756,8 +759,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "the turns of a batch are taken again",
         edits: &[(
-            "set next_turn = q.next_turn + _queue.n where",
-            "set next_turn = q.next_turn + 1 where",
+            "set next_lane = q.next_lane + _queue.n where",
+            "set next_lane = q.next_lane + 1 where",
         )],
         caught_by: &["spread jobs of one batch take their turns"],
     },
@@ -826,7 +829,7 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a job that has begun does not hold its key back",
         edits: &[(
-            "insert into windlass.held (queue, lane, partition, seq) values (_p.lane_queue, \
+            "insert into windlass.lane_held (queue, lane, partition, seq) values (_p.lane_queue, \
              _p.lane, _p.partition, _p.seq);",
             "null;",
         )],
@@ -879,8 +882,8 @@ const SQUARES: &[Bug] = &[
     Bug {
         what: "each key is looked for among all of its line",
         edits: &[(
-            "k.line = i.line and k.key = i.key offset 0",
-            "k.line = i.line and k.key || '' = i.key offset 0",
+            "k.queue_kind = i.queue_kind and k.key = i.key offset 0",
+            "k.queue_kind = i.queue_kind and k.key || '' = i.key offset 0",
         )],
         caught_by: &["keyed"],
     },
@@ -896,7 +899,7 @@ const SQUARES: &[Bug] = &[
         what: "of each job of a batch it is counted what is ahead in its lane",
         edits: &[(
             "then (_positions->>(p.seq::text))::bigint end",
-            "then windlass._position((select o from windlass.place o where o.seq = p.seq)) end",
+            "then windlass._position((select o from windlass.job_state o where o.seq = p.seq)) end",
         )],
         caught_by: &["in one lane", "in lanes", "spread"],
     },
@@ -928,8 +931,8 @@ const SQUARES: &[Bug] = &[
     Bug {
         what: "the dependents of each that fails are looked for among all edges",
         edits: &[(
-            "select e.seq, e.on_failure from windlass.edge e\n          where e.on_id = j.id",
-            "select e.seq, e.on_failure from windlass.edge e\n          \
+            "select e.seq, e.on_failure from windlass.dependency e\n          where e.on_id = j.id",
+            "select e.seq, e.on_failure from windlass.dependency e\n          \
                where e.on_id::text = j.id::text",
         )],
         caught_by: &["a row dies"],
@@ -937,8 +940,8 @@ const SQUARES: &[Bug] = &[
     Bug {
         what: "each of those who follow is looked for among all places",
         edits: &[(
-            "(select p.* from windlass.place p where p.seq = f.seq offset 0)",
-            "(select p.* from windlass.place p where p.seq + 0 = f.seq offset 0)",
+            "(select p.* from windlass.job_state p where p.seq = f.seq offset 0)",
+            "(select p.* from windlass.job_state p where p.seq + 0 = f.seq offset 0)",
         )],
         caught_by: &["a fan dies", "a row is cancelled"],
     },
@@ -953,8 +956,8 @@ const SQUARES: &[Bug] = &[
     Bug {
         what: "whoever ends looks for its own edges among all edges",
         edits: &[(
-            "delete from windlass.edge where seq = _root;",
-            "delete from windlass.edge where seq + 0 = _root;",
+            "delete from windlass.dependency where seq = _root;",
+            "delete from windlass.dependency where seq + 0 = _root;",
         )],
         caught_by: &["many release one"],
     },
@@ -969,7 +972,8 @@ const SQUARES: &[Bug] = &[
     Bug {
         what: "each lane is looked for among all lanes",
         edits: &[(
-            "l.others from windlass.lane l\n            where l.queue = t.queue and l.lane = t.lane",
+            "l.others from windlass.lane l\n            \
+               where l.queue = t.queue and l.lane = t.lane",
             "l.others from windlass.lane l\n            \
                where l.queue = t.queue and l.lane + 0 = t.lane",
         )],

@@ -169,7 +169,7 @@ fn emptying_sql(schema: &Schema) -> String {
              join pg_depend d on d.objid = s.seqrelid and d.deptype = 'i' \
              join pg_class c on c.oid = s.seqrelid \
              where c.relnamespace = '{schema}'::regnamespace; \
-           insert into {schema}.house default values; \
+           insert into {schema}.settings default values; \
          end $$; \
          reset session_replication_role"
     )

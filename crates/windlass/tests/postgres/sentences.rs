@@ -16,20 +16,20 @@ use windlass_testbed::{Missing, Postgres, or_skip};
 use crate::common::{Ground, open, soon, until};
 
 #[derive(Serialize, Deserialize)]
-struct Note {
+struct RecordNote {
     text: String,
 }
 
-impl Job for Note {
+impl Job for RecordNote {
     const KIND: &'static str = "note.take";
     type Output = String;
 }
 
-fn note(text: &str) -> Note {
-    Note { text: text.to_string() }
+fn note(text: &str) -> RecordNote {
+    RecordNote { text: text.to_string() }
 }
 
-async fn take(note: Note) -> Result<String, Failure> {
+async fn take(note: RecordNote) -> Result<String, Failure> {
     Ok(note.text)
 }
 
@@ -321,7 +321,10 @@ async fn rows_that_somebody_keeps_locked_are_told_and_nothing_waits_on_at_the_se
     let (holder, connection) =
         tokio_postgres::connect(&url, tokio_postgres::NoTls).await.expect("it connects");
     tokio::spawn(connection);
-    holder.batch_execute("begin; select from s0.place for update").await.expect("it holds them");
+    holder
+        .batch_execute("begin; select from s0.job_state for update")
+        .await
+        .expect("it holds them");
     // Ten seconds are too long for a test.
     ground.sql("alter function s0.alter set lock_timeout = '100ms'");
     let refused = engine.cancel(id).await.expect_err("it is held");

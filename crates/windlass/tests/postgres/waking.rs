@@ -150,6 +150,6 @@ async fn without_any_ring_jobs_start_and_cancellations_arrive_by_polling() {
     job.cancel().await.expect("it is answered");
     // Whatever the handler returns, it has been told.
     soon("its end", job.outcome()).await.ok();
-    let state = job.record().await.expect("it is kept").condition.state;
+    let state = job.record().await.expect("it is kept").status.state;
     assert!(state.name().is_terminal(), "{state:?}");
 }

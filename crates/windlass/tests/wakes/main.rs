@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use windlass::conformance::wakes::{Cut, Harness, Pair, cases, run};
+use windlass::conformance::wakes::{Cut, Pair, WakeHarness, cases, run};
 use windlass::wake::{Interest, NatsWake, PostgresWake, RedisWake, Ring, Wake, WakeOptions};
 use windlass::{Error, Name};
 use windlass_testbed::{Fault, Missing, Nats, Pgbouncer, Postgres, Proxy, Redis, or_skip};
@@ -62,7 +62,7 @@ async fn connect(kind: Kind, url: &str, options: WakeOptions) -> Result<Arc<dyn 
 }
 
 #[async_trait]
-impl<S: Server> Harness for Over<S> {
+impl<S: Server> WakeHarness for Over<S> {
     async fn pair(&self) -> Pair {
         let proxy = Proxy::tcp(self.server.port());
         let url = proxy.url(&self.server.url());

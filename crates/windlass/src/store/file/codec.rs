@@ -15,16 +15,16 @@ use std::time::Duration;
 
 pub(super) use objects::{encode_object, encode_object_sketch, whole_object};
 use windlass_core::job::{
-    CancelReason, Condition, DeadReason, Dependency, JobId, Lane, Lease, LeaseToken, NewJob,
+    CancelReason, DeadReason, Dependency, JobId, JobStatus, Lane, Lease, LeaseToken, NewJob,
     OnFailure, Priority, Start, State, Timeout, Unique, UniqueScope,
 };
-use windlass_core::ledger::{Partition, Sketch, StepMark};
+use windlass_core::ledger::{CheckpointEntry, Partition, StepMark};
 use windlass_core::name::Name;
 use windlass_core::object::{Address, ObjectMeta, ObjectRecord};
 use windlass_core::outcome::ErrorText;
 use windlass_core::record::{
-    Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, Kept, LogLine, Note, Progress,
-    QueueSettings, Report, Step, Totals, Update,
+    Accepted, AttemptEnd, AttemptRecord, Change, JobRecord, LogLine, Progress, QueueSettings,
+    RecordLocation, RecordNote, Report, Step, Totals, Update,
 };
 use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
@@ -42,11 +42,11 @@ pub(super) enum Entry {
     /// A whole job as it was when it was copied here; entries before this one no longer count.
     Whole(Box<JobRecord>),
     /// What the ledger knew of a job at this point, for those who begin to read here.
-    Sketch(Box<Sketch>),
+    CheckpointEntry(Box<CheckpointEntry>),
     /// A whole object.
     Object(Box<ObjectRecord>),
     /// What the ledger knew of an object at this point, and where its record is kept.
-    ObjectSketch(Box<(Address, ObjectMeta, Kept)>),
+    ObjectCheckpointEntry(Box<(Address, ObjectMeta, RecordLocation)>),
 }
 
 const INSERT: u8 = 1;
@@ -88,7 +88,7 @@ pub(super) fn encode_change(change: &Change, to: &mut Vec<u8>) {
             new_job(&accepted.job, to);
             varint(accepted.sequence, to);
             time(accepted.at, to);
-            condition(&accepted.condition, accepted.at, to);
+            status(&accepted.status, accepted.at, to);
             ids(&accepted.met, to);
         }
         Change::Update(update) => encode_update(update, 0, 0, to),
@@ -120,7 +120,7 @@ pub(super) fn encode_change(change: &Change, to: &mut Vec<u8>) {
             text(kind.as_str(), to);
             time(*full_at, to);
         }
-        Change::Line { queue, kind, totals: so_far } => {
+        Change::QueueKind { queue, kind, totals: so_far } => {
             to.push(LINE);
             text(queue.as_str(), to);
             text(kind.as_str(), to);
@@ -159,8 +159,8 @@ pub(super) fn encode_update(update: &Update, previous: u64, weight: u32, to: &mu
     to.extend(previous.to_le_bytes());
     varint(weight.into(), to);
     time(update.at, to);
-    condition(&update.condition, update.at, to);
-    note(update.note.as_deref(), &update.condition, to);
+    status(&update.status, update.at, to);
+    note(update.note.as_deref(), &update.status, to);
 }
 
 /// Writes a whole job.
@@ -171,7 +171,7 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
     varint(record.sequence, to);
     time(record.created_at, to);
     time(record.updated_at, to);
-    condition(&record.condition, record.updated_at, to);
+    status(&record.status, record.updated_at, to);
     option(record.first_started_at, to, time);
     option(record.last_recovery_at, to, time);
     option(record.output.as_deref(), to, bytes);
@@ -198,28 +198,28 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
 }
 
 /// Writes a sketch. Times are given in full: there is no other in it that they could be told from.
-pub(super) fn encode_sketch(sketch: &Sketch, to: &mut Vec<u8>) {
-    let Sketch { partition, object, steps, .. } = sketch;
+pub(super) fn encode_sketch(checkpoint_entry: &CheckpointEntry, to: &mut Vec<u8>) {
+    let CheckpointEntry { partition, object, steps, .. } = checkpoint_entry;
     let plain = partition.is_none() && object.is_none() && steps.is_empty();
     to.push(if plain { SKETCH } else { FULL_SKETCH });
-    to.extend(sketch.id.to_bytes());
-    text(sketch.kind.as_str(), to);
-    text(sketch.queue.as_str(), to);
-    varint(sketch.sequence, to);
-    condition(&sketch.condition, NO_TIME, to);
-    to.extend(sketch.fingerprint.to_le_bytes());
-    to.extend(sketch.priority.0.to_le_bytes());
-    varint(sketch.max_attempts.into(), to);
-    dependencies(&sketch.depends_on, to);
-    ids(&sketch.met, to);
-    option(sketch.unique.as_ref(), to, |(key, scope, until), to| {
+    to.extend(checkpoint_entry.id.to_bytes());
+    text(checkpoint_entry.kind.as_str(), to);
+    text(checkpoint_entry.queue.as_str(), to);
+    varint(checkpoint_entry.sequence, to);
+    status(&checkpoint_entry.status, NO_TIME, to);
+    to.extend(checkpoint_entry.fingerprint.to_le_bytes());
+    to.extend(checkpoint_entry.priority.0.to_le_bytes());
+    varint(checkpoint_entry.max_attempts.into(), to);
+    dependencies(&checkpoint_entry.depends_on, to);
+    ids(&checkpoint_entry.met, to);
+    option(checkpoint_entry.unique.as_ref(), to, |(key, scope, until), to| {
         text(key, to);
         to.push(u8::from(*scope == UniqueScope::Any));
         option(*until, to, time);
     });
-    option(sketch.expires_at, to, time);
-    to.extend(sketch.kept.place.to_le_bytes());
-    varint(sketch.kept.weight.into(), to);
+    option(checkpoint_entry.expires_at, to, time);
+    to.extend(checkpoint_entry.kept.place.to_le_bytes());
+    varint(checkpoint_entry.kept.weight.into(), to);
     if !plain {
         option(*partition, to, |partition, to| {
             varint(partition.number, to);
@@ -239,41 +239,41 @@ const NO_TIME: Timestamp = Timestamp::from_micros(i64::MIN);
 
 /// Reads one entry, which must be all there is.
 pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
-    let mut from = Reader { left: body };
+    let mut from = EntryReader { left: body };
     let entry = match from.byte()? {
         INSERT => {
             let job = from.new_job()?;
             let (sequence, at) = (from.varint()?, from.time()?);
-            let condition = from.condition(at)?;
+            let status = from.status(at)?;
             let met = from.ids()?;
-            let accepted = Accepted { job: Arc::new(job), sequence, at, condition, met };
+            let accepted = Accepted { job: Arc::new(job), sequence, at, status, met };
             Entry::Change(Change::Insert(Box::new(accepted)))
         }
         UPDATE => {
             let (job, previous, weight) = (from.id()?, from.long()?, from.short()?);
             let at = from.time()?;
-            let condition = from.condition(at)?;
-            let note = from.note(&condition)?.map(Box::new);
-            Entry::Update { update: Update { job, at, condition, note }, previous, weight }
+            let status = from.status(at)?;
+            let note = from.note(&status)?.map(Box::new);
+            Entry::Update { update: Update { job, at, status, note }, previous, weight }
         }
         REMOVE => Entry::Change(Change::Remove { job: from.id()? }),
         QUEUE => Entry::Change(from.queue()?),
         LANED_QUEUE => {
             let mut change = from.queue()?;
             if let Change::Queue { settings, .. } = &mut change {
-                let lanes = from.option(Reader::short)?;
+                let lanes = from.option(EntryReader::short)?;
                 settings.lanes =
                     lanes.map(|lanes| NonZeroU32::new(lanes).ok_or(RANGE)).transpose()?;
                 let paused = (0..from.count(1)?).map(|_| from.short());
                 settings.paused_lanes = paused.collect::<Result<_, _>>()?;
-                settings.lane_depth = from.option(Reader::varint)?;
-                settings.on_dead = from.option(Reader::name)?;
-                settings.on_empty = from.option(Reader::name)?;
+                settings.lane_depth = from.option(EntryReader::varint)?;
+                settings.on_dead = from.option(EntryReader::name)?;
+                settings.on_empty = from.option(EntryReader::name)?;
             }
             Entry::Change(change)
         }
         RATE => Entry::Change(Change::Rate { kind: from.name()?, full_at: from.time()? }),
-        LINE => Entry::Change(Change::Line {
+        LINE => Entry::Change(Change::QueueKind {
             queue: from.name()?,
             kind: from.name()?,
             totals: from.totals()?,
@@ -284,21 +284,21 @@ pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
             totals: from.totals()?,
         }),
         WHOLE => Entry::Whole(Box::new(from.whole()?)),
-        SKETCH => Entry::Sketch(Box::new(from.sketch()?)),
+        SKETCH => Entry::CheckpointEntry(Box::new(from.checkpoint_entry()?)),
         FULL_SKETCH => {
-            let mut sketch = from.sketch()?;
-            sketch.partition =
+            let mut checkpoint_entry = from.checkpoint_entry()?;
+            checkpoint_entry.partition =
                 from.option(|from| Ok(Partition { number: from.varint()?, turn: from.flag()? }))?;
-            sketch.object = from.option(Reader::address)?;
-            sketch.steps = from.step_marks()?;
-            Entry::Sketch(Box::new(sketch))
+            checkpoint_entry.object = from.option(EntryReader::address)?;
+            checkpoint_entry.steps = from.step_marks()?;
+            Entry::CheckpointEntry(Box::new(checkpoint_entry))
         }
         OBJECT => Entry::Object(Box::new(from.object()?)),
         OBJECT_GONE => Entry::Change(Change::ObjectGone { address: from.address()? }),
         OBJECT_SKETCH => {
             let (address, meta) = (from.address()?, from.object_meta()?);
-            let kept = Kept { place: from.long()?, weight: from.short()? };
-            Entry::ObjectSketch(Box::new((address, meta, kept)))
+            let kept = RecordLocation { place: from.long()?, weight: from.short()? };
+            Entry::ObjectCheckpointEntry(Box::new((address, meta, kept)))
         }
         WHOLE_WITH_STEPS => {
             let whole = from.whole()?;
@@ -516,14 +516,14 @@ fn retry(policy: &Retry, to: &mut Vec<u8>) {
 }
 
 /// `at` is the time of the entry: a state that began then does not repeat it.
-fn condition(condition: &Condition, at: Timestamp, to: &mut Vec<u8>) {
+fn status(status: &JobStatus, at: Timestamp, to: &mut Vec<u8>) {
     let since = |tag: u8, since: Timestamp, to: &mut Vec<u8>| {
-        to.push(u8::from(condition.begun) << 7 | tag << 1 | u8::from(since == at));
+        to.push(u8::from(status.begun) << 7 | tag << 1 | u8::from(since == at));
         if since != at {
             time(since, to);
         }
     };
-    match &condition.state {
+    match &status.state {
         State::Blocked { unmet, not_before } => {
             since(0, *not_before, to);
             varint((*unmet).into(), to);
@@ -561,15 +561,15 @@ fn condition(condition: &Condition, at: Timestamp, to: &mut Vec<u8>) {
             });
         }
     }
-    varint(condition.attempts.into(), to);
-    varint(condition.recoveries.into(), to);
-    varint(condition.generation.into(), to);
+    varint(status.attempts.into(), to);
+    varint(status.recoveries.into(), to);
+    varint(status.generation.into(), to);
 }
 
-fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
+fn note(note: Option<&RecordNote>, status: &JobStatus, to: &mut Vec<u8>) {
     match note {
         None => to.push(0),
-        Some(Note::Started { worker }) => match &condition.state {
+        Some(RecordNote::Started { worker }) => match &status.state {
             // The lease names the same worker.
             State::Running(lease) if lease.worker == *worker => to.push(1),
             _ => {
@@ -577,13 +577,13 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
                 text(worker, to);
             }
         },
-        Some(Note::Ended { end, output, error: why }) => {
+        Some(RecordNote::Ended { end, output, error: why }) => {
             to.push(3);
             to.push(end.number());
             option(output.as_deref(), to, bytes);
             option(why.as_ref(), to, error);
         }
-        Some(Note::Reported(report)) => {
+        Some(RecordNote::Reported(report)) => {
             let (cut, has_steps) = (report.lines_dropped > 0, !report.steps.is_empty());
             to.push(match (cut, has_steps) {
                 (true, _) => REPORTED_CUT,
@@ -599,15 +599,15 @@ fn note(note: Option<&Note>, condition: &Condition, to: &mut Vec<u8>) {
                 varint(report.lines_dropped.into(), to);
             }
         }
-        Some(Note::Failed(why)) => {
+        Some(RecordNote::Failed(why)) => {
             to.push(5);
             error(why, to);
         }
-        Some(Note::Replayed { met }) => {
+        Some(RecordNote::Replayed { met }) => {
             to.push(6);
             ids(met, to);
         }
-        Some(Note::Met { on }) => {
+        Some(RecordNote::Met { on }) => {
             to.push(7);
             to.extend(on.to_bytes());
         }
@@ -646,11 +646,11 @@ const SHORT: Wrong = "it ends too early";
 const RANGE: Wrong = "a number in it is out of range";
 
 /// What is left to read of one entry.
-struct Reader<'a> {
+struct EntryReader<'a> {
     left: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> EntryReader<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], Wrong> {
         let (taken, left) = self.left.split_at_checked(count).ok_or(SHORT)?;
         self.left = left;
@@ -762,7 +762,7 @@ impl<'a> Reader<'a> {
             job.unique = Some(Unique {
                 key: self.text()?.to_string(),
                 scope: if self.flag()? { UniqueScope::Any } else { UniqueScope::Open },
-                window: self.option(Reader::duration)?,
+                window: self.option(EntryReader::duration)?,
             });
         }
         if has(present::DEPENDS_ON) {
@@ -814,8 +814,8 @@ impl<'a> Reader<'a> {
             queue: self.name()?,
             settings: QueueSettings {
                 paused: self.flag()?,
-                max_depth: self.option(Reader::varint)?,
-                ageing: self.option(Reader::duration)?,
+                max_depth: self.option(EntryReader::varint)?,
+                ageing: self.option(EntryReader::duration)?,
                 ..QueueSettings::default()
             },
             dead_letters_dropped: self.varint()?,
@@ -870,12 +870,12 @@ impl<'a> Reader<'a> {
                 3 => Jitter::Full,
                 _ => return Err(RANGE),
             },
-            max_attempts: self.option(Reader::short)?,
-            max_duration: self.option(Reader::duration)?,
+            max_attempts: self.option(EntryReader::short)?,
+            max_duration: self.option(EntryReader::duration)?,
         })
     }
 
-    fn condition(&mut self, at: Timestamp) -> Result<Condition, Wrong> {
+    fn status(&mut self, at: Timestamp) -> Result<JobStatus, Wrong> {
         let tag = self.byte()?;
         let since = if tag & 1 == 1 { at } else { self.time()? };
         let state = match tag >> 1 & 0x3f {
@@ -895,7 +895,7 @@ impl<'a> Reader<'a> {
             6 => State::Cancelled { at: since, reason: self.cancel_reason()? },
             _ => return Err(RANGE),
         };
-        Ok(Condition {
+        Ok(JobStatus {
             state,
             attempts: self.short()?,
             recoveries: self.short()?,
@@ -931,39 +931,39 @@ impl<'a> Reader<'a> {
         AttemptEnd::from_number(self.byte()?).ok_or(RANGE)
     }
 
-    fn note(&mut self, condition: &Condition) -> Result<Option<Note>, Wrong> {
+    fn note(&mut self, status: &JobStatus) -> Result<Option<RecordNote>, Wrong> {
         Ok(Some(match self.byte()? {
             0 => return Ok(None),
-            1 => match &condition.state {
-                State::Running(lease) => Note::Started { worker: lease.worker.clone() },
+            1 => match &status.state {
+                State::Running(lease) => RecordNote::Started { worker: lease.worker.clone() },
                 _ => return Err("it tells of a start of a job that does not run"),
             },
-            2 => Note::Started { worker: self.text()?.into() },
-            3 => Note::Ended {
+            2 => RecordNote::Started { worker: self.text()?.into() },
+            3 => RecordNote::Ended {
                 end: self.attempt_end()?,
-                output: self.option(Reader::bytes)?.map(Into::into),
-                error: self.option(Reader::error)?,
+                output: self.option(EntryReader::bytes)?.map(Into::into),
+                error: self.option(EntryReader::error)?,
             },
-            4 => Note::Reported(Report {
-                progress: self.option(Reader::progress)?,
+            4 => RecordNote::Reported(Report {
+                progress: self.option(EntryReader::progress)?,
                 lines: self.lines()?,
                 ..Report::default()
             }),
-            REPORTED_STEPS => Note::Reported(Report {
-                progress: self.option(Reader::progress)?,
+            REPORTED_STEPS => RecordNote::Reported(Report {
+                progress: self.option(EntryReader::progress)?,
                 lines: self.lines()?,
                 steps: self.steps()?,
                 lines_dropped: 0,
             }),
-            REPORTED_CUT => Note::Reported(Report {
-                progress: self.option(Reader::progress)?,
+            REPORTED_CUT => RecordNote::Reported(Report {
+                progress: self.option(EntryReader::progress)?,
                 lines: self.lines()?,
                 steps: self.steps()?,
                 lines_dropped: self.short()?,
             }),
-            5 => Note::Failed(self.error()?),
-            6 => Note::Replayed { met: self.ids()? },
-            7 => Note::Met { on: self.id()? },
+            5 => RecordNote::Failed(self.error()?),
+            6 => RecordNote::Replayed { met: self.ids()? },
+            7 => RecordNote::Met { on: self.id()? },
             _ => return Err(RANGE),
         }))
     }
@@ -990,13 +990,13 @@ impl<'a> Reader<'a> {
         (0..self.count(9)?).map(|_| mark(self)).collect()
     }
 
-    fn sketch(&mut self) -> Result<Sketch, Wrong> {
-        Ok(Sketch {
+    fn checkpoint_entry(&mut self) -> Result<CheckpointEntry, Wrong> {
+        Ok(CheckpointEntry {
             id: self.id()?,
             kind: self.name()?,
             queue: self.name()?,
             sequence: self.varint()?,
-            condition: self.condition(NO_TIME)?,
+            status: self.status(NO_TIME)?,
             fingerprint: self.long()?,
             priority: Priority(i32::from_le_bytes(self.array()?)),
             max_attempts: self.short()?,
@@ -1005,13 +1005,13 @@ impl<'a> Reader<'a> {
             unique: self.option(|from| {
                 let key = from.text()?.to_string();
                 let scope = if from.flag()? { UniqueScope::Any } else { UniqueScope::Open };
-                Ok((key, scope, from.option(Reader::time)?))
+                Ok((key, scope, from.option(EntryReader::time)?))
             })?,
-            expires_at: self.option(Reader::time)?,
+            expires_at: self.option(EntryReader::time)?,
             partition: None,
             object: None,
             steps: Vec::new(),
-            kept: Kept { place: self.long()?, weight: self.short()? },
+            kept: RecordLocation { place: self.long()?, weight: self.short()? },
         })
     }
 
@@ -1021,7 +1021,7 @@ impl<'a> Reader<'a> {
             worker: self.text()?.into(),
             started_at: self.time()?,
             ended: self.option(|from| Ok((from.time()?, from.attempt_end()?)))?,
-            error: self.option(Reader::error)?,
+            error: self.option(EntryReader::error)?,
         })
     }
 
@@ -1029,22 +1029,22 @@ impl<'a> Reader<'a> {
         let job = Arc::new(self.new_job()?);
         let sequence = self.varint()?;
         let (created_at, updated_at) = (self.time()?, self.time()?);
-        let condition = self.condition(updated_at)?;
+        let status = self.status(updated_at)?;
         Ok(JobRecord {
             job,
             sequence,
-            condition,
+            status,
             created_at,
             updated_at,
-            first_started_at: self.option(Reader::time)?,
-            last_recovery_at: self.option(Reader::time)?,
-            output: self.option(Reader::bytes)?.map(Into::into),
-            error: self.option(Reader::error)?,
+            first_started_at: self.option(EntryReader::time)?,
+            last_recovery_at: self.option(EntryReader::time)?,
+            output: self.option(EntryReader::bytes)?.map(Into::into),
+            error: self.option(EntryReader::error)?,
             attempts: (0..self.count(12)?)
                 .map(|_| self.attempt())
                 .collect::<Result<VecDeque<_>, _>>()?,
             attempts_dropped: self.short()?,
-            progress: self.option(Reader::progress)?,
+            progress: self.option(EntryReader::progress)?,
             log: self.lines()?.into(),
             log_dropped: self.short()?,
             met: self.ids()?,
@@ -1161,39 +1161,39 @@ mod tests {
         states
     }
 
-    fn notes() -> Vec<Option<Note>> {
+    fn notes() -> Vec<Option<RecordNote>> {
         let ends = (0..).map_while(AttemptEnd::from_number);
         let line = LogLine { at: at(3), attempt: 2, text: "a line".to_string() };
         let progress = Some(Progress { percent: 100, note: "done".to_string() });
         let ended = |end| {
             let (output, error) = (Some(vec![0].into()), Some(ErrorText::new("why")));
-            Some(Note::Ended { end, output, error })
+            Some(RecordNote::Ended { end, output, error })
         };
-        let mut notes: Vec<Option<Note>> = ends.map(ended).collect();
+        let mut notes: Vec<Option<RecordNote>> = ends.map(ended).collect();
         notes.extend([
             None,
-            Some(Note::Started { worker: "worker".into() }),
-            Some(Note::Started { worker: "another".into() }),
-            Some(Note::Reported(Report {
+            Some(RecordNote::Started { worker: "worker".into() }),
+            Some(RecordNote::Started { worker: "another".into() }),
+            Some(RecordNote::Reported(Report {
                 progress: progress.clone(),
                 lines: vec![line.clone()],
                 ..Report::default()
             })),
-            Some(Note::Reported(Report {
+            Some(RecordNote::Reported(Report {
                 progress: progress.clone(),
                 lines: vec![line.clone()],
                 steps: finished(),
                 lines_dropped: 0,
             })),
-            Some(Note::Reported(Report {
+            Some(RecordNote::Reported(Report {
                 progress,
                 lines: vec![line],
                 steps: Vec::new(),
                 lines_dropped: 50,
             })),
-            Some(Note::Failed(ErrorText::new("gone"))),
-            Some(Note::Replayed { met: vec![id(1), id(2)] }),
-            Some(Note::Met { on: id(3) }),
+            Some(RecordNote::Failed(ErrorText::new("gone"))),
+            Some(RecordNote::Replayed { met: vec![id(1), id(2)] }),
+            Some(RecordNote::Met { on: id(3) }),
         ]);
         notes
     }
@@ -1204,14 +1204,14 @@ mod tests {
     }
 
     fn whole(state: State) -> JobRecord {
-        let condition = Condition { state, attempts: 1, recoveries: 2, generation: 3, begun: true };
+        let status = JobStatus { state, attempts: 1, recoveries: 2, generation: 3, begun: true };
         let (job, sequence) = (Arc::new(full_job()), u64::MAX);
         let met = vec![id(1)];
-        let mut record = JobRecord::new(&Accepted { job, sequence, at: at(10), condition, met });
+        let mut record = JobRecord::new(&Accepted { job, sequence, at: at(10), status, met });
         for note in notes() {
-            let condition = record.condition.clone();
+            let status = record.status.clone();
             let (job, note) = (record.id(), note.map(Box::new));
-            record.absorb(&Update { job, at: at(10), condition, note });
+            record.absorb(&Update { job, at: at(10), status, note });
         }
         record.output = Some(vec![9; 300].into());
         record.last_recovery_at = Some(at(8));
@@ -1220,14 +1220,14 @@ mod tests {
         record
     }
 
-    fn sketch(condition: Condition) -> Sketch {
+    fn checkpoint_entry(status: JobStatus) -> CheckpointEntry {
         let job = full_job();
-        Sketch {
+        CheckpointEntry {
             id: job.id,
             kind: job.kind,
             queue: job.queue,
             sequence: 5,
-            condition,
+            status,
             fingerprint: u64::MAX,
             priority: job.priority,
             max_attempts: 7,
@@ -1238,7 +1238,7 @@ mod tests {
             partition: Some(Partition { number: u64::MAX, turn: true }),
             object: Some(object()),
             steps: finished().iter().map(StepMark::of).collect(),
-            kept: Kept { place: u64::MAX, weight: 6 },
+            kept: RecordLocation { place: u64::MAX, weight: 6 },
         }
     }
 
@@ -1251,25 +1251,32 @@ mod tests {
             all.push((entry, bytes));
         };
         for state in states() {
-            let condition =
-                Condition { state, attempts: 9, recoveries: 8, generation: 7, begun: true };
+            let status =
+                JobStatus { state, attempts: 9, recoveries: 8, generation: 7, begun: true };
             for note in notes() {
-                let (condition, note) = (condition.clone(), note.map(Box::new));
-                let update = Update { job: id(5), at: at(10), condition, note };
+                let (status, note) = (status.clone(), note.map(Box::new));
+                let update = Update { job: id(5), at: at(10), status, note };
                 let encoded = update.clone();
                 let entry = Entry::Update { update, previous: u64::MAX, weight: u32::MAX };
                 add(entry, &|to| encode_update(&encoded, u64::MAX, u32::MAX, to));
             }
-            let record = whole(condition.state.clone());
+            let record = whole(status.state.clone());
             add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
             let record = JobRecord { steps: Vec::new(), ..record };
             add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
-            let sketch = sketch(condition.clone());
-            add(Entry::Sketch(Box::new(sketch.clone())), &|to| encode_sketch(&sketch, to));
-            let plain = Sketch { partition: None, object: None, steps: Vec::new(), ..sketch };
-            add(Entry::Sketch(Box::new(plain.clone())), &|to| encode_sketch(&plain, to));
+            let checkpoint_entry = checkpoint_entry(status.clone());
+            add(Entry::CheckpointEntry(Box::new(checkpoint_entry.clone())), &|to| {
+                encode_sketch(&checkpoint_entry, to)
+            });
+            let plain = CheckpointEntry {
+                partition: None,
+                object: None,
+                steps: Vec::new(),
+                ..checkpoint_entry
+            };
+            add(Entry::CheckpointEntry(Box::new(plain.clone())), &|to| encode_sketch(&plain, to));
             let (job, met) = (Arc::new(full_job()), vec![id(9)]);
-            let accepted = Accepted { job, sequence: 1, at: at(10), condition, met };
+            let accepted = Accepted { job, sequence: 1, at: at(10), status, met };
             let insert = Change::Insert(Box::new(accepted));
             add(Entry::Change(insert.clone()), &|to| encode_change(&insert, to));
         }
@@ -1289,9 +1296,10 @@ mod tests {
         };
         for status in [ObjectStatus::Active, ObjectStatus::Stopped, ObjectStatus::Failed] {
             let (address, meta) = (object(), meta(status));
-            let kept = Kept { place: u64::MAX, weight: 6 };
-            let sketch = Entry::ObjectSketch(Box::new((address.clone(), meta.clone(), kept)));
-            add(sketch, &|to| encode_object_sketch(&address, &meta, kept, to));
+            let kept = RecordLocation { place: u64::MAX, weight: 6 };
+            let checkpoint_entry =
+                Entry::ObjectCheckpointEntry(Box::new((address.clone(), meta.clone(), kept)));
+            add(checkpoint_entry, &|to| encode_object_sketch(&address, &meta, kept, to));
             let (address, meta) = (address.clone(), meta.clone());
             let record = ObjectRecord { address, meta, state: vec![1, 2].into() };
             add(Entry::Object(Box::new(record.clone())), &|to| encode_object(&record, to));
@@ -1304,7 +1312,7 @@ mod tests {
             Change::Lane { queue: name("q"), lane: 4_095, totals },
             Change::ObjectGone { address: object() },
             Change::Rate { kind: name("k"), full_at: at(-1) },
-            Change::Line { queue: name("q"), kind: name("k"), totals },
+            Change::QueueKind { queue: name("q"), kind: name("k"), totals },
         ] {
             add(Entry::Change(change.clone()), &|to| encode_change(&change, to));
         }
@@ -1324,13 +1332,13 @@ mod tests {
             (job.start, job.timeout) = (start, timeout);
             plain.clear();
             new_job(&job, &mut plain);
-            assert_eq!(Reader { left: &plain }.new_job().as_ref(), Ok(&job));
+            assert_eq!(EntryReader { left: &plain }.new_job().as_ref(), Ok(&job));
         }
         for lane in [Lane::Spread, Lane::Turn(u64::MAX)] {
             job.lane = Some(lane);
             plain.clear();
             new_job(&job, &mut plain);
-            assert_eq!(Reader { left: &plain }.new_job().as_ref(), Ok(&job));
+            assert_eq!(EntryReader { left: &plain }.new_job().as_ref(), Ok(&job));
         }
     }
 

@@ -12,9 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::OpenError;
-use super::book::{Book, BookOptions, COPY_MARK};
 use super::disk::{RealDisk, open_plain, open_to_read};
 use super::layout::FORMAT;
+use super::ledger::{COPY_MARK, JournaledLedger, LedgerOptions};
 use crate::store::file::Space;
 
 /// What a check found.
@@ -39,15 +39,15 @@ pub struct Checked {
 pub fn check(path: &Path) -> Result<Checked, OpenError> {
     let disk = Arc::new(RealDisk::open_existing(path)?);
     super::moving::refuse_half_moved(&*disk)?;
-    let options = BookOptions { thorough: true, ..BookOptions::default() };
-    let (mut book, found) = Book::read(disk, &options, None)?;
+    let options = LedgerOptions { thorough: true, ..LedgerOptions::default() };
+    let (mut ledger, found) = JournaledLedger::read(disk, &options, None)?;
     Ok(Checked {
-        jobs: book.ledger().jobs(),
-        objects: book.ledger().objects_after(None).count() as u64,
+        jobs: ledger.ledger().jobs(),
+        objects: ledger.ledger().objects_after(None).count() as u64,
         commits: found.commits,
-        space: book.space(),
+        space: ledger.space(),
         torn: found.torn,
-        wrong: book.check(),
+        wrong: ledger.check(),
     })
 }
 

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use windlass_core::record::Floors;
+use windlass_core::record::NextIds;
 
 use super::OpenError;
 use super::disk::{Disk, DiskFile};
@@ -27,7 +27,7 @@ use super::layout::{
     VERSION, check_body, entries_from, entry_at, last_header, length_at, padded, parse_name,
     segment_header, segment_name, show,
 };
-use super::scan::{Found, Read, Scan};
+use super::scan::{EntryVisitor, Found, Scan};
 
 /// The largest segment: an offset within it has 26 bits in a [`Place`].
 pub(super) const SEGMENT_MAX: u32 = 64 << 20;
@@ -79,7 +79,7 @@ struct Staged {
 
 /// A commit on its way to the disk.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct CommitBytes {
     pub(super) number: u64,
     /// The next lease token as of this commit.
     pub(super) token: u64,
@@ -99,7 +99,7 @@ struct Write {
     file: Arc<dyn DiskFile>,
 }
 
-impl Batch {
+impl CommitBytes {
     pub(super) fn bytes(&self) -> u64 {
         self.writes.iter().map(|write| write.bytes.len() as u64).sum()
     }
@@ -110,7 +110,9 @@ impl Batch {
     }
 
     /// Waits until the bytes of these commits survive the power too.
-    pub(super) fn sync<'a>(batches: impl Iterator<Item = &'a Batch> + Clone) -> io::Result<()> {
+    pub(super) fn sync<'a>(
+        batches: impl Iterator<Item = &'a CommitBytes> + Clone,
+    ) -> io::Result<()> {
         if let Some(batch) = batches.clone().find(|batch| batch.names) {
             batch.disk.sync_directory()?;
         }
@@ -140,9 +142,9 @@ pub(super) struct Journal {
     /// Headers of segments that were started since the last commit was taken.
     started: Vec<Write>,
     /// Segments without a file.
-    homeless: Vec<u32>,
+    unbacked: Vec<u32>,
     /// Commits that are not in the files yet.
-    flying: Vec<Arc<Batch>>,
+    flying: Vec<Arc<CommitBytes>>,
     /// Commits that are not on stable storage yet: their numbers, and where they begin.
     unlanded: VecDeque<(u64, u32, u32)>,
     next_commit: u64,
@@ -169,7 +171,7 @@ impl Journal {
         disk: Arc<dyn Disk>,
         fixed_size: Option<u32>,
         thorough: bool,
-        read: Read<'_>,
+        read: EntryVisitor<'_>,
     ) -> Result<(Self, Found), OpenError> {
         let failed = |error| OpenError::disk("list the files", error);
         let mut numbers = Vec::new();
@@ -193,7 +195,7 @@ impl Journal {
             staged: Vec::new(),
             buffers: Vec::new(),
             started: Vec::new(),
-            homeless: Vec::new(),
+            unbacked: Vec::new(),
             flying: Vec::new(),
             unlanded: VecDeque::new(),
             next_commit: 1,
@@ -425,13 +427,13 @@ impl Journal {
         // a commit could lose its head and nothing else.
         let number = self.active + u32::from(!self.is_empty(self.active));
         self.started.retain(|write| write.segment != number);
-        self.homeless.retain(|homeless| *homeless != number);
+        self.unbacked.retain(|unbacked| *unbacked != number);
         self.segments.insert(number, Segment { file: None, bytes, end: SEGMENT_HEADER });
         self.active = number;
         self.begin_fragment();
         let housed = spare.is_some_and(|(name, _)| self.give_file(number, &name).is_ok());
         if !housed {
-            self.homeless.push(number);
+            self.unbacked.push(number);
         }
     }
 
@@ -452,13 +454,13 @@ impl Journal {
     }
 
     /// Makes files for the segments that have none.
-    pub(super) fn house(&mut self) -> Result<(), Full> {
-        while let Some(&number) = self.homeless.first() {
+    pub(super) fn allocate_files(&mut self) -> Result<(), Full> {
+        while let Some(&number) = self.unbacked.first() {
             let bytes = self.segments.get(&number).map_or(0, |segment| segment.bytes);
             let name = self.spare_name();
             self.disk.create(&name, bytes.into()).map_err(Full)?;
             self.give_file(number, &name).map_err(Full)?;
-            self.homeless.remove(0);
+            self.unbacked.remove(0);
         }
         Ok(())
     }
@@ -529,7 +531,7 @@ impl Journal {
 
     /// Bytes that can be written without asking the disk for space.
     pub(super) fn room(&self) -> u64 {
-        if !self.homeless.is_empty() {
+        if !self.unbacked.is_empty() {
             return 0;
         }
         let taken = self.staged.last().map_or(0, |fragment| fragment.bytes.len() as u64);
@@ -545,8 +547,8 @@ impl Journal {
     }
 
     /// Whether each of its segments has a file, so that it can be taken.
-    pub(super) fn is_housed(&self) -> bool {
-        self.homeless.is_empty()
+    pub(super) fn has_files(&self) -> bool {
+        self.unbacked.is_empty()
     }
 
     /// The number of the commit that is being put together, or will be next.
@@ -591,7 +593,7 @@ impl Journal {
 
     /// Closes the commit that is being put together. `synced` is the last commit that is known to
     /// be on stable storage.
-    pub(super) fn take(&mut self, floors: Floors, synced: u64) -> Arc<Batch> {
+    pub(super) fn take(&mut self, next_ids: NextIds, synced: u64) -> Arc<CommitBytes> {
         let mut writes = std::mem::take(&mut self.started);
         let names = !writes.is_empty();
         let staged = std::mem::take(&mut self.staged);
@@ -613,7 +615,7 @@ impl Journal {
                 flags: if index + 1 == count { LAST } else { 0 },
                 opening: self.opening,
                 oldest: self.oldest,
-                floors,
+                next_ids,
                 begin: self.begin,
             };
             fragment.bytes[..HEADER].copy_from_slice(&header.encode());
@@ -623,17 +625,17 @@ impl Journal {
         }
         let (number, oldest) = (self.next_commit, self.oldest);
         self.next_commit += 1;
-        let token = floors.token;
+        let token = next_ids.token;
         self.since_begin += writes.iter().map(|write| write.bytes.len() as u64).sum::<u64>();
         let batch =
-            Arc::new(Batch { number, token, oldest, writes, names, disk: self.disk.clone() });
+            Arc::new(CommitBytes { number, token, oldest, writes, names, disk: self.disk.clone() });
         self.written += batch.bytes();
         self.flying.push(batch.clone());
         batch
     }
 
     /// A commit is on stable storage. Returns the segments that may leave now.
-    pub(super) fn landed(&mut self, batch: &Batch) -> Vec<Retired> {
+    pub(super) fn landed(&mut self, batch: &CommitBytes) -> Vec<Retired> {
         self.landed = self.landed.max(batch.number);
         while self.unlanded.front().is_some_and(|(number, ..)| *number <= self.landed) {
             self.unlanded.pop_front();
@@ -656,7 +658,7 @@ impl Journal {
     }
 
     /// Takes back the memory of a commit that nobody reads any more.
-    pub(super) fn reuse(&mut self, batch: Arc<Batch>) {
+    pub(super) fn reuse(&mut self, batch: Arc<CommitBytes>) {
         let Some(batch) = Arc::into_inner(batch) else { return };
         for mut write in batch.writes {
             if self.buffers.len() < BUFFERS && write.bytes.capacity() <= BUFFER_MAX {
@@ -668,7 +670,7 @@ impl Journal {
 
     /// A mark behind the last commit that says that it is on stable storage: from now on damage to
     /// it is damage. The next commit is written over it.
-    pub(super) fn seal(&self, floors: Floors) -> Option<(Arc<dyn DiskFile>, u64, Vec<u8>)> {
+    pub(super) fn seal(&self, next_ids: NextIds) -> Option<(Arc<dyn DiskFile>, u64, Vec<u8>)> {
         let segment = self.segments.get(&self.active)?;
         let everything = self.staged.is_empty() && self.unlanded.is_empty();
         if !everything || segment.end + HEADER as u32 > segment.bytes {
@@ -685,7 +687,7 @@ impl Journal {
             flags: SEAL,
             opening: self.opening,
             oldest: self.oldest,
-            floors,
+            next_ids,
             begin: self.begin,
         };
         Some((segment.file.clone()?, segment.end.into(), header.encode().to_vec()))

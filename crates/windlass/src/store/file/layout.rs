@@ -1,6 +1,6 @@
 //! The bytes of the journal: segments, fragments and entries, as `docs/format.md` draws them.
 
-use windlass_core::record::Floors;
+use windlass_core::record::NextIds;
 use windlass_core::time::Timestamp;
 
 /// The version of the format this program writes. It reads every version up to it.
@@ -90,7 +90,7 @@ pub(super) struct Header {
     pub(super) flags: u32,
     pub(super) opening: u32,
     pub(super) oldest: u32,
-    pub(super) floors: Floors,
+    pub(super) next_ids: NextIds,
     /// Where one may begin to read: behind it stands a sketch of every job from before it.
     pub(super) begin: u64,
 }
@@ -108,10 +108,10 @@ impl Header {
         for number in [self.index, self.flags, self.opening, self.oldest] {
             to.extend(number.to_le_bytes());
         }
-        for number in [self.floors.sequence, self.floors.token, self.floors.event] {
+        for number in [self.next_ids.sequence, self.next_ids.token, self.next_ids.event] {
             to.extend(number.to_le_bytes());
         }
-        to.extend(self.floors.wall.as_micros().to_le_bytes());
+        to.extend(self.next_ids.wall.as_micros().to_le_bytes());
         to.extend(self.begin.to_le_bytes());
         let check = crc32fast::hash(&to[8..]);
         to[4..8].copy_from_slice(&check.to_le_bytes());
@@ -138,7 +138,7 @@ impl Header {
             flags: short(44),
             opening: short(48),
             oldest: short(52),
-            floors: Floors {
+            next_ids: NextIds {
                 sequence: long(56),
                 token: long(64),
                 event: long(72),

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use windlass_core::object::{Address, ObjectRecord};
-use windlass_core::record::{Change, Floors, JobRecord};
+use windlass_core::record::{Change, JobRecord, NextIds};
 
 use super::OpenError;
-use super::book::{Book, BookOptions};
 use super::disk::{Disk, RealDisk};
 use super::layout::FORMAT;
+use super::ledger::{JournaledLedger, LedgerOptions};
 use crate::clock::{Clock, SystemClock};
 use crate::store::StoreError;
 
@@ -28,7 +28,7 @@ pub(super) fn refuse_half_moved(disk: &dyn Disk) -> Result<(), OpenError> {
 /// A store on disk that nobody has open, for as long as this lives.
 #[derive(Debug)]
 pub(in crate::store) struct FileSide {
-    book: Book,
+    ledger: JournaledLedger,
 }
 
 impl FileSide {
@@ -36,8 +36,9 @@ impl FileSide {
     /// directory proves that whoever ran it is gone.
     pub(in crate::store) fn source(path: &Path) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open_existing(path)?);
-        let (book, _) = Book::open(disk, &BookOptions::default(), SystemClock::new().now())?;
-        Ok(Self { book })
+        let (ledger, _) =
+            JournaledLedger::open(disk, &LedgerOptions::default(), SystemClock::new().now())?;
+        Ok(Self { ledger })
     }
 
     pub(in crate::store) fn jobs_after(
@@ -46,7 +47,7 @@ impl FileSide {
         most: usize,
         bytes: usize,
     ) -> Result<Vec<JobRecord>, StoreError> {
-        self.book.records_after(sequence, most, bytes)
+        self.ledger.records_after(sequence, most, bytes)
     }
 
     pub(in crate::store) fn objects_after(
@@ -55,17 +56,17 @@ impl FileSide {
         most: usize,
         bytes: usize,
     ) -> Result<Vec<ObjectRecord>, StoreError> {
-        self.book.object_records_after(address, most, bytes)
+        self.ledger.object_records_after(address, most, bytes)
     }
 
     /// All that is not about one job or object.
     pub(in crate::store) fn image(&self) -> Vec<Change> {
-        self.book.ledger().image()
+        self.ledger.ledger().image()
     }
 
     /// The next numbers.
-    pub(in crate::store) fn floors(&self) -> Floors {
-        self.book.ledger().floors()
+    pub(in crate::store) fn next_ids(&self) -> NextIds {
+        self.ledger.ledger().next_ids()
     }
 }
 
@@ -73,7 +74,7 @@ impl FileSide {
 #[derive(Debug)]
 pub(in crate::store) struct FileTarget {
     disk: Arc<RealDisk>,
-    book: Book,
+    ledger: JournaledLedger,
 }
 
 impl FileTarget {
@@ -95,9 +96,10 @@ impl FileTarget {
             disk.remove(name).map_err(failed)?;
         }
         disk.sync_directory().map_err(failed)?;
-        let (mut book, found) = Book::read(disk.clone(), &BookOptions::default(), None)?;
-        book.begin_empty(&found).map_err(failed)?;
-        Ok(Self { disk, book })
+        let (mut ledger, found) =
+            JournaledLedger::read(disk.clone(), &LedgerOptions::default(), None)?;
+        ledger.begin_empty(&found).map_err(failed)?;
+        Ok(Self { disk, ledger })
     }
 
     /// Writes records as one commit.
@@ -106,18 +108,18 @@ impl FileTarget {
         jobs: &[JobRecord],
         objects: &[ObjectRecord],
         changes: &[Change],
-        floors: Floors,
+        next_ids: NextIds,
     ) -> Result<(), OpenError> {
-        let written = self.book.take_over(jobs, objects, changes, floors);
+        let written = self.ledger.take_over(jobs, objects, changes, next_ids);
         written.map_err(|error| OpenError::disk("write the records", error))
     }
 
     /// Reads back what was written.
     pub(in crate::store) fn read_back(&self) -> Result<FileSide, OpenError> {
-        let options = BookOptions { thorough: true, ..BookOptions::default() };
-        let (mut book, _) = Book::read(self.disk.clone(), &options, None)?;
-        match book.check().into_iter().next() {
-            None => Ok(FileSide { book }),
+        let options = LedgerOptions { thorough: true, ..LedgerOptions::default() };
+        let (mut ledger, _) = JournaledLedger::read(self.disk.clone(), &options, None)?;
+        match ledger.check().into_iter().next() {
+            None => Ok(FileSide { ledger }),
             Some(why) => Err(OpenError::Damaged { file: "what was moved".into(), at: 0, why }),
         }
     }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use windlass_core::record::Floors;
+use windlass_core::record::NextIds;
 
 use super::OpenError;
 use super::layout::{
@@ -15,13 +15,13 @@ use super::layout::{
 };
 
 /// Is given each entry of each whole commit and where it stands, and says what is wrong with it.
-pub(super) type Read<'a> = &'a mut dyn FnMut(Place, &[u8]) -> Result<(), String>;
+pub(super) type EntryVisitor<'a> = &'a mut dyn FnMut(Place, &[u8]) -> Result<(), String>;
 
 /// What reading a journal found.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// The numbers of the last commit.
-    pub(super) floors: Floors,
+    pub(super) next_ids: NextIds,
     /// How many commits were read.
     pub(super) commits: u64,
     /// Where an unfinished commit was cut off.
@@ -120,7 +120,7 @@ impl Scan {
         number: u32,
         from: Option<u32>,
         content: &[u8],
-        read: Read<'_>,
+        read: EntryVisitor<'_>,
     ) -> Result<(), OpenError> {
         let mut at = from.unwrap_or(SEGMENT_HEADER);
         loop {
@@ -198,7 +198,7 @@ impl Scan {
         header: Header,
         bytes: Vec<u8>,
         end: u32,
-        read: Read<'_>,
+        read: EntryVisitor<'_>,
     ) -> Result<(), OpenError> {
         let last = header.flags & LAST != 0;
         (self.commit, self.index) =
@@ -302,7 +302,7 @@ impl Scan {
         let torn = (self.torn.is_some() || !self.pending.is_empty()).then_some(torn_at).flatten();
         self.ends.insert(active, end);
         Ok(Found {
-            floors: last.floors,
+            next_ids: last.next_ids,
             commits: self.commits,
             torn: torn
                 .map(|(segment, offset)| format!("{} at byte {offset}", segment_name(segment))),
@@ -350,7 +350,7 @@ mod tests {
                 flags: *flags,
                 opening,
                 oldest: 3,
-                floors: Floors::default(),
+                next_ids: NextIds::default(),
                 begin: 0,
             };
             content.extend(header.encode());

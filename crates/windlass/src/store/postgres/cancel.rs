@@ -20,12 +20,12 @@ use crate::failure::BoxError;
 /// Without it the statement ran on, held its locks, and changed jobs long after its caller had
 /// taken the answer for unknown; closing the connection is not enough, because a server that is at
 /// work does not notice. Guarded by `cancel::what_is_given_up_stops_on_the_server`.
-pub(super) struct UnderWay<'a> {
+pub(super) struct CancelOnDrop<'a> {
     client: Option<Object>,
     address: &'a Arc<PostgresAddress>,
 }
 
-impl<'a> UnderWay<'a> {
+impl<'a> CancelOnDrop<'a> {
     pub(super) fn new(client: Object, address: &'a Arc<PostgresAddress>) -> Self {
         Self { client: Some(client), address }
     }
@@ -42,7 +42,7 @@ impl<'a> UnderWay<'a> {
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
         let Some(client) = self.client.take() else { return };
         // Whatever it still has to say belongs to nobody.
@@ -69,13 +69,13 @@ async fn cancel(token: &CancelToken, address: &PostgresAddress) -> Result<(), Bo
         let port = ports.get(index).or(ports.first()).copied().unwrap_or(5432);
         match host {
             Host::Tcp(name) => {
-                let stream = Unhurried(TcpStream::connect((name.as_str(), port)).await?);
+                let stream = SlowCancel(TcpStream::connect((name.as_str(), port)).await?);
                 #[cfg(feature = "tls")]
                 if let Some(tls) = &address.tls.0 {
                     use tokio_postgres::tls::MakeTlsConnect;
                     let mut tls = tls.clone();
                     let tls =
-                        MakeTlsConnect::<Unhurried<TcpStream>>::make_tls_connect(&mut tls, name)?;
+                        MakeTlsConnect::<SlowCancel<TcpStream>>::make_tls_connect(&mut tls, name)?;
                     token.cancel_query_raw(stream, tls).await?;
                     continue;
                 }
@@ -84,7 +84,7 @@ async fn cancel(token: &CancelToken, address: &PostgresAddress) -> Result<(), Bo
             #[cfg(unix)]
             Host::Unix(directory) => {
                 let path = directory.join(format!(".s.PGSQL.{port}"));
-                let stream = Unhurried(tokio::net::UnixStream::connect(path).await?);
+                let stream = SlowCancel(tokio::net::UnixStream::connect(path).await?);
                 token.cancel_query_raw(stream, NoTls).await?;
             }
         }
@@ -97,9 +97,9 @@ async fn cancel(token: &CancelToken, address: &PostgresAddress) -> Result<(), Bo
 /// By closing, a server says that it has done what it was asked for. The client library does not
 /// wait for that, and a pooler forgets the wish of whoever is gone; some (pgbouncer 1.18 and 1.19)
 /// even crash. Guarded by `cancel::what_is_given_up_stops_behind_a_pooler`.
-struct Unhurried<S>(S);
+struct SlowCancel<S>(S);
 
-impl<S: AsyncRead + Unpin> AsyncRead for Unhurried<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for SlowCancel<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -109,7 +109,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Unhurried<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Unhurried<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for SlowCancel<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

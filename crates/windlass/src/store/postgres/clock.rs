@@ -68,7 +68,7 @@ async fn look(
     client: &Client,
     schema: &Schema,
     clock: &SystemClock,
-    last: &mut Option<Look>,
+    last: &mut Option<ClockLook>,
 ) -> Result<Option<Duration>, tokio_postgres::Error> {
     let looked = tokio::time::timeout(PATIENCE, async {
         let sent = clock.now().steady;
@@ -76,22 +76,22 @@ async fn look(
         let rows = client.query_typed(&sql, &[]).await?;
         let Some(row) = rows.first() else { return Ok(PAUSE) };
         let (reading, shift, mark): (i64, i64, i64) = (row.get(0), row.get(1), row.get(2));
-        let now = Look { reading, sent, received: clock.now().steady };
+        let now = ClockLook { reading, sent, received: clock.now().steady };
         let verdict = judge(last.as_ref(), &now, mark);
         let correction = match verdict {
-            Verdict::Unsure => {
+            ClockJudgement::Unsure => {
                 client.query_typed(&schema.in_sql("select windlass.now_us()"), &[]).await?;
                 *last = None;
                 return Ok(PAUSE);
             }
-            Verdict::Stepped { correction } => {
+            ClockJudgement::Stepped { correction } => {
                 tracing::warn!(
                     by_ms = -correction / 1_000,
                     "the clock of the database was stepped; its jobs go on in their own time"
                 );
                 correction
             }
-            Verdict::Steady => 0,
+            ClockJudgement::Steady => 0,
         };
         let parameters: [Parameter<'_>; 3] =
             [(&reading, Type::INT8), (&shift, Type::INT8), (&correction, Type::INT8)];
@@ -109,14 +109,14 @@ async fn look(
 
 /// What the clock said, and between which moments of our own steady clock it did.
 #[derive(Clone, Copy, Debug)]
-struct Look {
+struct ClockLook {
     reading: i64,
     sent: Steady,
     received: Steady,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum ClockJudgement {
     /// As much time has passed on it as really has.
     Steady,
     /// It must be corrected by so many microseconds.
@@ -132,13 +132,14 @@ enum Verdict {
 /// and at most that from the last sending to this answer; only what is beyond both is a step.
 /// If someone has confirmed a later time than that, it is our own clock that stood still, as in a
 /// machine that was suspended.
-fn judge(last: Option<&Look>, now: &Look, mark: i64) -> Verdict {
-    let stepped_to = |time: i64| Verdict::Stepped { correction: time.max(mark) - now.reading };
+fn judge(last: Option<&ClockLook>, now: &ClockLook, mark: i64) -> ClockJudgement {
+    let stepped_to =
+        |time: i64| ClockJudgement::Stepped { correction: time.max(mark) - now.reading };
     let Some(last) = last else {
         return match now.reading - mark {
             ahead if ahead < -TOLERANCE => stepped_to(mark),
-            ahead if ahead > BELIEVED => Verdict::Unsure,
-            _ => Verdict::Steady,
+            ahead if ahead > BELIEVED => ClockJudgement::Unsure,
+            _ => ClockJudgement::Steady,
         };
     };
     let micros = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
@@ -150,9 +151,9 @@ fn judge(last: Option<&Look>, now: &Look, mark: i64) -> Verdict {
     } else if now.reading > at_most + TOLERANCE && mark <= at_most + TOLERANCE {
         stepped_to(at_most)
     } else if now.reading > mark + BELIEVED && longest > BELIEVED {
-        Verdict::Unsure
+        ClockJudgement::Unsure
     } else {
-        Verdict::Steady
+        ClockJudgement::Steady
     }
 }
 
@@ -163,30 +164,30 @@ mod tests {
     const SECOND: i64 = 1_000_000;
 
     /// A look sent and answered so many milliseconds after the first moment.
-    fn at(reading: i64, sent: u64, received: u64) -> Look {
+    fn at(reading: i64, sent: u64, received: u64) -> ClockLook {
         let after = |millis: u64| Steady::from_micros(millis * 1_000);
-        Look { reading, sent: after(sent), received: after(received) }
+        ClockLook { reading, sent: after(sent), received: after(received) }
     }
 
     #[test]
     fn only_what_cannot_have_passed_is_taken_for_a_step() {
         let last = at(100 * SECOND, 0, 10);
-        let step = |seconds: i64| Verdict::Stepped { correction: seconds * SECOND };
+        let step = |seconds: i64| ClockJudgement::Stepped { correction: seconds * SECOND };
         // What, the reading in microseconds, sent and answered in milliseconds, the mark, and the
         // verdict.
         let table = [
-            ("half a second passed", 100_500_000, 500, 510, 100 * SECOND, Verdict::Steady),
-            ("a small step", 100_700_000, 500, 510, 100 * SECOND, Verdict::Steady),
+            ("half a second passed", 100_500_000, 500, 510, 100 * SECOND, ClockJudgement::Steady),
+            ("a small step", 100_700_000, 500, 510, 100 * SECOND, ClockJudgement::Steady),
             ("an hour ahead", 3_700_510_000, 500, 510, 100 * SECOND, step(-3_600)),
             ("an hour back", -3_499_510_000, 500, 510, 100 * SECOND, step(3_600)),
-            ("a slow answer", 104_000_000, 500, 4_510, 102 * SECOND, Verdict::Steady),
+            ("a slow answer", 104_000_000, 500, 4_510, 102 * SECOND, ClockJudgement::Steady),
             (
                 "we were stopped, and someone looked",
                 109 * SECOND,
                 500,
                 9_000,
                 109 * SECOND,
-                Verdict::Steady,
+                ClockJudgement::Steady,
             ),
             (
                 "we were stopped, and nobody looked",
@@ -194,7 +195,7 @@ mod tests {
                 500,
                 9_000,
                 100 * SECOND,
-                Verdict::Unsure,
+                ClockJudgement::Unsure,
             ),
             (
                 "we were suspended, and someone looked",
@@ -202,7 +203,7 @@ mod tests {
                 500,
                 510,
                 109 * SECOND,
-                Verdict::Steady,
+                ClockJudgement::Steady,
             ),
             (
                 "a step while we were stopped",
@@ -218,8 +219,12 @@ mod tests {
             assert_eq!(found, verdict, "{what}");
         }
         let first = |reading, mark| judge(None, &at(reading, 0, 10), mark);
-        assert_eq!(first(100 * SECOND, 99 * SECOND), Verdict::Steady, "others look too");
-        assert_eq!(first(100 * SECOND, 90 * SECOND), Verdict::Unsure, "time passed, or a step");
+        assert_eq!(first(100 * SECOND, 99 * SECOND), ClockJudgement::Steady, "others look too");
+        assert_eq!(
+            first(100 * SECOND, 90 * SECOND),
+            ClockJudgement::Unsure,
+            "time passed, or a step"
+        );
         assert_eq!(first(90 * SECOND, 100 * SECOND), step(10), "time goes on from the mark");
     }
 }

@@ -6,18 +6,18 @@ use std::sync::Arc;
 use serde_json::Value;
 use tokio_postgres::Row;
 use uuid::Uuid;
-use windlass_core::event::{Event, EventResult, RecoveryReason, RemoveReason, Subject, What};
+use windlass_core::event::{Event, EventKind, EventResult, RecoveryReason, RemoveReason, Subject};
 use windlass_core::job::Priority;
 use windlass_core::name::Name;
 use windlass_core::outcome::ErrorText;
 
-use super::wire::{self, Read, Strange};
+use super::wire::{self, Read, UnknownValue};
 
 /// The queue and the kind of each line.
-pub(super) type Lines = HashMap<i32, (Name, Name)>;
+pub(super) type QueueKinds = HashMap<i32, (Name, Name)>;
 
 /// One row: events with consecutive numbers.
-pub(super) struct Told {
+pub(super) struct EventRow {
     first: i64,
     at: i64,
     topic: String,
@@ -28,14 +28,14 @@ pub(super) struct Told {
     detail: Value,
 }
 
-impl Told {
+impl EventRow {
     pub(super) fn of(row: &Row) -> Self {
         Self {
             first: row.get("number"),
             at: row.get("at"),
             topic: row.get("topic"),
             jobs: row.get::<_, Option<_>>("jobs").unwrap_or_default(),
-            lines: row.get::<_, Option<_>>("lines").unwrap_or_default(),
+            lines: row.get::<_, Option<_>>("queue_kinds").unwrap_or_default(),
             a: row.get::<_, Option<_>>("a").unwrap_or_default(),
             b: row.get::<_, Option<_>>("b").unwrap_or_default(),
             detail: row.get::<_, Option<_>>("detail").unwrap_or(Value::Null),
@@ -43,7 +43,7 @@ impl Told {
     }
 
     /// The events after number `after`.
-    pub(super) fn events(&self, lines: &Lines, after: u64) -> Read<Vec<Event>> {
+    pub(super) fn events(&self, lines: &QueueKinds, after: u64) -> Read<Vec<Event>> {
         let mut events = Vec::new();
         for index in 0..self.jobs.len().max(1) {
             let number = self.first.cast_unsigned() + index as u64;
@@ -57,11 +57,11 @@ impl Told {
         Ok(events)
     }
 
-    fn strange(&self) -> Strange {
-        Strange(format!("the event {} {}", self.topic, self.detail))
+    fn strange(&self) -> UnknownValue {
+        UnknownValue(format!("the event {} {}", self.topic, self.detail))
     }
 
-    fn subject(&self, index: usize, lines: &Lines) -> Read<Subject> {
+    fn subject(&self, index: usize, lines: &QueueKinds) -> Read<Subject> {
         if let Some(job) = self.jobs.get(index) {
             let line = of(&self.lines, index).and_then(|line| lines.get(line));
             let (queue, kind) = line.cloned().ok_or_else(|| self.strange())?;
@@ -76,7 +76,7 @@ impl Told {
         Ok(Subject::Object(wire::read_address(&self.detail["object"])?))
     }
 
-    fn what(&self, index: usize) -> Read<What> {
+    fn what(&self, index: usize) -> Read<EventKind> {
         let a = || of(&self.a, index).copied().flatten().ok_or_else(|| self.strange());
         let b = || of(&self.b, index).copied().flatten().ok_or_else(|| self.strange());
         let number = |value: i64| u32::try_from(value).map_err(|_| self.strange());
@@ -90,44 +90,51 @@ impl Told {
         Ok(match self.topic.as_str() {
             "job.enqueued" => {
                 let priority = i32::try_from(a()?).map_err(|_| self.strange())?;
-                What::JobEnqueued { priority: Priority(priority) }
+                EventKind::JobEnqueued { priority: Priority(priority) }
             }
-            "job.deduplicated" => What::JobDeduplicated { payload_differs: a()? == 1 },
-            "job.blocked" => What::JobBlocked { unmet: number(a()?)? },
-            "job.unblocked" => What::JobUnblocked,
-            "job.scheduled" => What::JobScheduled { at: wire::time(a()?) },
-            "job.started" => What::JobStarted { worker: worker(), attempt: number(a()?)? },
+            "job.deduplicated" => EventKind::JobDeduplicated { payload_differs: a()? == 1 },
+            "job.blocked" => EventKind::JobBlocked { unmet: number(a()?)? },
+            "job.unblocked" => EventKind::JobUnblocked,
+            "job.scheduled" => EventKind::JobScheduled { at: wire::time(a()?) },
+            "job.started" => EventKind::JobStarted { worker: worker(), attempt: number(a()?)? },
             "job.progress" => {
-                What::JobProgress { percent: u8::try_from(a()?).map_err(|_| self.strange())? }
+                EventKind::JobProgress { percent: u8::try_from(a()?).map_err(|_| self.strange())? }
             }
             "step.completed" => {
                 let name = self.detail["name"].as_str().ok_or_else(|| self.strange())?;
-                What::StepCompleted { name: wire::name(name)? }
+                EventKind::StepCompleted { name: wire::name(name)? }
             }
             "job.completed" => {
                 let duration = wire::duration(b()?);
                 // Looked up when the events to be answered are known.
                 let result = EventResult::Gone;
-                What::JobCompleted { worker: worker(), attempt: number(a()?)?, duration, result }
+                EventKind::JobCompleted {
+                    worker: worker(),
+                    attempt: number(a()?)?,
+                    duration,
+                    result,
+                }
             }
-            "job.failed" => What::JobFailed {
+            "job.failed" => EventKind::JobFailed {
                 worker: worker(),
                 attempt: number(a()?)?,
                 error: error().ok_or_else(|| self.strange())?,
                 next_retry_at: of(&self.b, index).copied().flatten().map(wire::time),
             },
-            "job.retrying" => What::JobRetrying { at: wire::time(b()?), attempt: number(a()?)? },
-            "job.snoozed" => What::JobSnoozed { until: wire::time(a()?) },
-            "job.released" => What::JobReleased { worker: worker() },
-            "job.dead" => What::JobDead {
+            "job.retrying" => {
+                EventKind::JobRetrying { at: wire::time(b()?), attempt: number(a()?)? }
+            }
+            "job.snoozed" => EventKind::JobSnoozed { until: wire::time(a()?) },
+            "job.released" => EventKind::JobReleased { worker: worker() },
+            "job.dead" => EventKind::JobDead {
                 reason: wire::dead_reason(detail("reason")?.cast_signed())?,
                 attempts: number(a()?)?,
                 error: error(),
             },
-            "job.cancel_requested" => What::JobCancelRequested,
-            "job.cancelled" => What::JobCancelled { reason: wire::cancel_reason(a()?)? },
-            "job.replayed" => What::JobReplayed { generation: number(a()?)? },
-            "job.removed" => What::JobRemoved {
+            "job.cancel_requested" => EventKind::JobCancelRequested,
+            "job.cancelled" => EventKind::JobCancelled { reason: wire::cancel_reason(a()?)? },
+            "job.replayed" => EventKind::JobReplayed { generation: number(a()?)? },
+            "job.removed" => EventKind::JobRemoved {
                 reason: match a()? {
                     0 => RemoveReason::Requested,
                     1 => RemoveReason::Retention,
@@ -136,34 +143,34 @@ impl Told {
             },
             "recovery.detected" => {
                 let stale_for = wire::duration(b()?);
-                What::RecoveryDetected { reason: reason()?, attempt: number(a()?)?, stale_for }
+                EventKind::RecoveryDetected { reason: reason()?, attempt: number(a()?)?, stale_for }
             }
-            "job.recovered" => What::JobRecovered {
+            "job.recovered" => EventKind::JobRecovered {
                 reason: reason()?,
                 attempt: number(a()?)?,
                 recovery: number(detail("recovery")?.cast_signed())?,
                 stale_for: wire::duration(b()?),
             },
-            "recovery.exhausted" => What::RecoveryExhausted { recoveries: number(a()?)? },
-            "queue.paused" => What::QueuePaused,
-            "queue.resumed" => What::QueueResumed,
-            "queue.cleared" => What::QueueCleared { jobs: detail("jobs")? },
-            "queue.empty" => What::QueueEmpty,
-            "pool.empty" => What::LaneEmpty {
+            "recovery.exhausted" => EventKind::RecoveryExhausted { recoveries: number(a()?)? },
+            "queue.paused" => EventKind::QueuePaused,
+            "queue.resumed" => EventKind::QueueResumed,
+            "queue.cleared" => EventKind::QueueCleared { jobs: detail("jobs")? },
+            "queue.empty" => EventKind::QueueEmpty,
+            "pool.empty" => EventKind::LaneEmpty {
                 lane: number(detail("lane")?.cast_signed())?,
                 completed: detail("completed")?,
             },
-            "queue.full" => What::QueueFull { limit: detail("limit")? },
-            "queue.configured" => What::QueueConfigured,
-            "object.created" => What::ObjectCreated,
-            "object.removed" => What::ObjectRemoved,
-            "worker.started" => What::WorkerStarted,
-            "worker.stopping" => What::WorkerStopping,
-            "worker.stopped" => What::WorkerStopped,
-            "worker.error" => What::WorkerError {
+            "queue.full" => EventKind::QueueFull { limit: detail("limit")? },
+            "queue.configured" => EventKind::QueueConfigured,
+            "object.created" => EventKind::ObjectCreated,
+            "object.removed" => EventKind::ObjectRemoved,
+            "worker.started" => EventKind::WorkerStarted,
+            "worker.stopping" => EventKind::WorkerStopping,
+            "worker.stopped" => EventKind::WorkerStopped,
+            "worker.error" => EventKind::WorkerError {
                 error: error().unwrap_or_else(|| ErrorText::new("no reason was given")),
             },
-            topic => What::Object {
+            topic => EventKind::Object {
                 topic: wire::name(topic)?,
                 detail: self.detail["detail"].as_str().unwrap_or_default().into(),
             },
@@ -187,7 +194,7 @@ pub(super) const RESULTS: &str = "select c.n::int as n, \
       case when pg_catalog.octet_length(p.output) <= $3 then p.output end as output \
     from unnest($1::uuid[], $2::bigint[]) with ordinality as c(job, at, n) \
       cross join lateral (select j.seq from windlass.job j where j.id = c.job offset 0) j \
-      cross join lateral (select p.output from windlass.place p \
+      cross join lateral (select p.output from windlass.job_state p \
         where p.seq = j.seq and p.state = 4 and p.at = c.at offset 0) p";
 
 /// What a row of [`RESULTS`] says.

@@ -29,7 +29,7 @@ fn explain_job<'a>(
 ) -> BoxFuture<'a, Answer<Explanation>> {
     Box::pin(async move {
         let id = wire::uuid(job);
-        let sql = "select windlass.facts($1)";
+        let sql = "select windlass.explain_facts($1)";
         let facts = store.one("explain a job", sql, &[(&id, Type::UUID)]).await?;
         let Some(facts) = facts.get::<_, Option<Value>>(0) else {
             return Err(Refusal::UnknownJob { job }.into());

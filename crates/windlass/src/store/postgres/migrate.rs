@@ -37,11 +37,11 @@ pub const MIGRATIONS: &[Migration] = &[Migration {
         include_str!("sql/settle.sql"),
         include_str!("sql/control.sql"),
         include_str!("sql/objects.sql"),
-        include_str!("sql/keep.sql"),
+        include_str!("sql/retention.sql"),
         include_str!("sql/views.sql"),
-        include_str!("sql/inside.sql"),
+        include_str!("sql/transaction.sql"),
         include_str!("sql/move.sql"),
-        include_str!("sql/foreign.sql"),
+        include_str!("sql/public_api.sql"),
     ],
 }];
 

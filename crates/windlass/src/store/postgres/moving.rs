@@ -14,7 +14,7 @@ use windlass_core::ledger::Recovery;
 use windlass_core::name::Name;
 use windlass_core::object::{Address, ObjectRecord};
 use windlass_core::outcome::ErrorText;
-use windlass_core::record::{AttemptRecord, Change, Floors, JobRecord, LogLine, Step, Totals};
+use windlass_core::record::{AttemptRecord, Change, JobRecord, LogLine, NextIds, Step, Totals};
 use windlass_core::time::Timestamp;
 
 use super::fault::{OpenFault, open_fault};
@@ -50,7 +50,7 @@ pub(in crate::store) struct PostgresSide {
 }
 
 /// How far a move has come.
-pub(in crate::store) struct Stand {
+pub(in crate::store) struct MoveProgress {
     pub(in crate::store) jobs: u64,
     pub(in crate::store) object: Option<Address>,
     pub(in crate::store) settled: bool,
@@ -97,7 +97,7 @@ impl PostgresSide {
     async fn come_to_rest(&self, force: bool) -> Result<(), Error> {
         let sql = "select (select string_agg(id, ', ' order by id) from windlass.worker \
                where seen_at > (select windlass.now_us()) - 60000000), \
-             (select count(*) from windlass.standing \
+             (select count(*) from windlass.job_state_now \
                where state = 3 and at > (select windlass.now_us()))";
         let row = self.ask(sql, &[]).await?;
         let (workers, held): (Option<String>, i64) = (row[0].get(0), row[0].get(1));
@@ -128,7 +128,7 @@ impl PostgresSide {
             }
             let sql = "select exists (select from windlass.lease)";
             if !self.ask(sql, &[]).await?[0].get::<_, bool>(0) {
-                return self.ask("select windlass._number()", &[]).await.map(drop);
+                return self.ask("select windlass._number_events()", &[]).await.map(drop);
             }
             passed_over += 1;
             SystemClock::new().sleep(REST_PAUSE).await;
@@ -142,7 +142,7 @@ impl PostgresSide {
         address: &PostgresAddress,
         source: &str,
         stand: &str,
-    ) -> Result<(Self, Stand), Error> {
+    ) -> Result<(Self, MoveProgress), Error> {
         let mut client = connect::connect(address).await?;
         let found = migrate::version(&client, &address.schema).await?;
         migrate::refuse_newer(found, &address.schema)?;
@@ -160,7 +160,7 @@ impl PostgresSide {
             .await?;
         let object: Option<Value> = rows[0].get("object");
         let object = object.as_ref().map(wire::read_address).transpose().map_err(unclear)?;
-        let stand = Stand {
+        let stand = MoveProgress {
             jobs: rows[0].get::<_, i64>("jobs").cast_unsigned(),
             object,
             settled: rows[0].get("settled"),
@@ -204,7 +204,7 @@ impl PostgresSide {
         let limit = i64::try_from(most).unwrap_or(i64::MAX);
         let sizes = "select j.seq, pg_catalog.octet_length(j.payload) \
                + coalesce(pg_catalog.octet_length(p.output), 0) \
-             from windlass.job j join windlass.place p using (seq) where j.seq > $1 \
+             from windlass.job j join windlass.job_state p using (seq) where j.seq > $1 \
              order by j.seq limit $2";
         let sizes = self.ask(sizes, &[(&after, Type::INT8), (&limit, Type::INT8)]).await?;
         let (mut last, mut size) = (after, 0);
@@ -259,7 +259,7 @@ impl PostgresSide {
                 dead_letters_dropped: queue.dead_letters_dropped,
             });
         }
-        let line = |line: windlass_core::ledger::LineCount| Change::Line {
+        let line = |line: windlass_core::ledger::QueueKindCount| Change::QueueKind {
             queue: line.queue,
             kind: line.kind,
             totals: line.totals,
@@ -278,8 +278,8 @@ impl PostgresSide {
     async fn lane_totals(&self) -> Result<Vec<Change>, Error> {
         let sql = "select q.name, t.lane, jsonb_build_array(sum(t_enqueued), sum(t_completed), \
                sum(t_failed), sum(t_retried), sum(t_rescued), sum(t_dead), sum(t_cancelled)) \
-             from windlass.tally t join windlass.queue q on q.id = t.queue \
-             where t.line is null and t.lane is not null group by q.name, t.lane";
+             from windlass.counter_delta t join windlass.queue q on q.id = t.queue \
+             where t.queue_kind is null and t.lane is not null group by q.name, t.lane";
         let mut changes = Vec::new();
         for row in self.ask(sql, &[]).await? {
             let queue = wire::name(row.get(0)).map_err(unclear)?;
@@ -292,14 +292,14 @@ impl PostgresSide {
     }
 
     /// The next numbers.
-    pub(in crate::store) async fn floors(&self) -> Result<Floors, Error> {
+    pub(in crate::store) async fn next_ids(&self) -> Result<NextIds, Error> {
         let sql = "select (select last_value + is_called::int from windlass.job_seq_seq), \
              (select (last_value + 1) * 16384 from windlass.token), \
-             (select last_event + 1 from windlass.house), windlass.now_us()";
+             (select last_event + 1 from windlass.settings), windlass.now_us()";
         let rows = self.ask(sql, &[]).await?;
         let number = |index: usize| rows[0].get::<_, i64>(index).cast_unsigned();
         let wall = Timestamp::from_micros(rows[0].get(3));
-        Ok(Floors { sequence: number(0), token: number(1), event: number(2), wall })
+        Ok(NextIds { sequence: number(0), token: number(1), event: number(2), wall })
     }
 
     /// Takes over settings and rate limits.
@@ -322,7 +322,7 @@ impl PostgresSide {
                 Change::Rate { kind, full_at } => {
                     kinds.push(json!({ "name": kind.as_str(), "full_at": full_at.as_micros() }));
                 }
-                Change::Line { .. }
+                Change::QueueKind { .. }
                 | Change::Lane { .. }
                 | Change::Insert(_)
                 | Change::Update(_)
@@ -365,12 +365,12 @@ impl PostgresSide {
         &self,
         after: u64,
         image: &[Change],
-        floors: Floors,
+        next_ids: NextIds,
     ) -> Result<(), Error> {
         let (mut lines, mut lanes) = (Vec::new(), Vec::new());
         for change in image {
             match change {
-                Change::Line { queue, kind, totals } => lines.push(json!({
+                Change::QueueKind { queue, kind, totals } => lines.push(json!({
                     "queue": queue.as_str(), "kind": kind.as_str(), "t": numbers(totals),
                 })),
                 Change::Lane { queue, lane, totals } => lanes.push(json!({
@@ -387,8 +387,8 @@ impl PostgresSide {
         }
         let (lines, lanes) = (Value::from(lines), Value::from(lanes));
         let after = after.cast_signed();
-        let (sequence, token) = (floors.sequence.cast_signed(), floors.token.cast_signed());
-        let event = floors.event.cast_signed();
+        let (sequence, token) = (next_ids.sequence.cast_signed(), next_ids.token.cast_signed());
+        let event = next_ids.event.cast_signed();
         let parameters: [super::Parameter<'_>; 6] = [
             (&after, Type::INT8),
             (&lines, Type::JSONB),
@@ -407,7 +407,7 @@ impl PostgresSide {
     }
 }
 
-fn unclear(strange: wire::Strange) -> Error {
+fn unclear(strange: wire::UnknownValue) -> Error {
     Error::NotMoved { why: strange.to_string() }
 }
 
@@ -444,7 +444,7 @@ pub(in crate::store) fn fit(mut record: JobRecord) -> JobRecord {
 /// A record as `windlass.move_jobs` takes it.
 fn row_of(record: &JobRecord) -> Result<Value, Error> {
     let stuck = |what: &str| Error::NotMoved { why: format!("job {} {what}", record.id()) };
-    let (state, at, reason, unmet) = match &record.condition.state {
+    let (state, at, reason, unmet) = match &record.status.state {
         State::Blocked { unmet, not_before } => (0, *not_before, None, Some(*unmet)),
         State::Scheduled { at } => (1, *at, None, None),
         State::Ready { since } => (2, *since, None, None),
@@ -472,10 +472,10 @@ fn row_of(record: &JobRecord) -> Result<Value, Error> {
         "reason": reason,
         "unmet": unmet,
         "updated_at": record.updated_at.as_micros(),
-        "attempts": record.condition.attempts,
-        "recoveries": record.condition.recoveries,
-        "generation": record.condition.generation,
-        "begun": record.condition.begun,
+        "attempts": record.status.attempts,
+        "recoveries": record.status.recoveries,
+        "generation": record.status.generation,
+        "begun": record.status.begun,
         "first_started": record.first_started_at.map(Timestamp::as_micros),
         "recovered_at": record.last_recovery_at.map(Timestamp::as_micros),
         "met": (!record.met.is_empty())

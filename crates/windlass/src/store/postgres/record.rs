@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use tokio_postgres::Row;
-use windlass_core::job::{Condition, JobId, Lease, LeaseToken, State};
+use windlass_core::job::{JobId, JobStatus, Lease, LeaseToken, State};
 use windlass_core::limits;
 use windlass_core::outcome::ErrorText;
 use windlass_core::record::{AttemptEnd, AttemptRecord, JobRecord, LogLine, Progress, Step};
 use windlass_core::time::Timestamp;
 
-use super::wire::{self, JobColumns, Read, Strange};
+use super::wire::{self, JobColumns, Read, UnknownValue};
 
 /// What a record is made of, given `j`, `p`, `d`, `q` and `k` for a job, where it stands, its
-/// diary, its queue and its kind.
+/// attempt log, its queue and its kind.
 pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, j.payload, j.spec, \
     j.priority, j.start_kind, j.start_us, j.created_at, \
     p.state::bigint as state, p.at, p.updated_at, p.attempts, p.recoveries, p.generation, p.begun, \
@@ -31,15 +31,16 @@ pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, 
 
 /// Where those stand.
 pub(super) const TABLES: &str = "windlass.job j \
-    join windlass.line l on l.id = j.line join windlass.queue q on q.id = l.queue \
+    join windlass.queue_kind l on l.id = j.queue_kind join windlass.queue q on q.id = l.queue \
     join windlass.kind k on k.id = l.kind \
-    join windlass.standing p on p.seq = j.seq left join windlass.diary d on d.seq = j.seq";
+    join windlass.job_state_now p on p.seq = j.seq \
+    left join windlass.attempt_log d on d.seq = j.seq";
 
 /// The record of a row with [`COLUMNS`].
 pub(super) fn read(row: &Row) -> Read<JobRecord> {
     let job = Arc::new(JobColumns::of(row)?.into_job()?);
-    let condition = condition(row)?;
-    let (attempts, attempts_dropped) = attempts(row, &condition)?;
+    let status = status(row)?;
+    let (attempts, attempts_dropped) = attempts(row, &status)?;
     let token: Option<i64> = row.get("token");
     let progress: Option<Value> = row.get("progress");
     let of_last_attempt = row.get::<_, Option<i64>>("progress_token") == token;
@@ -61,7 +62,7 @@ pub(super) fn read(row: &Row) -> Read<JobRecord> {
         log_dropped: row.get::<_, Option<i32>>("log_dropped").unwrap_or(0).cast_unsigned(),
         met: met.unwrap_or_default().into_iter().map(wire::job_id).collect(),
         steps: steps(row.get("step_names"), row.get("step_results"))?,
-        condition,
+        status,
     })
 }
 
@@ -73,11 +74,11 @@ pub(super) fn steps(names: Option<Vec<String>>, results: Option<Vec<Vec<u8>>>) -
     steps.map(step).collect()
 }
 
-fn condition(row: &Row) -> Read<Condition> {
+fn status(row: &Row) -> Read<JobStatus> {
     let at: Option<i64> = row.get("at");
     let Some(at) = at.map(wire::time) else {
         let job: uuid::Uuid = row.get("id");
-        return Err(Strange(format!("job {job}, which stands nowhere")));
+        return Err(UnknownValue(format!("job {job}, which stands nowhere")));
     };
     let reason = row.get::<_, Option<i64>>("reason").unwrap_or(0);
     let state = match row.get("state") {
@@ -91,9 +92,9 @@ fn condition(row: &Row) -> Read<Condition> {
         4 => State::Completed { at },
         5 => State::Dead { at, reason: wire::dead_reason(reason)? },
         6 => State::Cancelled { at, reason: wire::cancel_reason(reason)? },
-        other => return Err(Strange(format!("the state {other}"))),
+        other => return Err(UnknownValue(format!("the state {other}"))),
     };
-    Ok(Condition {
+    Ok(JobStatus {
         state,
         attempts: row.get::<_, i32>("attempts").cast_unsigned(),
         recoveries: row.get::<_, i32>("recoveries").cast_unsigned(),
@@ -114,8 +115,8 @@ fn lease(row: &Row, until: Timestamp) -> Lease {
     }
 }
 
-/// The attempts of the diary, and the one that runs or ended the job.
-fn attempts(row: &Row, condition: &Condition) -> Read<(VecDeque<AttemptRecord>, u32)> {
+/// The attempts of the attempt log, and the one that runs or ended the job.
+fn attempts(row: &Row, status: &JobStatus) -> Read<(VecDeque<AttemptRecord>, u32)> {
     let diary: Option<Value> = row.get("diary_attempts");
     let mut attempts = VecDeque::new();
     for entry in diary.iter().flat_map(Value::as_array).flatten() {
@@ -123,7 +124,7 @@ fn attempts(row: &Row, condition: &Condition) -> Read<(VecDeque<AttemptRecord>, 
     }
     let mut dropped = row.get::<_, Option<i32>>("attempts_dropped").unwrap_or(0).cast_unsigned();
     let end: Option<i64> = row.get("attempt_end");
-    let last = match (&condition.state, end) {
+    let last = match (&status.state, end) {
         (State::Running(lease), _) => Some((lease.since, None, None)),
         (
             State::Completed { at } | State::Dead { at, .. } | State::Cancelled { at, .. },
@@ -144,15 +145,16 @@ fn attempts(row: &Row, condition: &Condition) -> Read<(VecDeque<AttemptRecord>, 
             dropped += 1;
         }
         let worker = row.get::<_, Option<&str>>("worker").unwrap_or_default().into();
-        let number = condition.attempts;
+        let number = status.attempts;
         attempts.push_back(AttemptRecord { number, worker, started_at, ended, error });
     }
     Ok((attempts, dropped))
 }
 
 fn read_attempt(entry: &Value) -> Read<AttemptRecord> {
-    let number =
-        |what: &str| entry[what].as_i64().ok_or_else(|| Strange(format!("the attempt {entry}")));
+    let number = |what: &str| {
+        entry[what].as_i64().ok_or_else(|| UnknownValue(format!("the attempt {entry}")))
+    };
     Ok(AttemptRecord {
         number: u32::try_from(number("number")?).unwrap_or(u32::MAX),
         worker: entry["worker"].as_str().unwrap_or_default().into(),

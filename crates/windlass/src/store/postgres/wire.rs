@@ -13,9 +13,9 @@ use windlass_core::job::{
     Bytes, CancelReason, DeadReason, Dependency, JobId, Lane, NewJob, OnFailure, Priority, Start,
     StateName, Timeout, Unique, UniqueScope,
 };
-use windlass_core::ledger::{Acceptance, Enqueued, InLane};
+use windlass_core::ledger::{Acceptance, Enqueued, LanePosition};
 use windlass_core::name::Name;
-use windlass_core::object::{Address, Alarm, ObjectStatus, Purge, Ran, Turn};
+use windlass_core::object::{Address, Alarm, ObjectStatus, Purge, RunResult, Turn};
 use windlass_core::outcome::Verdict;
 use windlass_core::record::{AttemptEnd, LogLine, QueueSettings, Report, Step};
 use windlass_core::retry::{Backoff, Jitter, Retry};
@@ -26,12 +26,12 @@ use crate::trace;
 /// Something in the database that this version does not understand.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot understand what the database holds: {0}; was it written by another version?")]
-pub(super) struct Strange(pub(super) String);
+pub(super) struct UnknownValue(pub(super) String);
 
-pub(super) type Read<T> = Result<T, Strange>;
+pub(super) type Read<T> = Result<T, UnknownValue>;
 
-fn strange(what: &str, value: impl std::fmt::Debug) -> Strange {
-    Strange(format!("{what} {value:?}"))
+fn strange(what: &str, value: impl std::fmt::Debug) -> UnknownValue {
+    UnknownValue(format!("{what} {value:?}"))
 }
 
 pub(super) fn uuid(job: JobId) -> Uuid {
@@ -447,8 +447,8 @@ pub(super) fn turn(turn: &Turn) -> Value {
     }
     match turn.ran {
         None => {}
-        Some(Ran::Well) => said["ran"] = "well".into(),
-        Some(Ran::Badly) => said["ran"] = "badly".into(),
+        Some(RunResult::Well) => said["ran"] = "well".into(),
+        Some(RunResult::Badly) => said["ran"] = "badly".into(),
     }
     said
 }
@@ -611,7 +611,7 @@ impl Placed {
             acceptance,
             depth: self.depth.max(0).cast_unsigned(),
             sequence: self.sequence.cast_unsigned(),
-            lane: lane.map(|lane| InLane { lane, position }),
+            lane: lane.map(|lane| LanePosition { lane, position }),
         })
     }
 }

@@ -1,9 +1,9 @@
 //! Objects as bytes.
 
 use windlass_core::object::{Address, ObjectMeta, ObjectRecord, ObjectStatus};
-use windlass_core::record::Kept;
+use windlass_core::record::RecordLocation;
 
-use super::{RANGE, Reader, Wrong, bytes, error, option, text, time, varint};
+use super::{EntryReader, RANGE, Wrong, bytes, error, option, text, time, varint};
 
 /// Writes a whole object.
 pub(in crate::store::file) fn encode_object(record: &ObjectRecord, to: &mut Vec<u8>) {
@@ -17,7 +17,7 @@ pub(in crate::store::file) fn encode_object(record: &ObjectRecord, to: &mut Vec<
 pub(in crate::store::file) fn encode_object_sketch(
     object: &Address,
     known: &ObjectMeta,
-    kept: Kept,
+    kept: RecordLocation,
     to: &mut Vec<u8>,
 ) {
     to.push(super::OBJECT_SKETCH);
@@ -30,7 +30,7 @@ pub(in crate::store::file) fn encode_object_sketch(
 /// The object that an entry is a whole record of, without decoding the rest.
 pub(in crate::store::file) fn whole_object(body: &[u8]) -> Option<Address> {
     let (kind, rest) = body.split_first()?;
-    (*kind == super::OBJECT).then(|| Reader { left: rest }.address().ok()).flatten()
+    (*kind == super::OBJECT).then(|| EntryReader { left: rest }.address().ok()).flatten()
 }
 
 pub(super) fn address(address: &Address, to: &mut Vec<u8>) {
@@ -59,7 +59,7 @@ fn meta(meta: &ObjectMeta, to: &mut Vec<u8>) {
     option(meta.purge_at, to, time);
 }
 
-impl Reader<'_> {
+impl EntryReader<'_> {
     pub(super) fn address(&mut self) -> Result<Address, Wrong> {
         let (kind, name, key) = (self.name()?, self.name()?, self.text()?);
         Address::new(kind, name, key).map_err(|_| "a key in it is not a key")
@@ -83,16 +83,16 @@ impl Reader<'_> {
                 2 => ObjectStatus::Failed,
                 _ => return Err(RANGE),
             },
-            reason: self.option(Reader::error)?,
+            reason: self.option(EntryReader::error)?,
             created_at: self.time()?,
             updated_at: self.time()?,
-            last_success_at: self.option(Reader::time)?,
+            last_success_at: self.option(EntryReader::time)?,
             runs: self.varint()?,
             failures: self.varint()?,
             recoveries: self.short()?,
-            last_recovery_at: self.option(Reader::time)?,
-            alarm: self.option(Reader::id)?,
-            purge_at: self.option(Reader::time)?,
+            last_recovery_at: self.option(EntryReader::time)?,
+            alarm: self.option(EntryReader::id)?,
+            purge_at: self.option(EntryReader::time)?,
         })
     }
 }

@@ -1,39 +1,39 @@
 -- What people do to jobs and queues.
 
 -- The job, locked, and with what it had while it was open. Nothing if it is unknown.
-create function windlass._locate(_id uuid) returns windlass.place language plpgsql as $$
+create function windlass._lock_job_by_id(_id uuid) returns windlass.job_state language plpgsql as $$
 declare
-  _p windlass.place;
+  _p windlass.job_state;
 begin
-  _p := windlass._hold((select j.seq from windlass.job j where j.id = _id));
+  _p := windlass._lock_job((select j.seq from windlass.job j where j.id = _id));
   if _p.seq is null then return null; end if;
-  if _p.state >= 4 and not _p.plain then
-    _p := windlass._belonging(_p, (select spec from windlass.job where seq = _p.seq));
+  if _p.state >= 4 and not _p.without_effects then
+    _p := windlass._bind(_p, (select spec from windlass.job where seq = _p.seq));
   end if;
   return _p;
 end $$;
 
 -- Calls a job off. 0 it is cancelled, 1 its handler is asked.
-create function windlass._cancel(_p windlass.place, _reason int, _now bigint) returns int language plpgsql as $$
+create function windlass._cancel(_p windlass.job_state, _reason int, _now bigint) returns int language plpgsql as $$
 begin
   if _p.state = 3 then
     if _p.cancel_requested then return 1; end if;
-    update windlass.place set cancel_requested = true, updated_at = _now where seq = _p.seq;
-    perform windlass._after(5, null, null, null);
-    perform windlass._tell(_now, 'job.cancel_requested', _p.seq, null);
+    update windlass.job_state set cancel_requested = true, updated_at = _now where seq = _p.seq;
+    perform windlass._add_effect(5, null, null, null);
+    perform windlass._emit(_now, 'job.cancel_requested', _p.seq, null);
     return 1;
   end if;
   perform windlass._end(_p, _now, 6, _reason, null, null,
-    (select d.error from windlass.diary d where d.seq = _p.seq), _p.recoveries);
-  perform windlass._tell_end(_p, _now, 6, _reason, null);
-  perform windlass._spread(_p.seq, null, _now);
+    (select d.error from windlass.attempt_log d where d.seq = _p.seq), _p.recoveries);
+  perform windlass._emit_end(_p, _now, 6, _reason, null);
+  perform windlass._cascade(_p.seq, null, _now);
   return 0;
 end $$;
 
 -- Moves the start of a waiting job; the state it is in then.
-create function windlass._reschedule(_p windlass.place, _at bigint, _now bigint) returns int language plpgsql as $$
+create function windlass._reschedule(_p windlass.job_state, _at bigint, _now bigint) returns int language plpgsql as $$
 declare
-  _q windlass.place := _p;
+  _q windlass.job_state := _p;
 begin
   _q.updated_at := _now;
   if _p.state = 0 then
@@ -41,17 +41,17 @@ begin
   else
     _q := windlass._wait_until(_q, _at, _now);
   end if;
-  perform windlass._put(_p, _q);
-  if _q.state <> 0 then perform windlass._ring(_q.line); end if;
-  perform windlass._tell(_now, 'job.scheduled', _p.seq, null, greatest(_at, _now));
+  perform windlass._save_job(_p, _q);
+  if _q.state <> 0 then perform windlass._ring(_q.queue_kind); end if;
+  perform windlass._emit(_now, 'job.scheduled', _p.seq, null, greatest(_at, _now));
   return _q.state;
 end $$;
 
 -- Lets a dead or cancelled job start over.
-create function windlass._replay(_p windlass.place, _id uuid, _now bigint) returns void language plpgsql as $$
+create function windlass._replay(_p windlass.job_state, _id uuid, _now bigint) returns void language plpgsql as $$
 declare
   _j windlass.job;
-  _q windlass.place := _p;
+  _q windlass.job_state := _p;
   _dependency jsonb;
   _state int;
   _met uuid[] := '{}';
@@ -61,7 +61,7 @@ declare
 begin
   select * into _j from windlass.job where seq = _p.seq;
   for _dependency in select d from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) d loop
-    _state := windlass._dependable((_dependency->>'on')::uuid);
+    _state := windlass._dependency_state((_dependency->>'on')::uuid);
     if _state is null or _state = 4 or (_state > 4 and (_dependency->>'on_failure')::int = 1) then
       _met := _met || (_dependency->>'on')::uuid;
     elsif _state > 4 and (_dependency->>'on_failure')::int = 0 then
@@ -72,23 +72,23 @@ begin
     end if;
   end loop;
   if _j.spec ? 'unique' then
-    insert into windlass.key as k (line, key, seq, id, until)
-      values (_j.line, _j.spec->'unique'->>'key', _j.seq, _id,
+    insert into windlass.unique_key as k (queue_kind, key, seq, id, until)
+      values (_j.queue_kind, _j.spec->'unique'->>'key', _j.seq, _id,
         _j.created_at + (_j.spec->'unique'->>'window')::bigint)
-      on conflict (line, key) do update set seq = excluded.seq, id = excluded.id, until = excluded.until
+      on conflict (queue_kind, key) do update set seq = excluded.seq, id = excluded.id, until = excluded.until
         where k.seq = excluded.seq or k.until <= _now;
     if not found then
-      select k.id into _holder from windlass.key k where k.line = _j.line and k.key = _j.spec->'unique'->>'key';
+      select k.id into _holder from windlass.unique_key k where k.queue_kind = _j.queue_kind and k.key = _j.spec->'unique'->>'key';
       perform windlass._refuse('another job holds its key', jsonb_build_object('refusal', 'key_taken', 'job', _id,
         'holder', _holder));
     end if;
   end if;
   if _p.worker is not null then
-    perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
+    perform windlass._log_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.attempt_log d
       where d.seq = _p.seq and (_p.attempt_end = 1 or _p.attempt_end >= 4)));
   end if;
-  update windlass.diary set error = null, progress = null where seq = _p.seq;
-  select q.* into _queue from windlass.queue q join windlass.line l on l.queue = q.id where l.id = _p.line;
+  update windlass.attempt_log set error = null, progress = null where seq = _p.seq;
+  select q.* into _queue from windlass.queue q join windlass.queue_kind l on l.queue = q.id where l.id = _p.queue_kind;
   if _p.state = 5 then
     delete from windlass.dead where queue = _queue.id and at = _p.at and seq = _p.seq;
   end if;
@@ -102,23 +102,23 @@ begin
     _q.state := 2;
     _q.rank := windlass._rank(_queue.ageing, _j.priority, _now);
   end if;
-  perform windlass._put(_p, _q);
-  insert into windlass.edge (on_id, seq, on_failure, met)
+  perform windlass._save_job(_p, _q);
+  insert into windlass.dependency (on_id, seq, on_failure, met)
     select (d->>'on')::uuid, _p.seq, (d->>'on_failure')::int, (d->>'on')::uuid = any (_met)
       from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) d on conflict do nothing;
-  perform windlass._tell(_now, 'job.replayed', _p.seq, null, _q.generation);
+  perform windlass._emit(_now, 'job.replayed', _p.seq, null, _q.generation);
   if _unmet > 0 then
-    perform windlass._tell(_now, 'job.blocked', _p.seq, null, _unmet);
+    perform windlass._emit(_now, 'job.blocked', _p.seq, null, _unmet);
   else
-    perform windlass._ring(_q.line);
+    perform windlass._ring(_q.queue_kind);
   end if;
 end $$;
 
 -- Whether a filter means a job.
-create function windlass._means(_filter jsonb, _state int, _line int, _spec jsonb, _created bigint) returns boolean
+create function windlass._matches(_filter jsonb, _state int, _queue_kind int, _spec jsonb, _created bigint) returns boolean
 language sql stable as $$
   select (not (_filter ? 'states') or _filter->'states' @> to_jsonb(_state))
-    and (not (_filter ? 'lines') or _filter->'lines' @> to_jsonb(_line))
+    and (not (_filter ? 'lines') or _filter->'lines' @> to_jsonb(_queue_kind))
     and (not (_filter ? 'tags') or coalesce(_spec->'tags', '[]') @> (_filter->'tags'))
     and (not (_filter ? 'from') or _created >= (_filter->>'from')::bigint)
     and (not (_filter ? 'before') or _created < (_filter->>'before')::bigint)
@@ -127,8 +127,8 @@ $$;
 
 -- The jobs a filter means, by acceptance.
 create function windlass._select(_filter jsonb, _now bigint) returns uuid[] language sql as $$
-  select coalesce(array_agg(j.id order by j.seq), '{}') from windlass.job j join windlass.standing p on p.seq = j.seq
-    where windlass._means(_filter, case when p.state = 1 and p.at <= _now then 2 else p.state end, j.line, j.spec,
+  select coalesce(array_agg(j.id order by j.seq), '{}') from windlass.job j join windlass.job_state_now p on p.seq = j.seq
+    where windlass._matches(_filter, case when p.state = 1 and p.at <= _now then 2 else p.state end, j.queue_kind, j.spec,
       j.created_at)
 $$;
 
@@ -192,7 +192,7 @@ begin
         select j.seq from windlass.job j where j.spec ? 'depends_on'
         union
         select j.seq from unnest(_ids) i cross join lateral (select j.seq from windlass.job j where j.id = i offset 0) j) n
-      cross join lateral (select p.state from windlass.standing p where p.seq = n.seq offset 0) p;
+      cross join lateral (select p.state from windlass.job_state_now p where p.seq = n.seq offset 0) p;
     select array_agg(case when f.seqs[width_bucket(j.seq, f.seqs)] = j.seq then width_bucket(j.seq, f.seqs) end
         order by i.n) into _roots
       from (select array(select unnest(_seqs)) as seqs offset 0) f
@@ -247,7 +247,7 @@ begin
     select coalesce(array_agg(_seqs[l.one] order by l.one), '{}') into _finished
       from unnest(_list[1 : _kept]) as l(one);
     exit when _finished = _held;
-    perform from windlass.place p where p.seq = any (_finished) order by p.seq for update;
+    perform from windlass.job_state p where p.seq = any (_finished) order by p.seq for update;
     _held := _finished;
   end loop;
   if _kept > 0 then perform windlass._delete_finished(_finished, 0, _now); end if;
@@ -271,7 +271,7 @@ language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_pl
 declare
   _now bigint := windlass._begin();
   _id uuid;
-  _p windlass.place;
+  _p windlass.job_state;
   _at bigint := windlass._start_time(_start_kind, _start_us, _now);
   _detail text;
   _by uuid;
@@ -281,14 +281,14 @@ begin
   if _what = 2 then _ids := windlass._dependencies_first(_ids); end if;
   if _what = 4 then
     return query select g.job, g.deed, g.refusal, null::text[] from windlass._remove_graphs(coalesce(_ids, '{}'), _now) g;
-    return query select null::uuid, null::int, null::jsonb, windlass._finish(_now);
+    return query select null::uuid, null::int, null::jsonb, windlass._apply_effects(_now);
     return;
   end if;
   -- In this order, so that two calls that name the same jobs do not wait for each other.
-  perform from windlass.place p where p.seq = any (array(select j.seq from windlass.job j where j.id = any (_ids)))
+  perform from windlass.job_state p where p.seq = any (array(select j.seq from windlass.job j where j.id = any (_ids)))
     order by p.seq for update;
   foreach _id in array coalesce(_ids, '{}') loop
-    _p := windlass._locate(_id);
+    _p := windlass._lock_job_by_id(_id);
     if _p.seq is null then
       return query select _id, null::int, jsonb_build_object('refusal', 'unknown_job', 'job', _id), null::text[];
       continue;
@@ -299,7 +299,7 @@ begin
     end if;
     -- An open job may read the output of one it depends on.
     if _what = 3 and _p.state = 4 then
-      select j.id into _by from windlass.edge e join windlass.job j on j.seq = e.seq where e.on_id = _id order by j.id limit 1;
+      select j.id into _by from windlass.dependency e join windlass.job j on j.seq = e.seq where e.on_id = _id order by j.id limit 1;
       if found then
         return query select _id, null::int, jsonb_build_object('refusal', 'still_needed', 'job', _id, 'by', _by), null::text[];
         continue;
@@ -322,7 +322,7 @@ begin
       return query select _id, null::int, _detail::jsonb, null::text[];
     end;
   end loop;
-  return query select null::uuid, null::int, null::jsonb, windlass._finish(_now);
+  return query select null::uuid, null::int, null::jsonb, windlass._apply_effects(_now);
 end $$;
 
 -- Puts a new job in the place of a dead one.
@@ -331,7 +331,7 @@ language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_pl
   set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
-  _p windlass.place := windlass._locate(_id);
+  _p windlass.job_state := windlass._lock_job_by_id(_id);
 begin
   if _p.seq is null then
     perform windlass._refuse('unknown job', jsonb_build_object('refusal', 'unknown_job', 'job', _id));
@@ -339,22 +339,22 @@ begin
     perform windlass._refuse('not dead', jsonb_build_object('refusal', 'wrong_state', 'job', _id, 'state', _p.state,
       'operation', 'edit and replay'));
   end if;
-  delete from windlass.key where seq = _p.seq;
+  delete from windlass.unique_key where seq = _p.seq;
   placed := windlass._accept_batch(windlass._items(jsonb_build_array(_edited)), null, 1, _now)->0;
-  delete from windlass.dead d using windlass.line l
-    where l.id = _p.line and d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;
+  delete from windlass.dead d using windlass.queue_kind l
+    where l.id = _p.queue_kind and d.queue = l.queue and d.at = _p.at and d.seq = _p.seq;
   if _p.worker is not null then
-    perform windlass._note_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.diary d
+    perform windlass._log_attempt(_p, _p.at, _p.attempt_end, (select d.error from windlass.attempt_log d
       where d.seq = _p.seq and (_p.attempt_end = 1 or _p.attempt_end >= 4)));
   end if;
-  update windlass.place set state = 6, reason = 5, at = _now, updated_at = _now, attempt_end = null, worker = null,
+  update windlass.job_state set state = 6, reason = 5, at = _now, updated_at = _now, attempt_end = null, worker = null,
     since = null where seq = _p.seq;
-  insert into windlass.past (at, n, lows, highs) values (_now, 1, array[_p.seq], array[_p.seq]);
-  perform windlass._count(_p.seq, _p.line, _p.lane_queue, _p.lane, 5, 6);
-  perform windlass._tell_end(_p, _now, 6, 5, null);
-  perform windlass._spread(_p.seq, null, _now);
-  perform windlass._after(7, null, null, null);
-  rings := windlass._finish(_now);
+  insert into windlass.history (at, n, lows, highs) values (_now, 1, array[_p.seq], array[_p.seq]);
+  perform windlass._count(_p.seq, _p.queue_kind, _p.lane_queue, _p.lane, 5, 6);
+  perform windlass._emit_end(_p, _now, 6, 5, null);
+  perform windlass._cascade(_p.seq, null, _now);
+  perform windlass._add_effect(7, null, null, null);
+  rings := windlass._apply_effects(_now);
 end $$;
 
 -- Changes one setting of a queue and answers with all of them.
@@ -405,18 +405,18 @@ begin
       paused_lanes = _q.paused_lanes, lane_depth = _q.lane_depth, on_dead = _q.on_dead, on_empty = _q.on_empty
       where id = _q.id;
     if _q.ageing is distinct from _old.ageing or _q.lanes is distinct from _old.lanes then
-      perform windlass._sort_queue(_q.id);
+      perform windlass._rebuild_lanes(_q.id);
     elsif _q.paused_lanes <> _old.paused_lanes then
-      insert into windlass.after (what, a, b) select 1, _q.id, l from (
+      insert into windlass.pending_effect (what, a, b) select 1, _q.id, l from (
         (select unnest(_q.paused_lanes) except select unnest(_old.paused_lanes))
         union (select unnest(_old.paused_lanes) except select unnest(_q.paused_lanes))) as c(l)
-        where exists (select from windlass.place p where p.lane_queue = _q.id and p.lane = l);
+        where exists (select from windlass.job_state p where p.lane_queue = _q.id and p.lane = l);
     end if;
-    if _old.paused and not _q.paused then perform windlass._after(4, _q.id, null, null); end if;
-    perform windlass._tell_of(_now, _topic, jsonb_build_object('queue', _queue));
+    if _old.paused and not _q.paused then perform windlass._add_effect(4, _q.id, null, null); end if;
+    perform windlass._emit_once(_now, _topic, jsonb_build_object('queue', _queue));
   end if;
   settings := windlass._settings(_q);
-  rings := windlass._finish(_now);
+  rings := windlass._apply_effects(_now);
 end $$;
 
 create function windlass._settings(_q windlass.queue) returns jsonb language sql as $$
@@ -431,24 +431,24 @@ declare
   _now bigint := windlass._begin();
   _q windlass.queue;
   _seq bigint;
-  _p windlass.place;
+  _p windlass.job_state;
 begin
   cleared := 0;
   followed := 0;
   select * into _q from windlass.queue where name = _queue;
   if found then
     for _seq in
-      select p.seq from windlass.place p join windlass.line l on l.id = p.line
+      select p.seq from windlass.job_state p join windlass.queue_kind l on l.id = p.queue_kind
         where l.queue = _q.id and p.state < 3 order by p.seq
     loop
-      _p := windlass._hold(_seq);
+      _p := windlass._lock_job(_seq);
       continue when _p.seq is null or _p.state >= 3;
       perform windlass._cancel(_p, 3, _now);
     end loop;
     select coalesce(sum(t_cancelled) filter (where queue = _q.id), 0),
         coalesce(sum(t_cancelled) filter (where queue <> _q.id), 0) into cleared, followed
-      from windlass.tally where xmin = pg_current_xact_id()::xid and line is not null;
-    perform windlass._tell_of(_now, 'queue.cleared', jsonb_build_object('queue', _queue, 'jobs', cleared));
+      from windlass.counter_delta where xmin = pg_current_xact_id()::xid and queue_kind is not null;
+    perform windlass._emit_once(_now, 'queue.cleared', jsonb_build_object('queue', _queue, 'jobs', cleared));
   end if;
-  rings := windlass._finish(_now);
+  rings := windlass._apply_effects(_now);
 end $$;

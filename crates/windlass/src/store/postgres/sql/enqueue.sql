@@ -2,7 +2,7 @@
 
 create type windlass.item as (
   id uuid,
-  line int,
+  queue_kind int,
   payload bytea,
   priority int,
   start_kind smallint,
@@ -21,20 +21,20 @@ create function windlass._items(_jobs jsonb) returns windlass.item[] language sq
 $$;
 
 -- Whether nothing but time decides about the job.
-create function windlass._is_plain(_spec jsonb) returns boolean language sql immutable as $$
+create function windlass._without_side_effects(_spec jsonb) returns boolean language sql immutable as $$
   select _spec is null or not (_spec ?| array['unique', 'depends_on', 'lane', 'object', 'expires_after'])
 $$;
 
 -- Waiting jobs of a queue.
 create function windlass._depth(_queue int) returns bigint language sql volatile as $$
-  select coalesce(sum(blocked + scheduled + ready), 0)::bigint from windlass.tally
-    where queue = _queue and line is not null
+  select coalesce(sum(blocked + scheduled + ready), 0)::bigint from windlass.counter_delta
+    where queue = _queue and queue_kind is not null
 $$;
 
 -- The state of a job someone wants to depend on, which cannot change before this transaction ends;
 -- null if it is unknown.
-create function windlass._dependable(_id uuid) returns int language sql as $$
-  select p.state::int from windlass.job j join windlass.place p using (seq) where j.id = _id for share of p
+create function windlass._dependency_state(_id uuid) returns int language sql as $$
+  select p.state::int from windlass.job j join windlass.job_state p using (seq) where j.id = _id for share of p
 $$;
 
 -- Accepting a batch is a handful of statements over all of its items, whatever is in it: an item is what stands at its
@@ -50,7 +50,7 @@ begin
   if not exists (select from unnest(_items) i where i.spec ? 'object') then return; end if;
   select i.object into _unknown from (
       select i.spec->'object' as object, min(i.n) as n from unnest(_items) with ordinality
-          as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
         where i.spec ? 'object' and windlass._address(i.spec->'object') is distinct from _object group by 1) i
     left join lateral (select true as there from windlass.object o
       where o.address = windlass._address(i.object) offset 0 for key share) o on true
@@ -71,12 +71,12 @@ declare
   _spread int[];
 begin
   select array_agg(l.queue), array_agg(l.queue) filter (where i.spread) into _queues, _spread
-    from (select i.line, bool_or(coalesce(i.spec->'lane' ? 'spread', false)) as spread from unnest(_items) i group by i.line) i
-      cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l;
+    from (select i.queue_kind, bool_or(coalesce(i.spec->'lane' ? 'spread', false)) as spread from unnest(_items) i group by i.queue_kind) i
+      cross join lateral (select l.queue from windlass.queue_kind l where l.id = i.queue_kind offset 0) l;
   perform from windlass.queue q where q.id = any (_queues)
       and (q.max_depth is not null or q.lane_depth is not null or q.id = any (coalesce(_spread, '{}')))
     order by q.id for no key update;
-  perform from windlass.place p where p.seq = any (array(
+  perform from windlass.job_state p where p.seq = any (array(
       select j.seq from (select distinct (d->>'on')::uuid as id
           from unnest(_items) i cross join jsonb_array_elements(i.spec->'depends_on') d) d
         cross join lateral (select j.seq from windlass.job j where j.id = d.id offset 0) j))
@@ -85,20 +85,20 @@ end $$;
 
 -- Which job stands for each item: itself if it is new (0), the one that was accepted under its id (1), or the one that
 -- holds its key (2, or 3 if its payload is another). Takes the keys of new ones.
-create function windlass._identify(_items windlass.item[], _now bigint, out stands uuid[], out seqs bigint[],
+create function windlass._find_existing(_items windlass.item[], _now bigint, out stands uuid[], out seqs bigint[],
     out acceptances int[]) language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
-  _fresh bigint[] := array(select nextval('windlass.job_seq_seq') from generate_series(1, cardinality(_items)));
+  _never_started bigint[] := array(select nextval('windlass.job_seq_seq') from generate_series(1, cardinality(_items)));
   _reused uuid;
   _keyed boolean[];
 begin
-  select array_agg(i.id order by i.n), array_agg(coalesce(j.seq, _fresh[i.n]) order by i.n),
+  select array_agg(i.id order by i.n), array_agg(coalesce(j.seq, _never_started[i.n]) order by i.n),
       array_agg((j.seq is not null)::int order by i.n),
       (array_agg(i.id order by i.n) filter (where not j.same))[1],
       array_agg(j.seq is null and i.spec ? 'unique' order by i.n)
     into stands, seqs, acceptances, _reused, _keyed
-    from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
-      left join lateral (select j.seq, j.line = i.line and j.payload = i.payload as same from windlass.job j
+    from unnest(_items) with ordinality as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
+      left join lateral (select j.seq, j.queue_kind = i.queue_kind and j.payload = i.payload as same from windlass.job j
         where j.id = i.id offset 0) j on true;
   if _reused is not null then
     perform windlass._refuse(format('job id %s is already taken by a different job; choose a fresh id', _reused),
@@ -108,14 +108,14 @@ begin
     if not coalesce(true = any (_keyed), false) then return; end if;
     -- The first item of each key takes it if nobody has it. By their keys, so that two batches do not wait for each
     -- other.
-    insert into windlass.key as k (line, key, seq, id, until)
-      select distinct on (i.line, i.key) i.line, i.key, seqs[i.n], i.id, _now + i.length from (
-          select i.line, i.spec->'unique'->>'key' as key, i.id, (i.spec->'unique'->>'window')::bigint as length, i.n
+    insert into windlass.unique_key as k (queue_kind, key, seq, id, until)
+      select distinct on (i.queue_kind, i.key) i.queue_kind, i.key, seqs[i.n], i.id, _now + i.length from (
+          select i.queue_kind, i.spec->'unique'->>'key' as key, i.id, (i.spec->'unique'->>'window')::bigint as length, i.n
             from unnest(_items) with ordinality
-              as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+              as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
             where _keyed[i.n]) i
-        order by i.line, i.key, i.n
-      on conflict (line, key) do update set seq = excluded.seq, id = excluded.id, until = excluded.until
+        order by i.queue_kind, i.key, i.n
+      on conflict (queue_kind, key) do update set seq = excluded.seq, id = excluded.id, until = excluded.until
         where k.until <= _now;
     select array_agg(case when i.asks and k.seq <> seqs[i.n] then k.id else stands[i.n] end order by i.n),
         array_agg(case when i.asks and k.seq <> seqs[i.n] then k.seq else seqs[i.n] end order by i.n),
@@ -125,13 +125,13 @@ begin
         array_agg(i.asks and k.seq is null order by i.n)
       into stands, seqs, acceptances, _keyed
       from (
-        select i.line, i.payload, i.spec->'unique'->>'key' as key, i.n, _keyed[i.n] as asks,
+        select i.queue_kind, i.payload, i.spec->'unique'->>'key' as key, i.n, _keyed[i.n] as asks,
             first_value(seqs[i.n]) over same_key as first, first_value(i.payload) over same_key as first_payload
           from unnest(_items) with ordinality
-            as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
-          window same_key as (partition by _keyed[i.n], i.line, i.spec->'unique'->>'key' order by i.n)) i
-        left join lateral (select k.id, k.seq from windlass.key k
-          where i.asks and k.line = i.line and k.key = i.key offset 0) k on true
+            as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          window same_key as (partition by _keyed[i.n], i.queue_kind, i.spec->'unique'->>'key' order by i.n)) i
+        left join lateral (select k.id, k.seq from windlass.unique_key k
+          where i.asks and k.queue_kind = i.queue_kind and k.key = i.key offset 0) k on true
         left join lateral (select j.payload from windlass.job j
           where j.seq = k.seq and k.seq <> i.first offset 0) j on true;
   end loop;
@@ -153,7 +153,7 @@ declare
   _bad record;
 begin
   if not exists (select from unnest(_items) with ordinality
-      as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+      as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
       where _acceptances[i.n] = 0 and i.spec ? 'depends_on')
   then
     return _items;
@@ -161,7 +161,7 @@ begin
   select coalesce(jsonb_object_agg(i.id, _stands[i.n]) filter (where _acceptances[i.n] > 1), '{}'),
       coalesce(jsonb_object_agg(i.id, i.n) filter (where _acceptances[i.n] = 0), '{}'), array_agg(i.id order by i.n)
     into _aliases, _numbers, _ids
-    from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n);
+    from unnest(_items) with ordinality as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n);
   select array_agg(d.n order by d.n, d.k), array_agg(d.id order by d.n, d.k), array_agg(d.on_failure order by d.n, d.k),
       sum(d.times)
     into _ns, _ons, _failures, _said from (
@@ -169,13 +169,13 @@ begin
           select i.n::int as n, d.k, coalesce(_aliases->>((d.d->>'on')::uuid::text), d.d->>'on')::uuid as id,
               (d.d->>'on_failure')::int as on_failure
             from unnest(_items) with ordinality
-              as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+              as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
               cross join lateral jsonb_array_elements(i.spec->'depends_on') with ordinality as d(d, k)
             where _acceptances[i.n] = 0) d
         order by d.n, d.id, d.k) d;
   if _aliases <> '{}' then
     -- Those were not locked by their names in the batch.
-    perform from windlass.place p where p.seq = any (array(
+    perform from windlass.job_state p where p.seq = any (array(
         select j.seq from (select distinct a.value::uuid as id from jsonb_each_text(_aliases) a) d
           cross join lateral (select j.seq from windlass.job j where j.id = d.id offset 0) j))
       order by p.seq for share;
@@ -184,7 +184,7 @@ begin
     from unnest(_ns, _ons, _failures) with ordinality as d(n, id, on_failure, k)
       left join lateral (
         select p.state from windlass.job j
-          cross join lateral (select p.state from windlass.place p where p.seq = j.seq offset 0) p
+          cross join lateral (select p.state from windlass.job_state p where p.seq = j.seq offset 0) p
           where j.id = d.id and not _numbers ? d.id::text offset 0) p on true
     where _ids[d.n] = d.id
       or not _numbers ? d.id::text and (p.state is null or p.state in (5, 6) and d.on_failure = 0)
@@ -206,7 +206,7 @@ begin
     having bool_or(d.m > d.n);
   if _aliases = '{}' and _said = cardinality(_ns) then return _items; end if;
   return array(
-    select case when _acceptances[i.n] = 0 and i.spec ? 'depends_on' then row(i.id, i.line, i.payload, i.priority,
+    select case when _acceptances[i.n] = 0 and i.spec ? 'depends_on' then row(i.id, i.queue_kind, i.payload, i.priority,
           i.start_kind, i.start_us, i.max_attempts, jsonb_set(i.spec, '{depends_on}', (
             select jsonb_agg(jsonb_build_object('on', d.id, 'on_failure', d.on_failure) order by d.k) from (
               select distinct on (d.id) d.id, d.k, d.on_failure from (
@@ -214,8 +214,8 @@ begin
                       (d.d->>'on_failure')::int as on_failure
                     from jsonb_array_elements(i.spec->'depends_on') with ordinality as d(d, k)) d
                 order by d.id, d.k) d)))::windlass.item
-        else row(i.id, i.line, i.payload, i.priority, i.start_kind, i.start_us, i.max_attempts, i.spec)::windlass.item end
-      from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+        else row(i.id, i.queue_kind, i.payload, i.priority, i.start_kind, i.start_us, i.max_attempts, i.spec)::windlass.item end
+      from unnest(_items) with ordinality as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
       order by i.n);
 end $$;
 
@@ -292,7 +292,7 @@ begin
 end $$;
 
 -- The items with turns for new jobs that are spread over the lanes of their queue.
-create function windlass._take_turns(_items windlass.item[], _acceptances int[]) returns windlass.item[]
+create function windlass._assign_lanes(_items windlass.item[], _acceptances int[]) returns windlass.item[]
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
   _firsts jsonb := '{}';
@@ -300,18 +300,18 @@ declare
 begin
   for _queue in
     select l.queue, sum(i.n) as n from (
-        select i.line, count(*) as n from unnest(_items) with ordinality
-            as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
-          where _acceptances[i.n] = 0 and i.spec->'lane' ? 'spread' group by i.line) i
-      cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+        select i.queue_kind, count(*) as n from unnest(_items) with ordinality
+            as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          where _acceptances[i.n] = 0 and i.spec->'lane' ? 'spread' group by i.queue_kind) i
+      cross join lateral (select l.queue from windlass.queue_kind l where l.id = i.queue_kind offset 0) l
       group by l.queue
   loop
-    update windlass.queue q set next_turn = q.next_turn + _queue.n where q.id = _queue.queue
-      returning _firsts || jsonb_build_object(_queue.queue::text, q.next_turn - _queue.n) into _firsts;
+    update windlass.queue q set next_lane = q.next_lane + _queue.n where q.id = _queue.queue
+      returning _firsts || jsonb_build_object(_queue.queue::text, q.next_lane - _queue.n) into _firsts;
   end loop;
   if _firsts = '{}' then return _items; end if;
   return array(
-    select row(i.id, i.line, i.payload, i.priority, i.start_kind, i.start_us, i.max_attempts,
+    select row(i.id, i.queue_kind, i.payload, i.priority, i.start_kind, i.start_us, i.max_attempts,
         case when not i.spread then i.spec else jsonb_set(i.spec, '{lane}', jsonb_build_object(
           'turn', i.first + i.turn - 1, 'partition', i.first + i.turn - 1)) end)::windlass.item
       from (
@@ -319,8 +319,8 @@ begin
             row_number() over (partition by i.spread, l.queue order by i.n) as turn
           from (select i.*, _acceptances[i.n] = 0 and coalesce(i.spec->'lane' ? 'spread', false) as spread
               from unnest(_items) with ordinality
-                as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)) i
-            cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l) i
+                as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)) i
+            cross join lateral (select l.queue from windlass.queue_kind l where l.id = i.queue_kind offset 0) l) i
       order by i.n);
 end $$;
 
@@ -334,11 +334,11 @@ declare
   _full record;
 begin
   for _q in
-    select q.id, q.name, q.max_depth, q.lanes, q.lane_depth, array_agg(i.line) as lines, sum(i.n) as added from (
-        select i.line, count(*) as n from unnest(_items) with ordinality
-            as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
-          where _acceptances[i.n] = 0 group by i.line) i
-      cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+    select q.id, q.name, q.max_depth, q.lanes, q.lane_depth, array_agg(i.queue_kind) as queue_kinds, sum(i.n) as added from (
+        select i.queue_kind, count(*) as n from unnest(_items) with ordinality
+            as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          where _acceptances[i.n] = 0 group by i.queue_kind) i
+      cross join lateral (select l.queue from windlass.queue_kind l where l.id = i.queue_kind offset 0) l
       cross join lateral (select q.* from windlass.queue q where q.id = l.queue offset 0) q
       where q.max_depth is not null
       group by q.id, q.name, q.max_depth, q.lanes, q.lane_depth order by q.name
@@ -354,18 +354,18 @@ begin
   -- What waits in each lane of a queue that has a limit there, and the first item that is one too many.
   select jsonb_object_agg(t.queue || '/' || t.lane, t.depth) into _depths from (
     select t.queue, t.lane, sum(t.depth) as depth from (
-        select distinct l.queue from (select distinct i.line from unnest(_items) i) i
-          cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+        select distinct l.queue from (select distinct i.queue_kind from unnest(_items) i) i
+          cross join lateral (select l.queue from windlass.queue_kind l where l.id = i.queue_kind offset 0) l
           cross join lateral (select from windlass.queue q
             where q.id = l.queue and q.lanes is not null and q.lane_depth is not null offset 0) q) q
-      cross join lateral (select t.queue, t.lane, t.blocked + t.scheduled + t.ready as depth from windlass.tally t
+      cross join lateral (select t.queue, t.lane, t.blocked + t.scheduled + t.ready as depth from windlass.counter_delta t
         where t.queue = q.queue and t.lane is not null offset 0) t
       group by t.queue, t.lane) t;
   select x.name, x.lane, x.depth, x.lane_depth into _full from (
       select q.name, q.lane_depth, y.lane, i.n, coalesce((_depths->>(q.id || '/' || y.lane))::bigint, 0) as depth,
           row_number() over (partition by q.id, y.lane order by i.n) as added
-        from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
-          cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+        from unnest(_items) with ordinality as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
+          cross join lateral (select l.queue from windlass.queue_kind l where l.id = i.queue_kind offset 0) l
           cross join lateral (select q.id, q.name, q.lanes, q.lane_depth from windlass.queue q
             where q.id = l.queue and q.lanes is not null and q.lane_depth is not null offset 0) q
           cross join lateral (select windlass._lane((i.spec->'lane'->>'partition')::bigint, q.lanes) as lane) y
@@ -386,9 +386,9 @@ declare
   _new int := (select count(*) from unnest(_acceptances) a where a = 0);
   _added int;
 begin
-  insert into windlass.job (seq, created_at, id, line, priority, start_kind, start_us, max_attempts, payload, spec)
-    select _seqs[i.n], _now, i.id, i.line, i.priority, i.start_kind, i.start_us, i.max_attempts, i.payload, i.spec
-      from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+  insert into windlass.job (seq, created_at, id, queue_kind, priority, start_kind, start_us, max_attempts, payload, spec)
+    select _seqs[i.n], _now, i.id, i.queue_kind, i.priority, i.start_kind, i.start_us, i.max_attempts, i.payload, i.spec
+      from unnest(_items) with ordinality as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
       where _acceptances[i.n] = 0 order by i.n
     on conflict (id) do nothing;
   get diagnostics _added = row_count;
@@ -396,79 +396,79 @@ begin
     -- Someone accepts one of them at the same time: whoever tries again finds it.
     raise exception 'a job of the batch is being accepted elsewhere' using errcode = '40001';
   end if;
-  insert into windlass.edge (on_id, seq, on_failure, met)
+  insert into windlass.dependency (on_id, seq, on_failure, met)
     select d.id, _seqs[i.n], d.on_failure, coalesce(x.met, false)
-      from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+      from unnest(_items) with ordinality as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
         cross join lateral (select (e.d->>'on')::uuid as id, (e.d->>'on_failure')::int as on_failure
           from jsonb_array_elements(i.spec->'depends_on') as e(d)) d
         left join lateral (
           select x.state = 4 or (x.state > 4 and d.on_failure = 1) as met from windlass.job o
-            cross join lateral (select x.state from windlass.place x where x.seq = o.seq offset 0) x
+            cross join lateral (select x.state from windlass.job_state x where x.seq = o.seq offset 0) x
             where o.id = d.id offset 0) x on true
       where _acceptances[i.n] = 0;
   with item as materialized (
-    select i.n, _seqs[i.n] as seq, i.id, i.line, i.priority, i.max_attempts, i.spec, l.queue, q.lanes, e.met,
-        coalesce(e.unmet, 0) as unmet, windlass._is_plain(i.spec) as plain, d.due,
+    select i.n, _seqs[i.n] as seq, i.id, i.queue_kind, i.priority, i.max_attempts, i.spec, l.queue, q.lanes, e.met,
+        coalesce(e.unmet, 0) as unmet, windlass._without_side_effects(i.spec) as without_effects, d.due,
         case when e.unmet > 0 then 0 when d.due > _now then 1 else 2 end as state,
         case when e.unmet > 0 or d.due > _now then d.due else _now end as at,
         case when e.unmet > 0 or d.due > _now then 0 else windlass._rank(q.ageing, i.priority, _now) end as rank,
         case when i.spec ? 'lane' then l.queue end as lane_queue,
         (i.spec->'lane'->>'partition')::bigint as partition,
         windlass._lane((i.spec->'lane'->>'partition')::bigint, q.lanes) as lane
-      from unnest(_items) with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
-        cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+      from unnest(_items) with ordinality as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
+        cross join lateral (select l.queue from windlass.queue_kind l where l.id = i.queue_kind offset 0) l
         cross join lateral (select q.ageing, q.lanes from windlass.queue q where q.id = l.queue offset 0) q
         cross join lateral (select windlass._start_time(i.start_kind, i.start_us, _now) as due) d
         left join lateral (
           select array_agg(e.on_id order by d.k) filter (where e.met) as met, count(*) filter (where not e.met) as unmet
             from jsonb_array_elements(i.spec->'depends_on') with ordinality as d(d, k)
-              cross join lateral (select e.on_id, e.met from windlass.edge e
+              cross join lateral (select e.on_id, e.met from windlass.dependency e
                 where e.on_id = (d.d->>'on')::uuid and e.seq = _seqs[i.n] offset 0) e) e on i.spec ? 'depends_on'
       where _acceptances[i.n] = 0
   ), placed as (
-    insert into windlass.place (seq, at, rank, updated_at, line, state, plain, own_max_attempts, met, unmet, lane_queue,
+    insert into windlass.job_state (seq, at, rank, updated_at, queue_kind, state, without_effects, own_max_attempts, met, unmet, lane_queue,
         partition, lane, object, expires_at)
-      select seq, at, rank, _now, line, state, plain, max_attempts, met, nullif(unmet, 0), lane_queue,
+      select seq, at, rank, _now, queue_kind, state, without_effects, max_attempts, met, nullif(unmet, 0), lane_queue,
           partition, lane, case when spec ? 'object' then windlass._address(spec->'object') end,
           _now + (spec->>'expires_after')::bigint
         from item order by n
   ), listed as (
-    insert into windlass.ready (line, rank, at, seq, fresh, epoch)
-      select line, rank, at, seq, plain, (select windlass._epoch()) from item where state = 2 and lane_queue is null
+    insert into windlass.ready (queue_kind, rank, at, seq, never_started, part)
+      select queue_kind, rank, at, seq, without_effects, (select windlass._active_partition()) from item where state = 2 and lane_queue is null
   ), lined as (
-    insert into windlass.lined (queue, lane, rank, at, seq)
+    insert into windlass.lane_ready (queue, lane, rank, at, seq)
       select lane_queue, lane, rank, at, seq from item where state = 2 and lane_queue is not null
   ), waiting as (
-    insert into windlass.due (at, seq) select at, seq from item where state = 1
+    insert into windlass.scheduled (at, seq) select at, seq from item where state = 1
   ), counted as (
-    insert into windlass.tally (line, queue, lane, blocked, scheduled, ready, t_enqueued)
-      select line, queue, null, count(*) filter (where state = 0), count(*) filter (where state = 1),
-          count(*) filter (where state = 2), count(*) from item group by line, queue
+    insert into windlass.counter_delta (queue_kind, queue, lane, blocked, scheduled, ready, t_enqueued)
+      select queue_kind, queue, null, count(*) filter (where state = 0), count(*) filter (where state = 1),
+          count(*) filter (where state = 2), count(*) from item group by queue_kind, queue
       union all
       select null, lane_queue, lane, count(*) filter (where state = 0), count(*) filter (where state = 1),
           count(*) filter (where state = 2), count(*) from item
         where lane_queue is not null and lanes is not null group by lane_queue, lane
   ), ranked as (
-    insert into windlass.tally (queue, priority, ready)
+    insert into windlass.counter_delta (queue, priority, ready)
       select queue, priority, count(*) from item where priority <> 0 group by queue, priority
   ), seen_to as (
-    insert into windlass.after (what, a, b)
+    insert into windlass.pending_effect (what, a, b)
       select distinct 1, lane_queue, lane from item where lane_queue is not null
       union all
       select distinct 4, queue, null::bigint from item where state > 0
   )
-  insert into windlass.event (at, n, topic, jobs, lines, a)
-    select _now, count(*), t.topic, array_agg(t.id order by t.n), array_agg(t.line order by t.n), array_agg(t.a order by t.n)
+  insert into windlass.event (at, n, topic, jobs, queue_kinds, a)
+    select _now, count(*), t.topic, array_agg(t.id order by t.n), array_agg(t.queue_kind order by t.n), array_agg(t.a order by t.n)
       from (
-        select 1 as first, 'job.enqueued' as topic, id, line, n, priority::bigint as a from item
+        select 1 as first, 'job.enqueued' as topic, id, queue_kind, n, priority::bigint as a from item
         union all
-        select 2, 'job.blocked', id, line, n, unmet from item where state = 0
+        select 2, 'job.blocked', id, queue_kind, n, unmet from item where state = 0
         union all
-        select 3, 'job.scheduled', id, line, n, at from item where state = 1
+        select 3, 'job.scheduled', id, queue_kind, n, at from item where state = 1
         union all
-        select 4, 'job.deduplicated', j.id, j.line, x.n, x.acceptance - 2
+        select 4, 'job.deduplicated', j.id, j.queue_kind, x.n, x.acceptance - 2
           from unnest(_seqs, _acceptances) with ordinality as x(seq, acceptance, n)
-            cross join lateral (select j.id, j.line from windlass.job j where j.seq = x.seq offset 0) j
+            cross join lateral (select j.id, j.queue_kind from windlass.job j where j.seq = x.seq offset 0) j
           where x.acceptance > 1) t
       group by t.first, t.topic, (t.n - 1) / 10000 order by t.first, min(t.n);
 end $$;
@@ -490,7 +490,7 @@ begin
       jsonb_build_object('refusal', 'id_twice', 'job', _twice));
   end if;
   perform windlass._lock_for_batch(_items);
-  select * into _who from windlass._identify(_items, _now);
+  select * into _who from windlass._find_existing(_items, _now);
   if _who.acceptances[_must_add] = 1 then
     perform windlass._refuse(format('job id %s is already taken', _items[_must_add].id),
       jsonb_build_object('refusal', 'id_reused', 'job', _items[_must_add].id));
@@ -499,27 +499,27 @@ begin
       jsonb_build_object('refusal', 'key_taken', 'job', _items[_must_add].id, 'holder', _who.stands[_must_add]));
   end if;
   _items := windlass._resolve(_items, _who.stands, _who.acceptances);
-  _items := windlass._take_turns(_items, _who.acceptances);
+  _items := windlass._assign_lanes(_items, _who.acceptances);
   perform windlass._refuse_overflow(_items, _who.acceptances);
   perform windlass._accept(_items, _who.seqs, _who.acceptances, _now);
   for _q in
     select distinct q.id, q.name, q.max_depth from (
-        select distinct i.line from unnest(_items) with ordinality
-            as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+        select distinct i.queue_kind from unnest(_items) with ordinality
+            as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
           where _who.acceptances[i.n] = 0) i
-      cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l
+      cross join lateral (select l.queue from windlass.queue_kind l where l.id = i.queue_kind offset 0) l
       cross join lateral (select q.id, q.name, q.max_depth from windlass.queue q
         where q.id = l.queue and q.max_depth is not null offset 0) q
       order by q.name
   loop
     if windlass._depth(_q.id) = _q.max_depth then
-      perform windlass._tell_of(_now, 'queue.full', jsonb_build_object('queue', _q.name, 'limit', _q.max_depth));
+      perform windlass._emit_once(_now, 'queue.full', jsonb_build_object('queue', _q.name, 'limit', _q.max_depth));
     end if;
   end loop;
-  return windlass._placed(_items, _who.stands, _who.seqs, _who.acceptances);
+  return windlass._lane_positions_of(_items, _who.stands, _who.seqs, _who.acceptances);
 end $$;
 
-create function windlass._placed(_items windlass.item[], _stands uuid[], _seqs bigint[], _acceptances int[])
+create function windlass._lane_positions_of(_items windlass.item[], _stands uuid[], _seqs bigint[], _acceptances int[])
 returns jsonb language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
   _depths jsonb;
@@ -527,8 +527,8 @@ declare
   _positions jsonb;
 begin
   select jsonb_object_agg(q.id, windlass._depth(q.id)), bool_or(q.lanes is not null) into _depths, _has_lanes from (
-      select distinct l.queue from (select distinct i.line from unnest(_items) i) i
-        cross join lateral (select l.queue from windlass.line l where l.id = i.line offset 0) l) l
+      select distinct l.queue from (select distinct i.queue_kind from unnest(_items) i) i
+        cross join lateral (select l.queue from windlass.queue_kind l where l.id = i.queue_kind offset 0) l) l
     cross join lateral (select q.id, q.lanes from windlass.queue q where q.id = l.queue offset 0) q;
   if _has_lanes then _positions := windlass._positions(_seqs); end if;
   return (
@@ -538,15 +538,15 @@ begin
         'position', case when q.lanes is not null and p.state < 3 and p.lane is not null
           then (_positions->>(p.seq::text))::bigint end) order by s.n), '[]')
       from rows from (unnest(_items), unnest(_stands, _seqs, _acceptances)) with ordinality
-          as s(id, line, payload, priority, start_kind, start_us, max_attempts, spec, stand, seq, acceptance, n)
-        cross join lateral (select l.queue from windlass.line l where l.id = s.line offset 0) l
+          as s(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, stand, seq, acceptance, n)
+        cross join lateral (select l.queue from windlass.queue_kind l where l.id = s.queue_kind offset 0) l
         cross join lateral (select q.lanes from windlass.queue q where q.id = l.queue offset 0) q
         left join lateral (select j.seq from windlass.job j where j.seq = s.seq offset 0) j on true
-        left join lateral (select p.* from windlass.place p where p.seq = s.seq offset 0) p on true);
+        left join lateral (select p.* from windlass.job_state p where p.seq = s.seq offset 0) p on true);
 end $$;
 
 -- Accepts a batch. A row per job, in order, and one with no id that tells whom to ring.
-create function windlass.accept(_ids uuid[], _lines int[], _payloads bytea[], _priorities int[],
+create function windlass.accept(_ids uuid[], _queue_kinds int[], _payloads bytea[], _priorities int[],
     _start_kinds smallint[], _starts bigint[], _max_attempts bigint[], _specs jsonb[])
 returns table (id uuid, acceptance int, depth bigint, sequence bigint, lane bigint, ahead bigint, rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
@@ -556,21 +556,21 @@ declare
   _placed jsonb;
   _rings text[];
 begin
-  if (_specs is null or (select bool_and(windlass._is_plain(s)) from unnest(_specs) s))
-    and not exists (select from windlass.line l join windlass.queue q on q.id = l.queue
-      where l.id = any (_lines) and q.max_depth is not null)
+  if (_specs is null or (select bool_and(windlass._without_side_effects(s)) from unnest(_specs) s))
+    and not exists (select from windlass.queue_kind l join windlass.queue q on q.id = l.queue
+      where l.id = any (_queue_kinds) and q.max_depth is not null)
   then
-    return query select * from windlass._accept_plain(_ids, _lines, _payloads, _priorities, _start_kinds,
+    return query select * from windlass._accept_plain(_ids, _queue_kinds, _payloads, _priorities, _start_kinds,
       _starts, _max_attempts, _specs);
-    perform windlass._add_up_sometimes(windlass.now_us());
+    perform windlass._fold_counters_sometimes(windlass.now_us());
     return;
   end if;
   _now := windlass._begin();
-  select windlass._accept_batch(array_agg(row(u.id, u.line, u.payload, u.priority, u.start_kind, u.start_us,
+  select windlass._accept_batch(array_agg(row(u.id, u.queue_kind, u.payload, u.priority, u.start_kind, u.start_us,
       u.max_attempts, u.spec)::windlass.item order by u.n), null, null, _now) into _placed
-    from unnest(_ids, _lines, _payloads, _priorities, _start_kinds, _starts, _max_attempts, _specs)
-      with ordinality as u(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n);
-  _rings := windlass._finish(_now);
+    from unnest(_ids, _queue_kinds, _payloads, _priorities, _start_kinds, _starts, _max_attempts, _specs)
+      with ordinality as u(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n);
+  _rings := windlass._apply_effects(_now);
   return query select (p->>'id')::uuid, (p->>'acceptance')::int, (p->>'depth')::bigint,
       (p->>'sequence')::bigint, (p->>'lane')::bigint, (p->>'position')::bigint, null::text[]
     from jsonb_array_elements(_placed) p;
@@ -578,7 +578,7 @@ begin
 end $$;
 
 -- Jobs about which nothing but time decides, in queues without a limit: all at once.
-create function windlass._accept_plain(_ids uuid[], _lines int[], _payloads bytea[], _priorities int[],
+create function windlass._accept_plain(_ids uuid[], _queue_kinds int[], _payloads bytea[], _priorities int[],
     _start_kinds smallint[], _starts bigint[], _max_attempts bigint[], _specs jsonb[])
 returns table (id uuid, acceptance int, depth bigint, sequence bigint, lane bigint, ahead bigint, rings text[])
 language plpgsql set plan_cache_mode = force_generic_plan set jit = off
@@ -590,50 +590,50 @@ declare
   _new uuid[];
   _reused uuid;
 begin
-  with fresh as (
-    insert into windlass.job (created_at, id, line, priority, start_kind, start_us, max_attempts, payload, spec)
-      select _now, i.id, i.line, i.priority, i.start_kind, i.start_us, i.max_attempts, i.payload, i.spec
-        from unnest(_ids, _lines, _payloads, _priorities, _start_kinds, _starts, _max_attempts, _specs)
-          with ordinality as i(id, line, payload, priority, start_kind, start_us, max_attempts, spec, n)
+  with never_started as (
+    insert into windlass.job (created_at, id, queue_kind, priority, start_kind, start_us, max_attempts, payload, spec)
+      select _now, i.id, i.queue_kind, i.priority, i.start_kind, i.start_us, i.max_attempts, i.payload, i.spec
+        from unnest(_ids, _queue_kinds, _payloads, _priorities, _start_kinds, _starts, _max_attempts, _specs)
+          with ordinality as i(id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec, n)
         order by i.n
       on conflict (id) do nothing
-      returning seq, id, line, priority, start_kind, start_us, max_attempts
+      returning seq, id, queue_kind, priority, start_kind, start_us, max_attempts
   ), timed as (
     select f.*, q.id as queue, q.ageing, windlass._start_time(f.start_kind, f.start_us, _now) as due
-      from fresh f join windlass.line l on l.id = f.line join windlass.queue q on q.id = l.queue
+      from never_started f join windlass.queue_kind l on l.id = f.queue_kind join windlass.queue q on q.id = l.queue
   ), placed as (
-    insert into windlass.place (seq, at, rank, updated_at, line, state, plain, own_max_attempts)
+    insert into windlass.job_state (seq, at, rank, updated_at, queue_kind, state, without_effects, own_max_attempts)
       select seq, greatest(due, _now), case when due > _now then 0 else windlass._rank(ageing, priority, _now) end,
-          _now, line, case when due > _now then 1 else 2 end, true, max_attempts
+          _now, queue_kind, case when due > _now then 1 else 2 end, true, max_attempts
         from timed
   ), listed as (
-    insert into windlass.ready (line, rank, at, seq, fresh, epoch)
-      select line, windlass._rank(ageing, priority, _now), _now, seq, true, (select windlass._epoch()) from timed where due <= _now
+    insert into windlass.ready (queue_kind, rank, at, seq, never_started, part)
+      select queue_kind, windlass._rank(ageing, priority, _now), _now, seq, true, (select windlass._active_partition()) from timed where due <= _now
   ), waiting as (
-    insert into windlass.due (at, seq) select due, seq from timed where due > _now
+    insert into windlass.scheduled (at, seq) select due, seq from timed where due > _now
   ), counted as (
-    insert into windlass.tally (line, queue, scheduled, ready, t_enqueued)
-      select line, queue, count(*) filter (where due > _now), count(*) filter (where due <= _now), count(*)
-        from timed group by line, queue
+    insert into windlass.counter_delta (queue_kind, queue, scheduled, ready, t_enqueued)
+      select queue_kind, queue, count(*) filter (where due > _now), count(*) filter (where due <= _now), count(*)
+        from timed group by queue_kind, queue
   ), ranked as (
-    insert into windlass.tally (queue, priority, ready)
+    insert into windlass.counter_delta (queue, priority, ready)
       select queue, priority, count(*) from timed where priority <> 0 group by queue, priority
   ), told as (
-    insert into windlass.event (at, n, topic, jobs, lines, a)
-      select _now, n, topic, jobs, lines, a from (
+    insert into windlass.event (at, n, topic, jobs, queue_kinds, a)
+      select _now, n, topic, jobs, queue_kinds, a from (
         select 1 as first, count(*) as n, 'job.enqueued' as topic, array_agg(id order by seq) as jobs,
-            array_agg(line order by seq) as lines, array_agg(priority::bigint order by seq) as a
+            array_agg(queue_kind order by seq) as queue_kinds, array_agg(priority::bigint order by seq) as a
           from timed having count(*) > 0
         union all
-        select 2, count(*), 'job.scheduled', array_agg(id order by seq), array_agg(line order by seq),
+        select 2, count(*), 'job.scheduled', array_agg(id order by seq), array_agg(queue_kind order by seq),
             array_agg(due order by seq) from timed where due > _now having count(*) > 0) told
         order by first
   )
   select array_agg(seq), array_agg(id) into _seqs, _new from timed;
   if coalesce(cardinality(_new), 0) < cardinality(_ids) then
-    select i.id into _reused from unnest(_ids, _lines, _payloads) as i(id, line, payload)
-      cross join lateral (select j.line, j.payload from windlass.job j where j.id = i.id offset 0) j
-      where j.line <> i.line or j.payload <> i.payload limit 1;
+    select i.id into _reused from unnest(_ids, _queue_kinds, _payloads) as i(id, queue_kind, payload)
+      cross join lateral (select j.queue_kind, j.payload from windlass.job j where j.id = i.id offset 0) j
+      where j.queue_kind <> i.queue_kind or j.payload <> i.payload limit 1;
     if found then
       perform windlass._refuse(format('job id %s is already taken by a different job; choose a fresh id', _reused),
         jsonb_build_object('refusal', 'id_reused', 'job', _reused));
@@ -642,13 +642,13 @@ begin
   return query
     select i.id, case when f.seq is null then 1 else 0 end, d.depth, coalesce(f.seq, j.seq), null::bigint,
         null::bigint, null::text[]
-      from unnest(_ids, _lines) with ordinality as i(id, line, n)
+      from unnest(_ids, _queue_kinds) with ordinality as i(id, queue_kind, n)
       left join unnest(_seqs, _new) as f(seq, id) on f.id = i.id
       left join lateral (select j.seq from windlass.job j where f.seq is null and j.id = i.id offset 0) j on true
-      join (select l.id as line, windlass._depth(l.queue) as depth from windlass.line l
-        where l.id = any (_lines)) d on d.line = i.line
+      join (select l.id as queue_kind, windlass._depth(l.queue) as depth from windlass.queue_kind l
+        where l.id = any (_queue_kinds)) d on d.queue_kind = i.queue_kind
       order by i.n;
   return query select null::uuid, null::int, null::bigint, null::bigint, null::bigint, null::bigint,
-    (select array_agg(distinct 'q:' || q.name) from windlass.line l join windlass.queue q on q.id = l.queue
-      where l.id = any (_lines));
+    (select array_agg(distinct 'q:' || q.name) from windlass.queue_kind l join windlass.queue q on q.id = l.queue
+      where l.id = any (_queue_kinds));
 end $$;

@@ -4,27 +4,27 @@
 -- all of them. Only who comes before whom is decided one by one, on numbers in memory.
 
 -- Tells a finished job's dependents, theirs if they follow, and so on.
-create function windlass._spread(_root bigint, _error text, _now bigint) returns void language plpgsql as $$
+create function windlass._cascade(_root bigint, _error text, _now bigint) returns void language plpgsql as $$
 declare
   _state int;
 begin
-  delete from windlass.edge where seq = _root;
-  if not exists (select from windlass.edge e
+  delete from windlass.dependency where seq = _root;
+  if not exists (select from windlass.dependency e
       where e.on_id = (select j.id from windlass.job j where j.seq = _root) and not e.met)
   then
     return;
   end if;
-  select p.state into _state from windlass.place p where p.seq = _root;
+  select p.state into _state from windlass.job_state p where p.seq = _root;
   if _state = 4 then
-    perform windlass._spread_success(array[_root], _now);
+    perform windlass._cascade_success(array[_root], _now);
   else
-    perform windlass._spread_failure(_root, _state, _error, _now);
+    perform windlass._cascade_failure(_root, _state, _error, _now);
   end if;
 end $$;
 
 -- These jobs are completed, and nobody waits for them any longer. Their dependents are told in the order of the jobs,
 -- and of each job by their ids.
-create function windlass._spread_success(_roots bigint[], _now bigint) returns void language plpgsql
+create function windlass._cascade_success(_roots bigint[], _now bigint) returns void language plpgsql
 set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
   _seqs bigint[];
@@ -33,16 +33,16 @@ begin
   select array_agg(e.seq order by r.n, d.id), array_agg(j.id order by r.n, d.id) into _seqs, _ons
     from unnest(_roots) with ordinality as r(seq, n)
       cross join lateral (select j.id from windlass.job j where j.seq = r.seq offset 0) j
-      cross join lateral (select e.seq from windlass.edge e where e.on_id = j.id and not e.met offset 0) e
+      cross join lateral (select e.seq from windlass.dependency e where e.on_id = j.id and not e.met offset 0) e
       cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) d;
-  perform from windlass.place p where p.seq = any (_seqs) order by p.seq for update;
+  perform from windlass.job_state p where p.seq = any (_seqs) order by p.seq for update;
   perform windlass._release(_seqs, _ons, _now);
 end $$;
 
 -- A job has failed: who must follow ends with it, and so do those who must follow them; who ignores it is released. Of
 -- those who can be reached in several ways, the first way counts: from job to job, and of each by the ids of its
 -- dependents, those of the last one first.
-create function windlass._spread_failure(_root bigint, _state int, _error text, _now bigint) returns void
+create function windlass._cascade_failure(_root bigint, _state int, _error text, _now bigint) returns void
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
   _reached bigint[];
@@ -74,18 +74,18 @@ begin
       union
       select e.seq, e.on_failure = 0 from reach r
         cross join lateral (select j.id from windlass.job j where j.seq = r.seq and r.follows offset 0) j
-        cross join lateral (select e.seq, e.on_failure from windlass.edge e
+        cross join lateral (select e.seq, e.on_failure from windlass.dependency e
           where e.on_id = j.id and not e.met and e.on_failure <> 2 offset 0) e
     )
     select array_agg(distinct seq order by seq) into _reached from reach;
     exit when _reached = _seen;
-    perform from windlass.place p where p.seq = any (_reached) order by p.seq for update;
+    perform from windlass.job_state p where p.seq = any (_reached) order by p.seq for update;
     _seen := _reached;
   end loop;
   select array_agg(p.state = 0 order by s.n), array_agg(j.id order by s.n), max(s.n) filter (where s.seq = _root)
     into _open, _ids, _one
     from unnest(_reached) with ordinality as s(seq, n)
-      cross join lateral (select p.state from windlass.place p where p.seq = s.seq offset 0) p
+      cross join lateral (select p.state from windlass.job_state p where p.seq = s.seq offset 0) p
       cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j;
   -- Edges as numbers, those to the last id first: so the list of each job has them by id.
   select array_agg(e.one order by e.id desc), array_agg(e.other order by e.id desc),
@@ -94,7 +94,7 @@ begin
       select s.n::int as one, width_bucket(e.seq, f.seqs) as other, e.follows, d.id
         from (select array(select unnest(_reached)) as seqs offset 0) f
           cross join lateral unnest(_ids) with ordinality as s(id, n)
-          cross join lateral (select e.seq, e.on_failure = 0 as follows from windlass.edge e
+          cross join lateral (select e.seq, e.on_failure = 0 as follows from windlass.dependency e
             where e.on_id = s.id and not e.met and e.on_failure <> 2 offset 0) e
           cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) d
         where f.seqs[width_bucket(e.seq, f.seqs)] = e.seq) e;
@@ -131,13 +131,13 @@ begin
   end loop;
   if _freed > 0 then perform windlass._release(_release, _release_on, _now); end if;
   if _followed > 0 then
-    perform windlass._follow(_follow, _follow_on, (select j.id from windlass.job j where j.seq = _root),
+    perform windlass._fail_dependents(_follow, _follow_on, (select j.id from windlass.job j where j.seq = _root),
       case when _state = 6 then 6 else 5 end, _error, _now);
   end if;
 end $$;
 
 -- Blocked jobs, which are held, die or are cancelled, each with one it depends on. They are told in this order.
-create function windlass._follow(_seqs bigint[], _ons uuid[], _root uuid, _state int, _error text, _now bigint)
+create function windlass._fail_dependents(_seqs bigint[], _ons uuid[], _root uuid, _state int, _error text, _now bigint)
 returns void language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
   _word text := windlass._state_name(_state);
@@ -149,35 +149,35 @@ begin
                   coalesce(_error, _word)) end order by f.n) into _texts
     from unnest(_ons) with ordinality as f(on_id, n);
   with ended as materialized (
-    select f.n, f.seq, f.text, p.line, p.attempts, p.lane_queue, p.lane, p.object, l.queue, q.lanes, q.on_dead, j.id,
+    select f.n, f.seq, f.text, p.queue_kind, p.attempts, p.lane_queue, p.lane, p.object, l.queue, q.lanes, q.on_dead, j.id,
         j.priority
       from unnest(_seqs, _texts) with ordinality as f(seq, text, n)
-        cross join lateral (select p.* from windlass.place p where p.seq = f.seq offset 0) p
-        cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
+        cross join lateral (select p.* from windlass.job_state p where p.seq = f.seq offset 0) p
+        cross join lateral (select l.queue from windlass.queue_kind l where l.id = p.queue_kind offset 0) l
         cross join lateral (select q.lanes, q.on_dead from windlass.queue q where q.id = l.queue offset 0) q
         cross join lateral (select j.id, j.priority from windlass.job j where j.seq = f.seq offset 0) j
   ), diary as (
-    insert into windlass.diary (seq, error) select seq, text from ended
+    insert into windlass.attempt_log (seq, error) select seq, text from ended
       on conflict (seq) do update set error = excluded.error
   ), dead as (
     insert into windlass.dead (queue, at, seq) select queue, _now, seq from ended where _state = 5
   ), past as (
-    insert into windlass.past (at, n, lows, highs)
+    insert into windlass.history (at, n, lows, highs)
       select _now, cardinality(_seqs), r.lows, r.highs
-        from windlass._runs(array(select s from unnest(_seqs) s order by s)) r where _state = 6
+        from windlass._to_ranges(array(select s from unnest(_seqs) s order by s)) r where _state = 6
   ), counted as (
-    insert into windlass.tally (line, queue, lane, blocked, dead, cancelled, t_dead, t_cancelled)
-      select line, queue, lane, -n, case when _state = 5 then n else 0 end, case when _state = 6 then n else 0 end,
+    insert into windlass.counter_delta (queue_kind, queue, lane, blocked, dead, cancelled, t_dead, t_cancelled)
+      select queue_kind, queue, lane, -n, case when _state = 5 then n else 0 end, case when _state = 6 then n else 0 end,
           case when _state = 5 then n else 0 end, case when _state = 6 then n else 0 end from (
-        select line, queue, null::bigint as lane, count(*) as n from ended group by line, queue
+        select queue_kind, queue, null::bigint as lane, count(*) as n from ended group by queue_kind, queue
         union all
         select null, lane_queue, lane, count(*) from ended
           where lane_queue is not null and lanes is not null group by lane_queue, lane) c
   ), ranked as (
-    insert into windlass.tally (queue, priority, ready)
+    insert into windlass.counter_delta (queue, priority, ready)
       select queue, priority, -count(*) from ended where priority <> 0 group by queue, priority
   ), seen_to as (
-    insert into windlass.after (what, a, b, c, d)
+    insert into windlass.pending_effect (what, a, b, c, d)
       select what, a, b, c, d from (
         select 0 as n, 1 as what, lane_queue as a, lane as b, null as c, null as d from ended
           where lane_queue is not null group by lane_queue, lane
@@ -191,22 +191,22 @@ begin
           from ended where _state = 5 and on_dead is not null) a
         order by n
   )
-  insert into windlass.event (at, n, topic, jobs, lines, a, detail)
+  insert into windlass.event (at, n, topic, jobs, queue_kinds, a, detail)
     select _now, count(*), case when _state = 5 then 'job.dead' else 'job.cancelled' end,
-        array_agg(id order by n), array_agg(line order by n),
+        array_agg(id order by n), array_agg(queue_kind order by n),
         array_agg(case when _state = 5 then attempts else 4 end::bigint order by n),
         case when _state = 5 then jsonb_build_object('reason', 4, 'error', e.error) end
       from (select e.*, case when _state = 5 then e.text end as error from ended e) e
       group by e.error, (n - 1) / 10000 order by min(n);
-  if exists (select from windlass.key) then
-    delete from windlass.key k where k.ctid = any (array(
+  if exists (select from windlass.unique_key) then
+    delete from windlass.unique_key k where k.ctid = any (array(
       select k.ctid from unnest(_seqs) s
-        cross join lateral (select k.ctid from windlass.key k where k.seq = s offset 0) k
+        cross join lateral (select k.ctid from windlass.unique_key k where k.seq = s offset 0) k
         cross join lateral (select from windlass.job j
           where j.seq = s and j.spec->'unique'->>'scope' = 'open' offset 0) j));
   end if;
-  delete from windlass.edge where seq = any (_seqs);
-  update windlass.place set state = _state, at = _now, updated_at = _now, reason = 4, attempt_end = null,
+  delete from windlass.dependency where seq = any (_seqs);
+  update windlass.job_state set state = _state, at = _now, updated_at = _now, reason = 4, attempt_end = null,
     output = null, offered = false, unmet = null, since = null, worker = null,
     lane_queue = null, lane = null, partition = null, object = null, expires_at = null
     where seq = any (_seqs);
@@ -216,20 +216,20 @@ end $$;
 create function windlass._release(_seqs bigint[], _ons uuid[], _now bigint) returns void language plpgsql
 set enable_hashjoin = off set enable_mergejoin = off as $$
 begin
-  update windlass.edge x set met = true where x.ctid = any (array(
+  update windlass.dependency x set met = true where x.ctid = any (array(
     select e.ctid from unnest(_seqs, _ons) as r(seq, on_id) cross join lateral (
-      select e.ctid from windlass.edge e where e.on_id = r.on_id and e.seq = r.seq offset 0) e));
+      select e.ctid from windlass.dependency e where e.on_id = r.on_id and e.seq = r.seq offset 0) e));
   with met as materialized (
     select r.*, p.place, l.queue, q.lanes, q.ageing, j.id, j.priority
       from (select r.seq, array_agg(r.on_id order by r.n) as ons, count(*)::int as times, min(r.n) as first
           from unnest(_seqs, _ons) with ordinality as r(seq, on_id, n) group by r.seq) r
-        cross join lateral (select p.ctid as place, p.line from windlass.place p
+        cross join lateral (select p.ctid as place, p.queue_kind from windlass.job_state p
           where p.seq = r.seq and p.state = 0 offset 0) p
-        cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
+        cross join lateral (select l.queue from windlass.queue_kind l where l.id = p.queue_kind offset 0) l
         cross join lateral (select q.lanes, q.ageing from windlass.queue q where q.id = l.queue offset 0) q
         cross join lateral (select j.id, j.priority from windlass.job j where j.seq = r.seq offset 0) j
   ), told as materialized (
-    update windlass.place p set updated_at = _now, met = coalesce(p.met, '{}') || m.ons,
+    update windlass.job_state p set updated_at = _now, met = coalesce(p.met, '{}') || m.ons,
         unmet = case when p.unmet > m.times then p.unmet - m.times end,
         state = case when p.unmet > m.times then 0 when p.at > _now then 1 else 2 end,
         at = case when p.unmet > m.times then p.at else greatest(p.at, _now) end,
@@ -237,36 +237,36 @@ begin
           else windlass._rank(m.ageing, m.priority, _now) end,
         offered = false, attempt_end = null, reason = null
       from met m where p.ctid = m.place and m.times between 1 and 1000000000
-      returning p.seq, p.state, p.at, p.rank, p.line, p.lane_queue, p.lane, m.queue, m.lanes, m.id, m.first,
-        windlass._is_fresh(p.state, p.begun, p.generation, p.plain) as fresh
+      returning p.seq, p.state, p.at, p.rank, p.queue_kind, p.lane_queue, p.lane, m.queue, m.lanes, m.id, m.first,
+        windlass._never_started(p.state, p.begun, p.generation, p.without_effects) as never_started
   ), listed as (
-    insert into windlass.ready (line, rank, at, seq, fresh, epoch)
-      select line, rank, at, seq, fresh, (select windlass._epoch()) from told where state = 2 and lane_queue is null
+    insert into windlass.ready (queue_kind, rank, at, seq, never_started, part)
+      select queue_kind, rank, at, seq, never_started, (select windlass._active_partition()) from told where state = 2 and lane_queue is null
   ), lined as (
-    insert into windlass.lined (queue, lane, rank, at, seq)
+    insert into windlass.lane_ready (queue, lane, rank, at, seq)
       select lane_queue, lane, rank, at, seq from told where state = 2 and lane_queue is not null
   ), waiting as (
-    insert into windlass.due (at, seq) select at, seq from told where state = 1
+    insert into windlass.scheduled (at, seq) select at, seq from told where state = 1
   ), counted as (
-    insert into windlass.tally (line, queue, lane, blocked, scheduled, ready)
-      select line, queue, null, -count(*), count(*) filter (where state = 1), count(*) filter (where state = 2)
-        from told where state > 0 group by line, queue
+    insert into windlass.counter_delta (queue_kind, queue, lane, blocked, scheduled, ready)
+      select queue_kind, queue, null, -count(*), count(*) filter (where state = 1), count(*) filter (where state = 2)
+        from told where state > 0 group by queue_kind, queue
       union all
       select null, lane_queue, lane, -count(*), count(*) filter (where state = 1), count(*) filter (where state = 2)
         from told where state > 0 and lane_queue is not null and lanes is not null group by lane_queue, lane
   ), seen_to as (
-    insert into windlass.after (what, a, b)
+    insert into windlass.pending_effect (what, a, b)
       select distinct 1, lane_queue, lane from told where lane_queue is not null
       union all
       select distinct 4, queue, null::bigint from told where state > 0
   )
-  insert into windlass.event (at, n, topic, jobs, lines, a)
-    select _now, count(*), t.topic, array_agg(t.id order by t.n), array_agg(t.line order by t.n), array_agg(t.a order by t.n)
+  insert into windlass.event (at, n, topic, jobs, queue_kinds, a)
+    select _now, count(*), t.topic, array_agg(t.id order by t.n), array_agg(t.queue_kind order by t.n), array_agg(t.a order by t.n)
       from (
-        select 1 as kind, 'job.unblocked' as topic, id, line, row_number() over (order by first) as n, null::bigint as a
+        select 1 as kind, 'job.unblocked' as topic, id, queue_kind, row_number() over (order by first) as n, null::bigint as a
           from told where state > 0
         union all
-        select 2, 'job.scheduled', id, line, row_number() over (order by first), at from told where state = 1) t
+        select 2, 'job.scheduled', id, queue_kind, row_number() over (order by first), at from told where state = 1) t
       group by t.kind, t.topic, (t.n - 1) / 10000 order by t.kind, min(t.n);
 end $$;
 
@@ -275,40 +275,40 @@ end $$;
 create function windlass._remove(_seq bigint, _reason int, _now bigint) returns void language plpgsql as $$
 declare
   _id uuid;
-  _p windlass.place;
-  _line int;
+  _p windlass.job_state;
+  _queue_kind int;
   _waiting bigint[];
   _dependent bigint;
   _text text;
 begin
-  select id, line into _id, _line from windlass.job where seq = _seq;
+  select id, queue_kind into _id, _queue_kind from windlass.job where seq = _seq;
   if not found then return; end if;
-  select array_agg(e.seq order by j.id) into _waiting from windlass.edge e
+  select array_agg(e.seq order by j.id) into _waiting from windlass.dependency e
       cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) j
     where e.on_id = _id and not e.met;
-  delete from windlass.edge where seq = _seq;
-  perform windlass._tell(_now, 'job.removed', _seq, null, _reason);
-  _p := windlass._hold(_seq);
-  perform windlass._unlist(_p);
-  delete from windlass.place where seq = _seq;
+  delete from windlass.dependency where seq = _seq;
+  perform windlass._emit(_now, 'job.removed', _seq, null, _reason);
+  _p := windlass._lock_job(_seq);
+  perform windlass._remove_from_indexes(_p);
+  delete from windlass.job_state where seq = _seq;
   if _p.state = 5 then
-    delete from windlass.dead d using windlass.line l
-      where l.id = _p.line and d.queue = l.queue and d.at = _p.at and d.seq = _seq;
+    delete from windlass.dead d using windlass.queue_kind l
+      where l.id = _p.queue_kind and d.queue = l.queue and d.at = _p.at and d.seq = _seq;
   end if;
   if _p.lane_queue is not null then
-    perform windlass._after(1, _p.lane_queue, _p.lane, null);
+    perform windlass._add_effect(1, _p.lane_queue, _p.lane, null);
   end if;
-  perform windlass._count(_seq, _line, _p.lane_queue, _p.lane, _p.state, null);
-  delete from windlass.diary where seq = _seq;
+  perform windlass._count(_seq, _queue_kind, _p.lane_queue, _p.lane, _p.state, null);
+  delete from windlass.attempt_log where seq = _seq;
   delete from windlass.step where seq = _seq;
-  delete from windlass.key where seq = _seq;
+  delete from windlass.unique_key where seq = _seq;
   delete from windlass.job where seq = _seq;
   foreach _dependent in array coalesce(_waiting, '{}') loop
-    _p := windlass._hold(_dependent);
+    _p := windlass._lock_job(_dependent);
     continue when _p.seq is null or _p.state <> 0;
     _text := format('depends on job %s, which was removed', _id);
     perform windlass._end(_p, _now, 5, 4, null, null, _text, _p.recoveries);
-    perform windlass._tell_end(_p, _now, 5, 4, _text);
-    perform windlass._spread(_dependent, _text, _now);
+    perform windlass._emit_end(_p, _now, 5, 4, _text);
+    perform windlass._cascade(_dependent, _text, _now);
   end loop;
 end $$;

@@ -14,11 +14,11 @@ create table windlass.move (
 );
 
 -- Deletes everything that is stored.
-create function windlass._empty() returns void language plpgsql as $$
+create function windlass._require_empty() returns void language plpgsql as $$
 begin
   execute (select 'truncate ' || string_agg(format('%I.%I', schemaname, tablename), ', ') from pg_tables
     where schemaname = 'windlass' and tablename <> 'migration');
-  insert into windlass.house default values;
+  insert into windlass.settings default values;
 end $$;
 
 -- Begins a move, or goes on with it; one whose source has changed begins anew.
@@ -37,7 +37,7 @@ begin
     raise exception 'a move from % into it is not finished; finish that first, or delete the schema', _m.source
       using errcode = 'WL001';
   elsif _m.finished_at is null and _m.source = _source then
-    perform windlass._empty();
+    perform windlass._require_empty();
   elsif exists (select from windlass.job) or exists (select from windlass.object) then
     raise exception 'it holds jobs or objects already; move into a schema that holds nothing'
       using errcode = 'WL001';
@@ -83,23 +83,23 @@ begin
   perform windlass.register(n.queue, n.kind)
     from (select distinct j->>'queue' as queue, j->>'kind' as kind from jsonb_array_elements(_jobs) j) n;
   with record as materialized (
-    select r.*, l.id as line, l.queue as queue_id, q.lanes, r.state < 4 as open
+    select r.*, l.id as queue_kind, l.queue as queue_id, q.lanes, r.state < 4 as open
       from jsonb_to_recordset(_jobs) as r(seq bigint, id uuid, queue text, kind text, payload text, priority int,
         start_kind smallint, start_us bigint, max_attempts bigint, spec jsonb, created_at bigint, state smallint,
         at bigint, updated_at bigint, attempts int, recoveries int, generation int, begun boolean,
         first_started bigint, recovered_at bigint, met uuid[], unmet int, reason smallint, output text, error text, tries jsonb,
         tries_dropped int, progress jsonb, log jsonb, log_dropped int, steps jsonb)
       join windlass.queue q on q.name = r.queue join windlass.kind k on k.name = r.kind
-      join windlass.line l on l.queue = q.id and l.kind = k.id
+      join windlass.queue_kind l on l.queue = q.id and l.kind = k.id
   ), job as (
-    insert into windlass.job (seq, created_at, id, line, priority, start_kind, start_us, max_attempts, payload, spec)
-      select seq, created_at, id, line, priority, start_kind, start_us, max_attempts, decode(payload, 'hex'), spec
+    insert into windlass.job (seq, created_at, id, queue_kind, priority, start_kind, start_us, max_attempts, payload, spec)
+      select seq, created_at, id, queue_kind, priority, start_kind, start_us, max_attempts, decode(payload, 'hex'), spec
         from record
   ), place as (
-    insert into windlass.place (seq, at, updated_at, line, attempts, recoveries, generation, state, steps, plain,
+    insert into windlass.job_state (seq, at, updated_at, queue_kind, attempts, recoveries, generation, state, steps, without_effects,
         own_max_attempts, begun, reason, unmet, first_started, output, met, expires_at, lane_queue, partition, lane, object)
-      select seq, at, updated_at, line, attempts, recoveries, generation, state,
-          coalesce(jsonb_array_length(steps), 0), windlass._is_plain(spec), max_attempts, begun, reason, unmet, first_started,
+      select seq, at, updated_at, queue_kind, attempts, recoveries, generation, state,
+          coalesce(jsonb_array_length(steps), 0), windlass._without_side_effects(spec), max_attempts, begun, reason, unmet, first_started,
           decode(output, 'hex'), met,
           case when open and attempts = 0 and generation = 0 then created_at + (spec->>'expires_after')::bigint end,
           case when open and spec ? 'lane' then queue_id end,
@@ -109,16 +109,16 @@ begin
             then windlass._address(spec->'object') end
         from record
   ), due as (
-    insert into windlass.due (at, seq) select at, seq from record where state = 1
+    insert into windlass.scheduled (at, seq) select at, seq from record where state = 1
   ), past as (
-    insert into windlass.past (at, n, lows, highs)
+    insert into windlass.history (at, n, lows, highs)
       select p.at, cardinality(p.seqs), r.lows, r.highs from (
           select at, array_agg(seq order by seq) as seqs from record where state in (4, 6) group by at) p
-        cross join lateral windlass._runs(p.seqs) r
+        cross join lateral windlass._to_ranges(p.seqs) r
   ), dead as (
     insert into windlass.dead (queue, at, seq) select queue_id, at, seq from record where state = 5
   ), diary as (
-    insert into windlass.diary (seq, error, attempts, attempts_dropped, recovered_at, progress, log, log_dropped)
+    insert into windlass.attempt_log (seq, error, attempts, attempts_dropped, recovered_at, progress, log, log_dropped)
       select seq, error, tries, tries_dropped, recovered_at, progress, log, log_dropped from record
         where coalesce(error, tries::text, recovered_at::text, progress::text, log::text) is not null
           or tries_dropped > 0 or log_dropped > 0
@@ -127,28 +127,28 @@ begin
       select r.seq, s.n - 1, s.step->>'name', decode(s.step->>'result', 'hex')
         from record r cross join lateral jsonb_array_elements(r.steps) with ordinality as s(step, n)
   ), edge as (
-    insert into windlass.edge (on_id, seq, on_failure, met)
+    insert into windlass.dependency (on_id, seq, on_failure, met)
       select (d->>'on')::uuid, r.seq, (d->>'on_failure')::int, (d->>'on')::uuid = any (coalesce(r.met, '{}'))
         from record r cross join lateral jsonb_array_elements(r.spec->'depends_on') d where r.open
         on conflict do nothing
   ), ranked as (
-    insert into windlass.tally (queue, priority, ready)
+    insert into windlass.counter_delta (queue, priority, ready)
       select queue_id, priority, count(*) from record where state < 3 and priority <> 0 group by queue_id, priority
   )
-  insert into windlass.tally (line, queue, blocked, scheduled, ready, completed, dead, cancelled)
-    select line, queue_id, count(*) filter (where state = 0), count(*) filter (where state = 1),
+  insert into windlass.counter_delta (queue_kind, queue, blocked, scheduled, ready, completed, dead, cancelled)
+    select queue_kind, queue_id, count(*) filter (where state = 0), count(*) filter (where state = 1),
         count(*) filter (where state = 2), count(*) filter (where state = 4), count(*) filter (where state = 5),
         count(*) filter (where state = 6)
-      from record group by line, queue_id;
+      from record group by queue_kind, queue_id;
   -- Of jobs with the same key, the one whose claim ends last holds it, and among those the last.
-  insert into windlass.key as k (line, key, seq, id, until)
-    select distinct on (j.line, j.spec->'unique'->>'key') j.line, j.spec->'unique'->>'key', j.seq, j.id, u.until
-      from windlass.job j join windlass.place p using (seq)
+  insert into windlass.unique_key as k (queue_kind, key, seq, id, until)
+    select distinct on (j.queue_kind, j.spec->'unique'->>'key') j.queue_kind, j.spec->'unique'->>'key', j.seq, j.id, u.until
+      from windlass.job j join windlass.job_state p using (seq)
         cross join lateral (select j.created_at + (j.spec->'unique'->>'window')::bigint as until) u
       where j.seq > _after and j.seq <= (_jobs->-1->>'seq')::bigint and j.spec ? 'unique'
         and (p.state < 4 or (j.spec->'unique'->>'scope' = 'any' and not (p.state = 6 and p.reason = 5)))
-      order by j.line, j.spec->'unique'->>'key', u.until desc nulls first, j.seq desc
-    on conflict (line, key) do update set seq = excluded.seq, id = excluded.id, until = excluded.until
+      order by j.queue_kind, j.spec->'unique'->>'key', u.until desc nulls first, j.seq desc
+    on conflict (queue_kind, key) do update set seq = excluded.seq, id = excluded.id, until = excluded.until
       where k.until is not null and (excluded.until is null or excluded.until >= k.until)
         or k.until is null and excluded.until is null;
 end $$;
@@ -169,35 +169,35 @@ begin
 end $$;
 
 -- When all jobs and objects are there: what has happened so far, who is next, and the next numbers.
-create function windlass.move_settle(_after bigint, _lines jsonb, _lanes jsonb, _sequence bigint, _token bigint,
+create function windlass.move_settle(_after bigint, _queue_kinds jsonb, _lanes jsonb, _sequence bigint, _token bigint,
     _event bigint) returns void language plpgsql as $$
 declare
   _now bigint := windlass.now_us();
 begin
   perform windlass._move_on(_after, _after, null, true);
-  perform windlass.register(l->>'queue', l->>'kind') from jsonb_array_elements(_lines) l;
-  insert into windlass.tally (line, queue, t_enqueued, t_completed, t_failed, t_retried, t_rescued, t_dead, t_cancelled)
+  perform windlass.register(l->>'queue', l->>'kind') from jsonb_array_elements(_queue_kinds) l;
+  insert into windlass.counter_delta (queue_kind, queue, t_enqueued, t_completed, t_failed, t_retried, t_rescued, t_dead, t_cancelled)
     select l.id, l.queue, (n.t->>0)::bigint, (n.t->>1)::bigint, (n.t->>2)::bigint, (n.t->>3)::bigint,
         (n.t->>4)::bigint, (n.t->>5)::bigint, (n.t->>6)::bigint
-      from jsonb_to_recordset(_lines) as n(queue text, kind text, t jsonb)
+      from jsonb_to_recordset(_queue_kinds) as n(queue text, kind text, t jsonb)
       join windlass.queue q on q.name = n.queue join windlass.kind k on k.name = n.kind
-      join windlass.line l on l.queue = q.id and l.kind = k.id;
-  insert into windlass.tally (queue, lane, t_enqueued, t_completed, t_failed, t_retried, t_rescued, t_dead, t_cancelled)
+      join windlass.queue_kind l on l.queue = q.id and l.kind = k.id;
+  insert into windlass.counter_delta (queue, lane, t_enqueued, t_completed, t_failed, t_retried, t_rescued, t_dead, t_cancelled)
     select q.id, n.lane, (n.t->>0)::bigint, (n.t->>1)::bigint, (n.t->>2)::bigint, (n.t->>3)::bigint,
         (n.t->>4)::bigint, (n.t->>5)::bigint, (n.t->>6)::bigint
       from jsonb_to_recordset(_lanes) as n(queue text, lane bigint, t jsonb)
       join windlass.queue q on q.name = n.queue;
-  update windlass.queue q set next_turn = greatest(q.next_turn, t.next) from (
+  update windlass.queue q set next_lane = greatest(q.next_lane, t.next) from (
       select l.queue, max((j.spec->'lane'->>'turn')::bigint) + 1 as next
-        from windlass.job j join windlass.line l on l.id = j.line where j.spec->'lane' ? 'turn' group by l.queue) t
+        from windlass.job j join windlass.queue_kind l on l.id = j.queue_kind where j.spec->'lane' ? 'turn' group by l.queue) t
     where t.queue = q.id;
-  perform windlass._sort_queue(q.id) from windlass.queue q order by q.id;
-  perform windlass._finish(_now);
+  perform windlass._rebuild_lanes(q.id) from windlass.queue q order by q.id;
+  perform windlass._apply_effects(_now);
   perform setval('windlass.job_seq_seq', greatest(_sequence, 1), false);
   -- Tokens only grow, also beyond those of the source.
   perform setval('windlass.token', greatest(_token / 16384 + 2, (select last_value from windlass.token) + 1), false);
-  update windlass.house set last_event = greatest(last_event, _event - 1);
-  perform windlass._add_up();
+  update windlass.settings set last_event = greatest(last_event, _event - 1);
+  perform windlass._fold_counters();
 end $$;
 
 -- To be called once in a database that was restored from a backup, before anybody works on it: lease

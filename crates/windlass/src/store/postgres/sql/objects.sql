@@ -1,9 +1,9 @@
 -- Objects: state, alarm, jobs, counters and events in one commit.
 
 -- Takes a job that waits for its first start out of the book, or cancels it if it has started.
-create function windlass._call_off(_id uuid, _now bigint) returns void language plpgsql as $$
+create function windlass._cancel_job(_id uuid, _now bigint) returns void language plpgsql as $$
 declare
-  _p windlass.place := windlass._locate(_id);
+  _p windlass.job_state := windlass._lock_job_by_id(_id);
 begin
   if _p.seq is null or _p.state >= 4 then return; end if;
   if _p.state < 3 and not _p.begun then
@@ -20,15 +20,15 @@ declare
   _o windlass.object;
 begin
   for _id in
-    select j.id from windlass.place p cross join lateral (
+    select j.id from windlass.job_state p cross join lateral (
         select j.id from windlass.job j where j.seq = p.seq offset 0) j
       where p.object = _address order by p.seq
   loop
-    perform windlass._call_off(_id, _now);
+    perform windlass._cancel_job(_id, _now);
   end loop;
   delete from windlass.object where address = _address returning * into _o;
   if found then
-    perform windlass._tell_of(_now, 'object.removed',
+    perform windlass._emit_once(_now, 'object.removed',
       jsonb_build_object('object', jsonb_build_array(_o.kind, _o.name, _o.key)));
   end if;
 end $$;
@@ -45,8 +45,8 @@ declare
   _alarm jsonb := _turn->'alarm';
   _items windlass.item[] := coalesce(_others, '{}');
   _before int := coalesce(cardinality(_others), 0);
-  _fresh uuid;
-  _current windlass.place;
+  _never_started uuid;
+  _current windlass.job_state;
   _moves boolean := false;
   _news jsonb;
   _placed jsonb;
@@ -71,7 +71,7 @@ begin
     end if;
   end if;
   if _o.alarm is not null then
-    _current := windlass._locate(_o.alarm);
+    _current := windlass._lock_job_by_id(_o.alarm);
     if _current.seq is null or _current.state >= 4 then
       _o.alarm := null;
       _current := null;
@@ -79,12 +79,12 @@ begin
   end if;
   if _alarm ? 'set' then
     _moves := _o.alarm is not null and _current.state < 3 and not _current.begun and exists (
-      select from windlass.job j join windlass.line l on l.id = j.line join windlass.queue q on q.id = l.queue
+      select from windlass.job j join windlass.queue_kind l on l.id = j.queue_kind join windlass.queue q on q.id = l.queue
         join windlass.kind k on k.id = l.kind
         where j.seq = _current.seq and q.name = _alarm->'set'->>'queue' and k.name = _alarm->'set'->>'kind'
           and j.payload = decode(_alarm->'set'->>'payload', 'hex'));
     if not _moves then
-      _fresh := (_alarm->'set'->>'id')::uuid;
+      _never_started := (_alarm->'set'->>'id')::uuid;
       _items := _items || windlass._items(jsonb_build_array(case when _alarm->'set'->'spec' ? 'object' then _alarm->'set'
         else jsonb_set(_alarm->'set', '{spec}',
           coalesce(nullif(_alarm->'set'->'spec', 'null'), '{}') || jsonb_build_object('object', _parts)) end));
@@ -120,41 +120,41 @@ begin
     if not found then
       raise exception 'object % is being made elsewhere', _address using errcode = '40001';
     end if;
-    perform windlass._tell_of(_now, 'object.created', jsonb_build_object('object', _parts));
+    perform windlass._emit_once(_now, 'object.created', jsonb_build_object('object', _parts));
   end if;
-  _placed := windlass._accept_batch(_items, _address, case when _fresh is not null then _before + 1 end, _now);
+  _placed := windlass._accept_batch(_items, _address, case when _never_started is not null then _before + 1 end, _now);
   if _alarm ? 'cancel' then
-    if _o.alarm is not null then perform windlass._call_off(_o.alarm, _now); end if;
+    if _o.alarm is not null then perform windlass._cancel_job(_o.alarm, _now); end if;
     _o.alarm := null;
   elsif _alarm ? 'move' then
     if _o.alarm is not null then
-      _current := windlass._hold(_current.seq);
+      _current := windlass._lock_job(_current.seq);
       if _current.state < 3 then
         perform windlass._reschedule(_current,
           windlass._start_time((_alarm->'move'->>0)::int, (_alarm->'move'->>1)::bigint, _now), _now);
       end if;
     end if;
   elsif _moves then
-    perform windlass._reschedule(windlass._hold(_current.seq), windlass._start_time(
+    perform windlass._reschedule(windlass._lock_job(_current.seq), windlass._start_time(
       (_alarm->'set'->>'start_kind')::int, (_alarm->'set'->>'start_us')::bigint, _now), _now);
   elsif _alarm ? 'set' then
     if _o.alarm is not null and not _current.begun then
-      perform windlass._call_off(_o.alarm, _now);
+      perform windlass._cancel_job(_o.alarm, _now);
     end if;
-    _o.alarm := _fresh;
+    _o.alarm := _never_started;
   end if;
   update windlass.object set version = _o.version, status = _o.status, reason = _o.reason, updated_at = _now,
     last_success_at = _o.last_success_at, runs = _o.runs, failures = _o.failures, recoveries = _o.recoveries,
     alarm = _o.alarm, purge_at = _o.purge_at, state = _o.state where address = _address;
   for _news in select n from jsonb_array_elements(coalesce(_turn->'news', '[]')) n loop
-    perform windlass._tell_of(_now, _news->>'topic', jsonb_build_object('object', _parts, 'detail', _news->>'detail'));
+    perform windlass._emit_once(_now, _news->>'topic', jsonb_build_object('object', _parts, 'detail', _news->>'detail'));
   end loop;
   if _turn->'purge' = '"now"' then
     perform windlass._purge_object(_address, _now);
     _o.version := 0;
   end if;
   select coalesce(jsonb_agg(p.placed order by p.n), '[]') into _placed
-    from jsonb_array_elements(_placed) with ordinality as p(placed, n) where p.n > _before + (_fresh is not null)::int;
+    from jsonb_array_elements(_placed) with ordinality as p(placed, n) where p.n > _before + (_never_started is not null)::int;
   return jsonb_build_object('version', _o.version, 'jobs', _placed);
 end $$;
 
@@ -165,7 +165,7 @@ declare
   _now bigint := windlass._begin();
 begin
   turned := windlass._turn(_turn, _state, null, _now);
-  rings := windlass._finish(_now);
+  rings := windlass._apply_effects(_now);
 end $$;
 
 -- Deletes objects whose time has come and that nothing is left to do for.
@@ -176,7 +176,7 @@ declare
 begin
   for _address in
     select o.address from windlass.object o where o.purge_at <= _now
-      and not exists (select from windlass.place p where p.object = o.address)
+      and not exists (select from windlass.job_state p where p.object = o.address)
       order by o.purge_at, o.kind, o.name, o.key limit 1000 for update skip locked
   loop
     perform windlass._purge_object(_address, _now);

@@ -31,37 +31,37 @@ begin
 end $$;
 
 -- Records what the handler of a running job has to say.
-create function windlass._report(_p windlass.place, _report jsonb, _now bigint) returns windlass.place
+create function windlass._report(_p windlass.job_state, _report jsonb, _now bigint) returns windlass.job_state
 language plpgsql as $$
 declare
   _step jsonb;
-  _lines jsonb := coalesce(_report->'lines', '[]');
+  _log_lines jsonb := coalesce(_report->'lines', '[]');
 begin
   if _report is null then return _p; end if;
   if _report ? 'steps' then perform windlass._admit_steps(_p.seq, _report->'steps'); end if;
-  if _report ? 'progress' or _lines <> '[]' then
-    insert into windlass.diary (seq) values (_p.seq) on conflict do nothing;
-    update windlass.diary d set
+  if _report ? 'progress' or _log_lines <> '[]' then
+    insert into windlass.attempt_log (seq) values (_p.seq) on conflict do nothing;
+    update windlass.attempt_log d set
       progress = coalesce(_report->'progress', d.progress),
       progress_token = case when _report ? 'progress' then _p.token else d.progress_token end,
       log_dropped = least(d.log_dropped + coalesce((_report->>'lines_dropped')::bigint, 0)
-        + greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_lines) - 100, 0), 2147483647),
+        + greatest(jsonb_array_length(coalesce(d.log, '[]')) + jsonb_array_length(_log_lines) - 100, 0), 2147483647),
       log = (select jsonb_agg(l order by n) from (
-        select l, n from jsonb_array_elements(coalesce(d.log, '[]') || _lines) with ordinality as e(l, n)
+        select l, n from jsonb_array_elements(coalesce(d.log, '[]') || _log_lines) with ordinality as e(l, n)
           order by n desc limit 100) last)
       where d.seq = _p.seq;
   end if;
   if _report ? 'progress' then
-    perform windlass._tell(_now, 'job.progress', _p.seq, null, (_report->'progress'->>'percent')::bigint);
+    perform windlass._emit(_now, 'job.progress', _p.seq, null, (_report->'progress'->>'percent')::bigint);
   end if;
   for _step in select s from jsonb_array_elements(coalesce(_report->'steps', '[]')) s loop
     continue when exists (select from windlass.step where seq = _p.seq and name = _step->>'name');
     insert into windlass.step (seq, number, name, result)
       values (_p.seq, _p.steps, _step->>'name', decode(_step->>'result', 'hex'));
     _p.steps := _p.steps + 1;
-    perform windlass._tell(_now, 'step.completed', _p.seq, jsonb_build_object('name', _step->>'name'));
+    perform windlass._emit(_now, 'step.completed', _p.seq, jsonb_build_object('name', _step->>'name'));
   end loop;
-  update windlass.place set steps = _p.steps, updated_at = _now where seq = _p.seq;
+  update windlass.job_state set steps = _p.steps, updated_at = _now where seq = _p.seq;
   return _p;
 end $$;
 
@@ -74,11 +74,11 @@ language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_pl
 declare
   _now bigint := windlass._begin();
   _item record;
-  _p windlass.place;
+  _p windlass.job_state;
   _detail text;
 begin
-  perform windlass._finish(_now);
-  perform windlass._write_out(array_agg(i.token / 16384 * 16384), array_agg(j.seq), array_agg(j.seq), null)
+  perform windlass._apply_effects(_now);
+  perform windlass._materialize_lease(array_agg(i.token / 16384 * 16384), array_agg(j.seq), array_agg(j.seq), null)
     from unnest(_jobs, _tokens) as i(job, token)
       cross join lateral (select j.seq from windlass.job j where j.id = i.job offset 0) j;
   -- A job that is being settled at this moment keeps the lease it has: nobody waits for it here.
@@ -86,14 +86,14 @@ begin
     select i.n::int as n, i.lease, p.seq, p.at, p.cancel_requested
       from unnest(_jobs, _tokens, _leases, _reports) with ordinality as i(job, token, lease, report, n)
         cross join lateral (select j.seq from windlass.job j where j.id = i.job offset 0) j
-        cross join lateral (select p.* from windlass.place p where p.seq = j.seq offset 0) p
+        cross join lateral (select p.* from windlass.job_state p where p.seq = j.seq offset 0) p
       where p.state = 3 and p.token = i.token and i.report is null and i.n between 1 and 16384
   ), held as (
     select a.n, a.lease, p.place from asked a cross join lateral (
-      select p.ctid as place from windlass.place p where p.seq = a.seq and p.state = 3 offset 0
+      select p.ctid as place from windlass.job_state p where p.seq = a.seq and p.state = 3 offset 0
         for update skip locked) p
   ), renewed as (
-    update windlass.place p set at = _now + h.lease, told = false, updated_at = _now from held h
+    update windlass.job_state p set at = _now + h.lease, told = false, updated_at = _now from held h
       where p.ctid = h.place returning h.n, p.at, p.cancel_requested
   )
   select a.n, coalesce(r.at, a.at), coalesce(r.cancel_requested, a.cancel_requested), null::jsonb
@@ -103,7 +103,7 @@ begin
   update windlass.worker w set seen_at = _now where w.seen_at < _now - 5000000 and w.id in (
     select p.worker from unnest(_jobs, _tokens) as i(job, token)
       cross join lateral (select j.seq from windlass.job j where j.id = i.job offset 0) j
-      cross join lateral (select p.* from windlass.place p where p.seq = j.seq offset 0) p
+      cross join lateral (select p.* from windlass.job_state p where p.seq = j.seq offset 0) p
       where p.state = 3 and p.token = i.token limit 1);
   for _item in
     select i.n::int as n, j.seq, i.token, i.lease, i.report
@@ -111,70 +111,70 @@ begin
         cross join lateral (select j.seq from windlass.job j where j.id = i.job offset 0) j
       where i.report is not null order by i.n
   loop
-    _p := windlass._hold(_item.seq);
+    _p := windlass._lock_job(_item.seq);
     continue when _p.seq is null or _p.state <> 3 or _p.token <> _item.token;
     begin
       _p := windlass._report(_p, _item.report, _now);
-      update windlass.place p set at = _now + _item.lease, told = false, updated_at = _now where p.seq = _p.seq;
+      update windlass.job_state p set at = _now + _item.lease, told = false, updated_at = _now where p.seq = _p.seq;
       return query select _item.n, _now + _item.lease, _p.cancel_requested, null::jsonb;
     exception when sqlstate 'WL001' then
       get stacked diagnostics _detail = pg_exception_detail;
       return query select _item.n, null::bigint, null::boolean, _detail::jsonb;
     end;
   end loop;
-  perform windlass._finish(_now);
+  perform windlass._apply_effects(_now);
 end $$;
 
 -- Tells what became of an attempt and of its job, and counts both.
 -- Ends: 0 completed, 1 failed, 2 snoozed, 3 released, 4 cancelled, from 5 on crashed: 5 and the reason of its recovery.
-create function windlass._tell_settled(_p windlass.place, _now bigint, _state int, _reason int, _at bigint, _end int,
+create function windlass._emit_settled(_p windlass.job_state, _now bigint, _state int, _reason int, _at bigint, _end int,
     _error text) returns void language plpgsql as $$
 declare
   _failed boolean := case when _state = 5 then _reason <> 4 else _end = 1 or _end >= 5 end;
 begin
   if _failed then
-    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'failed');
-    perform windlass._tell(_now, 'job.failed', _p.seq, jsonb_build_object('worker', _p.worker,
+    perform windlass._count_total(_p.queue_kind, _p.lane_queue, _p.lane, 'failed');
+    perform windlass._emit(_now, 'job.failed', _p.seq, jsonb_build_object('worker', _p.worker,
       'error', coalesce(_error, 'no reason was given')), _p.attempts, case when _state = 1 then _at end);
   end if;
   if _state = 4 then
-    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'completed');
-    perform windlass._tell(_now, 'job.completed', _p.seq, jsonb_build_object('worker', _p.worker), _p.attempts,
+    perform windlass._count_total(_p.queue_kind, _p.lane_queue, _p.lane, 'completed');
+    perform windlass._emit(_now, 'job.completed', _p.seq, jsonb_build_object('worker', _p.worker), _p.attempts,
       _now - _p.since);
   elsif _state = 1 and _failed then
-    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'retried');
-    perform windlass._tell(_now, 'job.retrying', _p.seq, null, _p.attempts, _at);
+    perform windlass._count_total(_p.queue_kind, _p.lane_queue, _p.lane, 'retried');
+    perform windlass._emit(_now, 'job.retrying', _p.seq, null, _p.attempts, _at);
   elsif _state = 1 then
-    perform windlass._tell(_now, 'job.snoozed', _p.seq, null, _at);
+    perform windlass._emit(_now, 'job.snoozed', _p.seq, null, _at);
   elsif _state = 2 then
-    perform windlass._tell(_now, 'job.released', _p.seq, jsonb_build_object('worker', _p.worker));
+    perform windlass._emit(_now, 'job.released', _p.seq, jsonb_build_object('worker', _p.worker));
   else
-    perform windlass._tell_end(_p, _now, _state, _reason, _error);
+    perform windlass._emit_end(_p, _now, _state, _reason, _error);
   end if;
 end $$;
 
 -- Ends one attempt whose lease is held; the state the job is in then.
 -- Verdicts: 0 complete, 1 retry, 2 snooze, 3 release, 4 bury, 5 cancel.
-create function windlass._settle_one(_p windlass.place, _verdict int, _arg bigint, _output bytea, _error text,
+create function windlass._settle_one(_p windlass.job_state, _verdict int, _arg bigint, _output bytea, _error text,
     _extra jsonb, _object_state bytea, _now bigint) returns int language plpgsql as $$
 declare
-  _q windlass.place;
+  _q windlass.job_state;
   _state int;
   _reason int;
   _end int := (array[0, 1, 2, 3, 1, 4])[_verdict + 1];
   _next jsonb := case when _verdict = 0 then coalesce(_extra->'next', '[]') else '[]' end;
   _kept_error text;
 begin
-  if octet_length(_output) > (select payload_bytes from windlass.house) then
+  if octet_length(_output) > (select payload_bytes from windlass.settings) then
     perform windlass._refuse('the output is too large', jsonb_build_object('refusal', 'out_of_bounds',
       'what', 'output bytes', 'got', octet_length(_output)::text, 'allowed', format(
         'at most %s are allowed; raise `payload_bytes`, or store the data elsewhere',
-        (select payload_bytes from windlass.house))));
+        (select payload_bytes from windlass.settings))));
   end if;
   if _extra->'report' ? 'steps' then perform windlass._admit_steps(_p.seq, _extra->'report'->'steps'); end if;
-  if _verdict = 0 and not _p.plain then
+  if _verdict = 0 and not _p.without_effects then
     -- The job may continue with one of the same key, which it gives up by completing.
-    delete from windlass.key k using windlass.job j
+    delete from windlass.unique_key k using windlass.job j
       where k.seq = _p.seq and j.seq = _p.seq and j.spec->'unique'->>'scope' = 'open';
   end if;
   if _next <> '[]' and not (_extra ? 'turn') then
@@ -188,15 +188,15 @@ begin
     _reason := case when _verdict in (4, 5) then _arg end;
   end if;
   if _state >= 4 then
-    select d.error into _kept_error from windlass.diary d where d.seq = _p.seq;
+    select d.error into _kept_error from windlass.attempt_log d where d.seq = _p.seq;
     if _end in (2, 3) then
       -- Its own error is not that of the job, so it goes with the attempts of before.
-      perform windlass._note_attempt(_p, _now, _end, _error);
+      perform windlass._log_attempt(_p, _now, _end, _error);
     end if;
     perform windlass._end(_p, _now, _state, _reason, nullif(nullif(_end, 2), 3), case when _state = 4 then _output end,
       case when _state = 4 then null when _end = 1 or _end >= 4 then _error else _kept_error end,
       case when _state = 4 then 0 else _p.recoveries end);
-    perform windlass._tell_settled(_p, _now, _state, _reason, null, _end, _error);
+    perform windlass._emit_settled(_p, _now, _state, _reason, null, _end, _error);
   else
     _q := _p;
     _q.state := _state;
@@ -206,21 +206,21 @@ begin
       _q.at := _now + _arg;
     else
       _q.at := least(_p.since, _now);
-      _q.rank := windlass._rank_of(_p.seq, _p.line, _q.at);
+      _q.rank := windlass._rank_of(_p.seq, _p.queue_kind, _q.at);
     end if;
-    perform windlass._note_attempt(_p, _now, _end, _error);
-    perform windlass._put(_p, _q);
-    perform windlass._ring(_p.line);
-    perform windlass._tell_settled(_p, _now, _state, null, _q.at, _end, _error);
+    perform windlass._log_attempt(_p, _now, _end, _error);
+    perform windlass._save_job(_p, _q);
+    perform windlass._ring(_p.queue_kind);
+    perform windlass._emit_settled(_p, _now, _state, null, _q.at, _end, _error);
   end if;
-  perform windlass._ring_turned_away(_p.line);
+  perform windlass._ring_turned_away(_p.queue_kind);
   if _extra ? 'turn' then
     perform windlass._turn(_extra->'turn', _object_state, windlass._items(_next), _now);
   end if;
   if _state >= 4 then
-    perform windlass._spread(_p.seq, _error, _now);
+    perform windlass._cascade(_p.seq, _error, _now);
   end if;
-  return coalesce((select p.state from windlass.place p where p.seq = _p.seq), _state);
+  return coalesce((select p.state from windlass.job_state p where p.seq = _p.seq), _state);
 end $$;
 
 -- The first `_alone` are completed and say nothing else; they come as runs of numbers and of tokens. The others have
@@ -243,12 +243,12 @@ declare
   _leases bigint[];
   _ended int[];
   _item record;
-  _p windlass.place;
-  _house windlass.house;
+  _p windlass.job_state;
+  _settings windlass.settings;
   _detail text;
 begin
   perform windlass._require_read_committed();
-  select * into _house from windlass.house;
+  select * into _settings from windlass.settings;
   if array_position(_seqs, null) is not null then
     _seqs := array(select coalesce(i.seq, j.seq) from unnest(_jobs[_alone + 1 :], _seqs) with ordinality as i(job, seq, n)
       left join lateral (select j.seq from windlass.job j where i.seq is null and j.id = i.job offset 0) j on true
@@ -256,19 +256,19 @@ begin
   end if;
   -- Whoever waits for these is held together with them, in one order, so that two batches with
   -- dependents in common do not wait for each other.
-  if exists (select from windlass.edge)
-    and exists (select from windlass.edge e where e.on_id = any (_jobs) and not e.met)
+  if exists (select from windlass.dependency)
+    and exists (select from windlass.dependency e where e.on_id = any (_jobs) and not e.met)
   then
-    perform from windlass.place p where p.seq = any (array(
+    perform from windlass.job_state p where p.seq = any (array(
         select unnest(_seqs)
-        union all select windlass._members(_lows, _highs)
-        union all select e.seq from windlass.edge e where e.on_id = any (_jobs) and not e.met))
+        union all select windlass._from_ranges(_lows, _highs)
+        union all select e.seq from windlass.dependency e where e.on_id = any (_jobs) and not e.met))
       order by p.seq for update;
   end if;
   -- Jobs that are done and with which nothing else ends: all at once, run by run. A job is as its place says, or
-  -- as the lease does that speaks for it. What is not as the caller thinks is settled one by one.
+  -- as the lease does that covers it. What is not as the caller thinks is settled one by one.
   with gone as (
-    update windlass.place p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
+    update windlass.job_state p set state = 4, at = _now, updated_at = _now, recoveries = 0, attempt_end = 0,
         begun = true, attempts = greatest(p.attempts, 1), token = r.token + p.seq,
         worker = coalesce(p.worker, r.worker), since = coalesce(p.since, r.since),
         first_started = coalesce(p.first_started, r.since),
@@ -278,61 +278,61 @@ begin
         left join lateral (select s.* from windlass.lease s where s.token = r.token / 16384 * 16384 offset 0) s
           on s.worker is not null and s.token + 1 - s.lowest = r.token - r.low
             and s.highs[width_bucket(r.low, s.lows)] >= r.high offset 0) r
-      where p.seq between r.low and r.high and p.plain
+      where p.seq between r.low and r.high and p.without_effects
         and (p.state = 3 and p.token = r.token + p.seq
-          or windlass._is_fresh(p.state, p.begun, p.generation, p.plain) and r.since is not null)
-        and coalesce(_sizes[r.n + p.seq], 0) <= _house.payload_bytes
-      returning p.line, p.attempts, p.since, p.worker, p.token / 16384 * 16384 as lease, r.n + p.seq as n
+          or windlass._never_started(p.state, p.begun, p.generation, p.without_effects) and r.since is not null)
+        and coalesce(_sizes[r.n + p.seq], 0) <= _settings.payload_bytes
+      returning p.queue_kind, p.attempts, p.since, p.worker, p.token / 16384 * 16384 as lease, r.n + p.seq as n
   ), ended as (
-    select lease, line, attempts, min(since) as since, min(worker collate "C") as worker, count(*)::int as n,
-        array_agg(_jobs[n]) as jobs from gone group by lease, line, attempts
+    select lease, queue_kind, attempts, min(since) as since, min(worker collate "C") as worker, count(*)::int as n,
+        array_agg(_jobs[n]) as jobs from gone group by lease, queue_kind, attempts
   ), told as (
-    insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
-      select _now, n, 'job.completed', jobs, array[line], array[attempts], array[_now - since],
+    insert into windlass.event (at, n, topic, jobs, queue_kinds, a, b, detail)
+      select _now, n, 'job.completed', jobs, array[queue_kind], array[attempts], array[_now - since],
         jsonb_build_object('worker', worker) from ended
   ), counted as (
-    insert into windlass.tally (line, queue, running, completed, t_completed)
-      select e.line, l.queue, -e.n, e.n, e.n
-        from (select line, sum(n) as n from ended group by line) e join windlass.line l on l.id = e.line
-      returning line
+    insert into windlass.counter_delta (queue_kind, queue, running, completed, t_completed)
+      select e.queue_kind, l.queue, -e.n, e.n, e.n
+        from (select queue_kind, sum(n) as n from ended group by queue_kind) e join windlass.queue_kind l on l.id = e.queue_kind
+      returning queue_kind
   )
-  select coalesce(sum(n), 0), array_agg(lease), array_agg(n), array(select line from counted)
+  select coalesce(sum(n), 0), array_agg(lease), array_agg(n), array(select queue_kind from counted)
     into _done, _leases, _ended, _done_lines from ended;
   if _done < _alone then
     _done_seqs := array(select p.seq from unnest(_lows, _highs) as r(low, high) cross join lateral (
-        select p.seq from windlass.place p
+        select p.seq from windlass.job_state p
           where p.seq between r.low and r.high and p.state = 4 and p.xmin = pg_current_xact_id()::xid offset 0) p
       order by p.seq);
   end if;
   if _done > 0 then
     if _done = _alone then
-      insert into windlass.past (at, n, lows, highs) values (_now, _done, _lows, _highs);
+      insert into windlass.history (at, n, lows, highs) values (_now, _done, _lows, _highs);
     else
-      insert into windlass.past (at, n, lows, highs) select _now, _done, r.lows, r.highs from windlass._runs(_done_seqs) r;
+      insert into windlass.history (at, n, lows, highs) select _now, _done, r.lows, r.highs from windlass._to_ranges(_done_seqs) r;
     end if;
-    if _done = _alone and (exists (select from windlass.diary) or exists (select from windlass.edge)) then
-      _done_seqs := array(select windlass._members(_lows, _highs));
+    if _done = _alone and (exists (select from windlass.attempt_log) or exists (select from windlass.dependency)) then
+      _done_seqs := array(select windlass._from_ranges(_lows, _highs));
     end if;
     if _done_seqs is not null then
-      -- A diary that told of earlier failures tells of a success now.
-      update windlass.diary d set error = null where d.seq = any (_done_seqs) and d.error is not null;
+      -- A attempt log that told of earlier failures tells of a success now.
+      update windlass.attempt_log d set error = null where d.seq = any (_done_seqs) and d.error is not null;
       -- Looked at after they ended: who begins to wait for one of them now sees that it has.
       _parents := array(select s.seq from unnest(_done_seqs) with ordinality as s(seq, n)
           cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j
-        where exists (select from windlass.edge e where e.on_id = j.id and not e.met) order by s.n);
-      if cardinality(_parents) > 0 then perform windlass._spread_success(_parents, _now); end if;
+        where exists (select from windlass.dependency e where e.on_id = j.id and not e.met) order by s.n);
+      if cardinality(_parents) > 0 then perform windlass._cascade_success(_parents, _now); end if;
     end if;
-    if exists (select from windlass.line l join windlass.kind k on k.id = l.kind
+    if exists (select from windlass.queue_kind l join windlass.kind k on k.id = l.kind
         where l.id = any (_done_lines) and k.turned_away) then
       perform windlass._ring_turned_away(l) from unnest(_done_lines) l;
     end if;
     for _item in
-      select distinct q.id, q.name from windlass.line l join windlass.queue q on q.id = l.queue
+      select distinct q.id, q.name from windlass.queue_kind l join windlass.queue q on q.id = l.queue
         where l.id = any (_done_lines) order by q.name
     loop
-      perform windlass._tell_if_empty(_item.id, _item.name, _now);
+      perform windlass._notify_if_empty(_item.id, _item.name, _now);
     end loop;
-    perform windlass._keep_history(_house, _now, _house.history_jobs / 10);
+    perform windlass._trim_history(_settings, _now, _settings.history_jobs / 10);
   end if;
   if _done < cardinality(_jobs) then
     _now := windlass._begin();
@@ -351,7 +351,7 @@ begin
               as i(seq, token, verdict, arg, start, size, error, extra, object_state, n)) i
         order by i.n
     loop
-      _p := windlass._hold(_item.seq);
+      _p := windlass._lock_job(_item.seq);
       if _p.seq is null or _p.state <> 3 or _p.token <> _item.token then
         return query select _item.n::int, null::int, jsonb_build_object('refusal', 'lease_lost'), null::text[];
         continue;
@@ -366,8 +366,8 @@ begin
       end;
     end loop;
   end if;
-  perform windlass._add_up_sometimes(_now);
-  return query select null::int, null::int, null::jsonb, windlass._finish(_now);
+  perform windlass._fold_counters_sometimes(_now);
+  return query select null::int, null::int, null::jsonb, windlass._apply_effects(_now);
   -- At last, because another settlement may wait for the same lease; in one order, so that no two wait for
   -- each other.
   update windlass.lease s
@@ -378,15 +378,15 @@ end $$;
 
 -- Makes a batch of leases end when the first of them does; it goes with the last. Leases that were only
 -- told of keep it until someone acts on them.
-create function windlass._tidy_lease(_lease windlass.lease) returns bigint language plpgsql as $$
+create function windlass._shrink_lease(_lease windlass.lease) returns bigint language plpgsql as $$
 declare
   _until bigint;
   _told boolean;
 begin
   select min(p.at), bool_and(p.told) into _until, _told from unnest(_lease.lows, _lease.highs) as r(low, high) cross join lateral (
-    select case when p.state = 3 then p.at else _lease.ends end as at, p.told from windlass.place p
+    select case when p.state = 3 then p.at else _lease.ends end as at, p.told from windlass.job_state p
       where p.seq between r.low and r.high and (p.state = 3 and p.token > _lease.token and p.token < _lease.token + 16384
-        or _lease.worker is not null and windlass._is_fresh(p.state, p.begun, p.generation, p.plain)) offset 0) p;
+        or _lease.worker is not null and windlass._never_started(p.state, p.begun, p.generation, p.without_effects)) offset 0) p;
   if _until is null then
     delete from windlass.lease where token = _lease.token;
   elsif _until <> _lease.until or _told <> _lease.told then
@@ -397,10 +397,10 @@ begin
 end $$;
 
 -- The same for jobs that will be tried again and with which nothing else ends: all at once.
-create function windlass._rescue_plain(_seqs bigint[], _max_recoveries int, _delay bigint, _reason int, _all boolean,
+create function windlass._rescue_batch(_seqs bigint[], _max_recoveries int, _delay bigint, _reason int, _all boolean,
     _text text, _now bigint, out jobs uuid[], out states int[], out ends bigint[]) language plpgsql as $$
 declare
-  _lines int[];
+  _queue_kinds int[];
   _attempts bigint[];
   _recoveries bigint[];
   _stale bigint[];
@@ -411,21 +411,21 @@ begin
     select p.*, j.id, j.priority, l.queue
       from unnest(_seqs) x(seq)
         cross join lateral (
-          select p.seq, p.line, p.attempts, p.recoveries, p.since, p.worker, p.at, p.token from windlass.place p
+          select p.seq, p.queue_kind, p.attempts, p.recoveries, p.since, p.worker, p.at, p.token from windlass.job_state p
             where p.seq = x.seq and p.state = 3 and (_all or p.at <= _now) and not p.cancel_requested
               and p.attempts < p.max_attempts and p.recoveries < _max_recoveries
               and p.lane_queue is null and p.object is null offset 0
             for update skip locked) p
         cross join lateral (select j.id, j.priority from windlass.job j where j.seq = x.seq offset 0) j
-        cross join lateral (select l.queue from windlass.line l where l.id = p.line offset 0) l
+        cross join lateral (select l.queue from windlass.queue_kind l where l.id = p.queue_kind offset 0) l
   ), back as (
-    update windlass.place p set state = 1, at = _now + _delay, recoveries = p.recoveries + 1, updated_at = _now,
+    update windlass.job_state p set state = 1, at = _now + _delay, recoveries = p.recoveries + 1, updated_at = _now,
         offered = false, attempt_end = null, reason = null
       where p.seq = any (array(select seq from lost))
   ), waiting as (
-    insert into windlass.due (at, seq) select _now + _delay, seq from lost
+    insert into windlass.scheduled (at, seq) select _now + _delay, seq from lost
   ), noted as (
-    insert into windlass.diary as d (seq, attempts, error, recovered_at)
+    insert into windlass.attempt_log as d (seq, attempts, error, recovered_at)
       select seq, jsonb_build_array(jsonb_build_object('number', attempts, 'worker', worker, 'started', since,
           'ended', _now, 'end', 5 + _reason, 'error', _text)), _text, _now from lost
       on conflict (seq) do update set
@@ -434,38 +434,38 @@ begin
         attempts_dropped = d.attempts_dropped + (jsonb_array_length(coalesce(d.attempts, '[]')) >= 20)::int,
         error = excluded.error, recovered_at = excluded.recovered_at
   ), counted as (
-    insert into windlass.tally (line, queue, scheduled, running, t_failed, t_retried, t_rescued)
-      select line, queue, count(*), -count(*), count(*), count(*), count(*) from lost group by line, queue
+    insert into windlass.counter_delta (queue_kind, queue, scheduled, running, t_failed, t_retried, t_rescued)
+      select queue_kind, queue, count(*), -count(*), count(*), count(*), count(*) from lost group by queue_kind, queue
   ), ranked as (
-    insert into windlass.tally (queue, priority, ready)
+    insert into windlass.counter_delta (queue, priority, ready)
       select queue, priority, count(*) from lost where priority <> 0 group by queue, priority
   )
   select array_agg(id order by at, token), array_agg(1 order by at, token), array_agg(at order by at, token),
-      array_agg(line order by at, token), array_agg(attempts::bigint order by at, token),
+      array_agg(queue_kind order by at, token), array_agg(attempts::bigint order by at, token),
       array_agg(recoveries + 1::bigint order by at, token), array_agg(_now - since order by at, token),
-      array_agg(worker order by at, token), array_agg(distinct line)
-    into jobs, states, ends, _job_lines, _attempts, _recoveries, _stale, _workers, _lines from lost;
+      array_agg(worker order by at, token), array_agg(distinct queue_kind)
+    into jobs, states, ends, _job_lines, _attempts, _recoveries, _stale, _workers, _queue_kinds from lost;
   if jobs is null then return; end if;
-  insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
+  insert into windlass.event (at, n, topic, jobs, queue_kinds, a, b, detail)
     values (_now, cardinality(jobs), 'recovery.detected', jobs, _job_lines, _attempts, _stale,
       jsonb_build_object('reason', _reason));
-  insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
-    select _now, count(*), 'job.failed', array_agg(j.id order by j.n), array_agg(j.line order by j.n),
+  insert into windlass.event (at, n, topic, jobs, queue_kinds, a, b, detail)
+    select _now, count(*), 'job.failed', array_agg(j.id order by j.n), array_agg(j.queue_kind order by j.n),
         array_agg(j.attempt order by j.n), array_agg(_now + _delay),
         jsonb_build_object('worker', j.worker, 'error', _text)
-      from unnest(jobs, _job_lines, _attempts, _workers) with ordinality as j(id, line, attempt, worker, n)
+      from unnest(jobs, _job_lines, _attempts, _workers) with ordinality as j(id, queue_kind, attempt, worker, n)
       group by j.worker;
-  insert into windlass.event (at, n, topic, jobs, lines, a, b)
+  insert into windlass.event (at, n, topic, jobs, queue_kinds, a, b)
     values (_now, cardinality(jobs), 'job.retrying', jobs, _job_lines, _attempts,
       array_fill(_now + _delay, array[cardinality(jobs)]));
-  insert into windlass.event (at, n, topic, jobs, lines, a, b, detail)
-    select _now, count(*), 'job.recovered', array_agg(j.id order by j.n), array_agg(j.line order by j.n),
+  insert into windlass.event (at, n, topic, jobs, queue_kinds, a, b, detail)
+    select _now, count(*), 'job.recovered', array_agg(j.id order by j.n), array_agg(j.queue_kind order by j.n),
         array_agg(j.attempt order by j.n), array_agg(j.stale order by j.n),
         jsonb_build_object('reason', _reason, 'recovery', j.recovery)
       from unnest(jobs, _job_lines, _attempts, _stale, _recoveries) with ordinality
-        as j(id, line, attempt, stale, recovery, n)
+        as j(id, queue_kind, attempt, stale, recovery, n)
       group by j.recovery;
-  perform windlass._ring(l), windlass._ring_turned_away(l) from unnest(_lines) l;
+  perform windlass._ring(l), windlass._ring_turned_away(l) from unnest(_queue_kinds) l;
 end $$;
 
 -- Gives back jobs whose lease has ended, or with `_all` every job that runs. Reasons: 0 the lease was
@@ -478,8 +478,8 @@ language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_pl
 #variable_conflict use_column
 declare
   _now bigint := windlass._begin();
-  _p windlass.place;
-  _q windlass.place;
+  _p windlass.job_state;
+  _q windlass.job_state;
   _looked int := 0;
   _state int;
   _text text := 'crashed: its worker was lost while running it';
@@ -495,29 +495,29 @@ begin
   select array_agg(s.token) into _due from (
     select s.token from windlass.lease s where (_all or s.until <= _now) and (not s.told or not _observe)
       order by s.until limit 1000 for update skip locked) s;
-  perform windlass._write_out(array_agg(s.token), array_agg(r.low), array_agg(r.high), 1000)
+  perform windlass._materialize_lease(array_agg(s.token), array_agg(r.low), array_agg(r.high), 1000)
     from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high) where s.token = any (_due);
   _seqs := array(select p.seq from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high)
-      cross join lateral (select p.seq, p.at, p.token from windlass.place p
+      cross join lateral (select p.seq, p.at, p.token from windlass.job_state p
         where p.seq between r.low and r.high and p.state = 3 and p.token > s.token and p.token < s.token + 16384
           and (_all or p.at <= _now) and (not p.told or not _observe) offset 0) p
     where s.token = any (_due) order by p.at, p.token limit 1000);
   if not _observe then
     select * into _jobs, _states, _ends
-      from windlass._rescue_plain(_seqs, _max_recoveries, _delay, _reason, _all, _text, _now);
+      from windlass._rescue_batch(_seqs, _max_recoveries, _delay, _reason, _all, _text, _now);
     _looked := coalesce(cardinality(_jobs), 0);
   end if;
   for _p in
-    select p.* from windlass.place p
+    select p.* from windlass.job_state p
       where p.seq = any (_seqs) and p.state = 3 and (_all or p.at <= _now) and (not p.told or not _observe)
       order by p.at, p.token for update of p skip locked
   loop
     _looked := _looked + 1;
     select j.id into _job from windlass.job j where j.seq = _p.seq;
-    perform windlass._tell(_now, 'recovery.detected', _p.seq, jsonb_build_object('reason', _reason), _p.attempts,
+    perform windlass._emit(_now, 'recovery.detected', _p.seq, jsonb_build_object('reason', _reason), _p.attempts,
       _now - _p.since);
     if _observe then
-      update windlass.place p set told = true where p.seq = _p.seq;
+      update windlass.job_state p set told = true where p.seq = _p.seq;
       continue;
     end if;
     if _p.cancel_requested then
@@ -533,42 +533,42 @@ begin
       _q.at := _now + _delay;
       _q.recoveries := _p.recoveries + 1;
       _q.updated_at := _now;
-      perform windlass._note_attempt(_p, _now, 5 + _reason, _text);
-      update windlass.diary set recovered_at = _now where seq = _p.seq;
-      perform windlass._put(_p, _q);
-      perform windlass._ring(_p.line);
+      perform windlass._log_attempt(_p, _now, 5 + _reason, _text);
+      update windlass.attempt_log set recovered_at = _now where seq = _p.seq;
+      perform windlass._save_job(_p, _q);
+      perform windlass._ring(_p.queue_kind);
     end if;
-    perform windlass._ring_turned_away(_p.line);
-    perform windlass._total(_p.line, _p.lane_queue, _p.lane, 'rescued');
-    perform windlass._tell_settled(_p, _now, _state, case _state when 6 then 0 when 5 then 3 end, _q.at, 5, _text);
+    perform windlass._ring_turned_away(_p.queue_kind);
+    perform windlass._count_total(_p.queue_kind, _p.lane_queue, _p.lane, 'rescued');
+    perform windlass._emit_settled(_p, _now, _state, case _state when 6 then 0 when 5 then 3 end, _q.at, 5, _text);
     if _state = 1 then
-      perform windlass._tell(_now, 'job.recovered', _p.seq,
+      perform windlass._emit(_now, 'job.recovered', _p.seq,
         jsonb_build_object('reason', _reason, 'recovery', _q.recoveries), _p.attempts, _now - _p.since);
       update windlass.object o set recoveries = o.recoveries + 1, last_recovery_at = _now, version = o.version + 1,
         updated_at = _now where o.address = _p.object returning * into _o;
       if found then
-        perform windlass._tell_of(_now, _o.kind || '.recovered', jsonb_build_object('object',
+        perform windlass._emit_once(_now, _o.kind || '.recovered', jsonb_build_object('object',
           jsonb_build_array(_o.kind, _o.name, _o.key),
           'detail', format('{"job":"%s","attempt":%s}', _job, _o.recoveries)));
       end if;
     elsif _state = 5 then
-      perform windlass._tell(_now, 'recovery.exhausted', _p.seq, null, _p.recoveries);
+      perform windlass._emit(_now, 'recovery.exhausted', _p.seq, null, _p.recoveries);
     end if;
-    if _state >= 4 then perform windlass._spread(_p.seq, _text, _now); end if;
+    if _state >= 4 then perform windlass._cascade(_p.seq, _text, _now); end if;
     _jobs := _jobs || _job;
     _states := _states || _state;
     _ends := _ends || _p.at;
   end loop;
   return query select r.job, r.state, null::boolean, null::bigint, null::text[]
     from unnest(_jobs, _states, _ends) with ordinality as r(job, state, ended, n) order by r.ended, r.n;
-  perform windlass._tidy_lease(s) from windlass.lease s where s.token = any (_due);
+  perform windlass._shrink_lease(s) from windlass.lease s where s.token = any (_due);
   -- What has ended or was renewed since is not what is next.
   loop
     select * into _lease from windlass.lease s where not s.told order by s.until limit 1
       for update skip locked;
-    exit when not found or windlass._tidy_lease(_lease) is not distinct from _lease.until;
+    exit when not found or windlass._shrink_lease(_lease) is not distinct from _lease.until;
   end loop;
   return query select null::uuid, null::int, _looked >= 1000 or coalesce(cardinality(_due), 0) >= 1000,
     (select greatest(s.until - _now, 0) from windlass.lease s where not s.told order by s.until limit 1),
-    windlass._finish(_now);
+    windlass._apply_effects(_now);
 end $$;

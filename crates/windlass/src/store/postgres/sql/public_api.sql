@@ -29,7 +29,7 @@ declare
   _now bigint;
   _placed jsonb;
   _ring text;
-  _limit bigint := (select h.payload_bytes from windlass.house h);
+  _limit bigint := (select h.payload_bytes from windlass.settings h);
 begin
   perform windlass._check_name('kind', kind);
   perform windlass._check_name('queue', queue);
@@ -100,15 +100,15 @@ begin
     _spec := _spec || jsonb_build_object('max_attempts', max_attempts);
   end if;
   _item.id := coalesce(id, gen_random_uuid());
-  _item.line := windlass.register(queue, kind);
+  _item.queue_kind := windlass.register(queue, kind);
   _item.priority := coalesce(priority, 0);
   _item.start_kind := case when delay is not null then 1 when run_at is not null then 2 else 0 end;
   _item.start_us := coalesce((extract(epoch from delay) * _us)::bigint, (extract(epoch from run_at) * _us)::bigint);
   _item.max_attempts := max_attempts;
   _item.spec := nullif(_spec, '{}');
-  _now := windlass._begin_within(array[_item]);
+  _now := windlass._begin_in_transaction(array[_item]);
   _placed := windlass._accept_batch(array[_item], null, null, _now);
-  foreach _ring in array windlass._finish(_now) loop
+  foreach _ring in array windlass._apply_effects(_now) loop
     perform pg_notify('windlass', _ring);
   end loop;
   return (_placed->0->>'id')::uuid;

@@ -7,15 +7,15 @@ use windlass_core::event::RecoveryReason;
 use windlass_core::filter::Filter;
 use windlass_core::job::{CancelReason, JobId, LeaseToken, NewJob, Priority, State, StateName};
 use windlass_core::ledger::{
-    CancelAnswer, Claim, KindClaim, QueueChange, Recovery, Renewal, Rescue, Settlement, WorkerCard,
-    WorkerNews,
+    CancelAnswer, Claim, KindClaim, QueueChange, Recovery, Renewal, Rescue, Settlement, WorkerInfo,
+    WorkerReport,
 };
 use windlass_core::outcome::Verdict;
 use windlass_core::record::Report;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, SECOND, claim, id, job, name, named_cases};
-use crate::store::{Alteration, Deed, HandedJob, Selection};
+use crate::store::{ClaimedJob, JobAction, JobActionDone, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -32,10 +32,10 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-async fn assert_runs(bench: &Bench, handed: &HandedJob) {
+async fn assert_runs(bench: &Bench, handed: &ClaimedJob) {
     let record = bench.record(handed.job.id).await;
-    assert_eq!(record.condition.state, State::Running(handed.lease.clone()), "{record:?}");
-    assert_eq!((record.condition.attempts, record.condition.begun), (handed.attempt, true));
+    assert_eq!(record.status.state, State::Running(handed.lease.clone()), "{record:?}");
+    assert_eq!((record.status.attempts, record.status.begun), (handed.attempt, true));
     assert_eq!(record.first_started_at, Some(handed.first_started_at));
     assert_eq!(record.updated_at, handed.lease.since);
 }
@@ -55,8 +55,8 @@ async fn rescue(bench: &Bench) -> Vec<JobId> {
 }
 
 async fn jobs_that_were_claimed_together_are_seen_to_run(bench: Bench) {
-    let card = WorkerCard { queues: None, kinds: Vec::new(), slots: 5 };
-    bench.store.announce("w".into(), WorkerNews::Started(card)).await.expect("it is answered");
+    let card = WorkerInfo { queues: None, kinds: Vec::new(), slots: 5 };
+    bench.store.heartbeat("w".into(), WorkerReport::Started(card)).await.expect("it is answered");
     bench.accept((1..=5).map(job)).await;
     let handed = bench.claim(3).await.jobs;
     for handed in &handed {
@@ -106,13 +106,13 @@ async fn one_of_many_that_were_claimed_together_is_told_to_stop(bench: Bench) {
     bench.accept((1..=3).map(job)).await;
     let handed = bench.claim(3).await.jobs;
     let selection = Selection::Jobs(vec![id(2)]);
-    let altered = bench.store.alter(selection, Alteration::Cancel).await.expect("it is answered");
-    assert_eq!(altered[0].result, Ok(Deed::Cancel(CancelAnswer::Requested)));
+    let altered = bench.store.alter(selection, JobAction::Cancel).await.expect("it is answered");
+    assert_eq!(altered[0].result, Ok(JobActionDone::Cancel(CancelAnswer::Requested)));
     let State::Running(lease) = bench.state(id(2)).await else { panic!("it does not run") };
     assert!(lease.cancel_requested);
     assert_runs(&bench, &handed[0]).await;
     let end =
-        |handed: &HandedJob, verdict| Settlement::new(handed.job.id, handed.lease.token, verdict);
+        |handed: &ClaimedJob, verdict| Settlement::new(handed.job.id, handed.lease.token, verdict);
     let ends = vec![
         end(&handed[0], Verdict::Complete),
         end(&handed[1], Verdict::Cancel(CancelReason::Requested)),
@@ -153,7 +153,7 @@ async fn a_job_that_is_settled_twice_at_once_ends_once(bench: Bench) {
     bench.accept((1..=3).map(job)).await;
     let handed = bench.claim(3).await.jobs;
     let end = |at: usize| {
-        let HandedJob { job, lease, .. } = &handed[at];
+        let ClaimedJob { job, lease, .. } = &handed[at];
         Settlement::new(job.id, lease.token, Verdict::Complete)
     };
     let ends = vec![end(1), end(0), end(1), end(2)];
@@ -165,7 +165,7 @@ async fn a_job_that_is_settled_twice_at_once_ends_once(bench: Bench) {
     assert_eq!(topics.iter().filter(|topic| *topic == "job.completed").count(), 3);
     // What is said first holds.
     bench.accept([job(4)]).await;
-    let HandedJob { job, lease, .. } = bench.take().await;
+    let ClaimedJob { job, lease, .. } = bench.take().await;
     let ends = [Verdict::Snooze(SECOND), Verdict::Complete];
     let ends = ends.map(|verdict| Settlement::new(job.id, lease.token, verdict));
     let answers = bench.store.settle(ends.to_vec()).await.expect("it is answered");
@@ -212,7 +212,7 @@ async fn jobs_that_were_claimed_together_are_given_back_together(bench: Bench) {
 }
 
 /// As an attempt that is not the first runs.
-async fn assert_runs_again(bench: &Bench, handed: &HandedJob) {
+async fn assert_runs_again(bench: &Bench, handed: &ClaimedJob) {
     assert_eq!(bench.state(handed.job.id).await, State::Running(handed.lease.clone()));
 }
 

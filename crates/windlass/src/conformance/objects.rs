@@ -6,12 +6,14 @@ use windlass_core::event::RecoveryReason;
 use windlass_core::job::{DeadReason, Lane, NewJob, Start, State, StateName};
 use windlass_core::ledger::{Recovery, Rescue, Settlement};
 use windlass_core::limits;
-use windlass_core::object::{Address, Alarm, News, ObjectStatus, ObjectView, Purge, Ran, Turn};
+use windlass_core::object::{
+    Address, Alarm, ObjectEvent, ObjectStatus, ObjectView, Purge, RunResult, Turn,
+};
 use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
-use crate::store::{Alteration, HandedJob, ObjectFilter, Selection};
+use crate::store::{ClaimedJob, JobAction, ObjectFilter, Selection};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -68,7 +70,7 @@ async fn view(bench: &Bench, key: &str) -> ObjectView {
 }
 
 async fn a_turn_makes_state_alarm_jobs_and_news_in_one_commit(bench: Bench) {
-    let news = vec![News { topic: name("test.born"), detail: "{}".to_string() }];
+    let news = vec![ObjectEvent { topic: name("test.born"), detail: "{}".to_string() }];
     let turn = Turn {
         state: Some(b"one".to_vec().into()),
         alarm: alarm(1, "a", Start::After(HOUR)),
@@ -151,7 +153,7 @@ async fn an_alarm_is_moved_while_it_waits_and_left_alone_while_it_runs(bench: Be
     assert!(!lease.cancel_requested, "and the one that runs goes on");
 }
 
-fn settled_with(handed: &HandedJob, verdict: Verdict, turn: Turn) -> Settlement {
+fn settled_with(handed: &ClaimedJob, verdict: Verdict, turn: Turn) -> Settlement {
     let settlement = Settlement::new(handed.job.id, handed.lease.token, verdict);
     Settlement { turn: Some(Box::new(turn)), ..settlement }
 }
@@ -163,7 +165,7 @@ async fn an_outcome_and_its_turn_are_one_commit(bench: Bench) {
     assert!(seen.executing_since.is_some() && seen.alarm_at.is_none());
     let next = Turn {
         state: Some(b"ran".to_vec().into()),
-        ran: Some(Ran::Well),
+        ran: Some(RunResult::Well),
         alarm: alarm(2, "a", Start::After(HOUR)),
         ..turn("a", 1)
     };
@@ -206,7 +208,7 @@ async fn an_alarm_that_died_or_was_cancelled_fails_its_object(bench: Bench) {
     let handed = bench.take().await;
     bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
     let cancel = Selection::Jobs(vec![id(2)]);
-    bench.store.alter(cancel, Alteration::Cancel).await.expect("it is answered");
+    bench.store.alter(cancel, JobAction::Cancel).await.expect("it is answered");
     for key in ["a", "b"] {
         let seen = view(&bench, key).await;
         assert_eq!((seen.record.meta.status, seen.record.meta.alarm), (ObjectStatus::Failed, None));
@@ -219,7 +221,8 @@ async fn an_alarm_that_died_with_a_turn_leaves_its_object_to_the_turn(bench: Ben
     make(&bench, Turn { alarm: alarm(1, "a", Start::Now), ..turn("a", 0) }).await;
     let handed = bench.take().await;
     let verdict = Verdict::Bury(DeadReason::Permanent);
-    let settlement = settled_with(&handed, verdict, Turn { ran: Some(Ran::Badly), ..turn("a", 1) });
+    let settlement =
+        settled_with(&handed, verdict, Turn { ran: Some(RunResult::Badly), ..turn("a", 1) });
     bench.store.settle(vec![settlement]).await.expect("it is answered");
     let meta = view(&bench, "a").await.record.meta;
     assert_eq!((meta.status, meta.failures), (ObjectStatus::Active, 1), "it said nothing else");
@@ -239,7 +242,7 @@ async fn recoveries_are_counted_at_the_object_and_forgiven_by_success(bench: Ben
     assert!(bench.topics().await.iter().any(|topic| topic == "test.recovered"));
     bench.advance(SECOND).await;
     let handed = bench.take().await;
-    let well = Turn { ran: Some(Ran::Well), ..turn("a", seen.record.meta.version) };
+    let well = Turn { ran: Some(RunResult::Well), ..turn("a", seen.record.meta.version) };
     let settlement = settled_with(&handed, Verdict::Complete, well);
     bench.store.settle(vec![settlement]).await.expect("it is answered");
     let seen = view(&bench, "a").await;
@@ -326,7 +329,8 @@ async fn a_state_beyond_its_bound_is_refused(bench: Bench) {
 }
 
 async fn a_purged_object_begins_anew(bench: Bench) {
-    let first = Turn { state: Some(b"one".to_vec().into()), ran: Some(Ran::Well), ..turn("a", 0) };
+    let first =
+        Turn { state: Some(b"one".to_vec().into()), ran: Some(RunResult::Well), ..turn("a", 0) };
     make(&bench, first).await;
     make(&bench, Turn { purge: Purge::Now, ..turn("a", 1) }).await;
     assert_eq!(make(&bench, turn("a", 0)).await, 1);
@@ -335,7 +339,8 @@ async fn a_purged_object_begins_anew(bench: Bench) {
 }
 
 async fn an_object_owns_its_jobs_and_not_those_of_the_one_before_it(bench: Bench) {
-    let owns = async |handed: &HandedJob| view(&bench, "a").await.record.meta.owns(handed.sequence);
+    let owns =
+        async |handed: &ClaimedJob| view(&bench, "a").await.record.meta.owns(handed.sequence);
     make(&bench, Turn { jobs: vec![Arc::new(bound(1, "a"))], ..turn("a", 0) }).await;
     let first = bench.take().await;
     bench.accept([bound(2, "a")]).await;

@@ -17,10 +17,10 @@ use windlass_core::time::Timestamp;
 use windlass_core::worker::ASK_AHEAD;
 
 use super::Parameter;
-use super::event::Lines;
+use super::event::QueueKinds;
 use super::record;
-use super::wire::{self, JobColumns, Read, Strange};
-use crate::store::HandedJob;
+use super::wire::{self, JobColumns, Read, UnknownValue};
+use crate::store::ClaimedJob;
 
 /// Most jobs that are remembered; beyond that all are forgotten and looked up.
 const REMEMBERED: usize = 100_000;
@@ -32,14 +32,14 @@ pub(super) struct HandedOut(Mutex<HashMap<JobId, i64>>);
 
 impl HandedOut {
     /// Remembers jobs that a claim handed out, of each row and in the last.
-    pub(super) fn remember(&self, rows: &[Row], spoken: &[HandedJob]) {
+    pub(super) fn remember(&self, rows: &[Row], spoken: &[ClaimedJob]) {
         let mut known = self.known();
         if known.len() + rows.len() + spoken.len() > REMEMBERED {
             known.clear();
         }
         let alone = rows.iter().filter(|row| row.get::<_, Option<bool>>(15).is_none());
         known.extend(alone.map(|row| (wire::job_id(row.get(0)), row.get::<_, i64>(1))));
-        known.extend(spoken.iter().map(|handed| (handed.job.id, handed.sequence.cast_signed())));
+        known.extend(spoken.iter().map(|claimed| (claimed.job.id, claimed.sequence.cast_signed())));
     }
 
     /// The numbers of jobs, as far as they are known.
@@ -62,14 +62,14 @@ impl HandedOut {
     }
 }
 
-/// Large claims that are at the server, each with the half of the numbers it keeps to, or `None` if
-/// it takes what there is. Two at the same time would spend their time passing over what the other
+/// Large claims that are at the server, each with the parity of the numbers it keeps to, or `None`
+/// if it takes what there is. Two at the same time would spend their time passing over what the other
 /// holds.
 #[derive(Default)]
 pub(super) struct Claims(Mutex<Vec<Option<i32>>>);
 
 /// The half that a claim keeps to, if it does, until this is dropped.
-pub(super) struct Part<'a> {
+pub(super) struct ClaimParity<'a> {
     /// Where it is noted; a small claim is in nobody's way.
     noted: Option<&'a Claims>,
     half: Option<i32>,
@@ -77,15 +77,15 @@ pub(super) struct Part<'a> {
 
 impl Claims {
     /// A claim of so many jobs begins.
-    pub(super) fn begin(&self, limit: usize) -> Part<'_> {
+    pub(super) fn begin(&self, limit: usize) -> ClaimParity<'_> {
         if limit < ASK_AHEAD as usize {
-            return Part { noted: None, half: None };
+            return ClaimParity { noted: None, half: None };
         }
         let mut others = self.at_the_server();
         let is_free = |half: &i32| !others.contains(&Some(*half));
         let half = (!others.is_empty()).then(|| [0, 1].into_iter().find(is_free)).flatten();
         others.push(half);
-        Part { noted: Some(self), half }
+        ClaimParity { noted: Some(self), half }
     }
 
     fn at_the_server(&self) -> MutexGuard<'_, Vec<Option<i32>>> {
@@ -93,7 +93,7 @@ impl Claims {
     }
 }
 
-impl Drop for Part<'_> {
+impl Drop for ClaimParity<'_> {
     fn drop(&mut self) {
         let Some(claims) = self.noted else { return };
         let mut all = claims.at_the_server();
@@ -104,7 +104,7 @@ impl Drop for Part<'_> {
 }
 
 /// The terms of a claim, column by column.
-pub(super) struct Terms<'a> {
+pub(super) struct ClaimColumns<'a> {
     worker: &'a str,
     queues: Option<Vec<&'a str>>,
     kinds: Vec<&'a str>,
@@ -118,8 +118,8 @@ pub(super) struct Terms<'a> {
     half: Option<i32>,
 }
 
-impl<'a> Terms<'a> {
-    pub(super) fn of(claim: &'a Claim, part: &Part<'_>) -> Self {
+impl<'a> ClaimColumns<'a> {
+    pub(super) fn of(claim: &'a Claim, part: &ClaimParity<'_>) -> Self {
         let each = || claim.kinds.iter();
         let count = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
         Self {
@@ -161,10 +161,10 @@ pub(super) fn lines(rows: &[Row]) -> impl Iterator<Item = i32> {
 }
 
 /// Reads the answer to a claim.
-pub(super) struct Reader<'a> {
+pub(super) struct ClaimReader<'a> {
     pub(super) claim: &'a Claim,
     pub(super) since: Timestamp,
-    pub(super) lines: &'a Lines,
+    pub(super) lines: &'a QueueKinds,
 }
 
 /// What all jobs of a line have in common.
@@ -187,15 +187,15 @@ struct Hand {
     last_error: Option<ErrorText>,
 }
 
-impl Reader<'_> {
+impl ClaimReader<'_> {
     fn line(&self, line: Option<&i32>) -> Read<OfLine<'_>> {
-        let unknown = || Strange("a job of a line that is not there".to_string());
+        let unknown = || UnknownValue("a job of a line that is not there".to_string());
         let (queue, kind) = line.and_then(|line| self.lines.get(line)).ok_or_else(unknown)?;
         let terms = self.claim.kinds.iter().find(|terms| terms.kind == *kind);
         Ok(OfLine { queue, kind, terms: terms.ok_or_else(unknown)? })
     }
 
-    fn hand(&self, job: NewJob, line: &OfLine<'_>, hand: Hand) -> HandedJob {
+    fn hand(&self, job: NewJob, line: &OfLine<'_>, hand: Hand) -> ClaimedJob {
         let lease = Lease {
             token: LeaseToken(hand.token.cast_unsigned()),
             worker: self.claim.worker.clone(),
@@ -204,7 +204,7 @@ impl Reader<'_> {
             max_attempts: line.terms.most_runs(job.max_attempts()),
             cancel_requested: false,
         };
-        HandedJob {
+        ClaimedJob {
             job: Arc::new(job),
             lease,
             attempt: hand.attempt,
@@ -221,7 +221,7 @@ impl Reader<'_> {
     /// A claimed job in a row of its own. Columns are read by their numbers: by name would cost
     /// more than all the rest. What is as usual is left out: no priority, ready at once, the first
     /// start, nothing recovered.
-    pub(super) fn row(&self, row: &Row) -> Read<HandedJob> {
+    pub(super) fn row(&self, row: &Row) -> Read<ClaimedJob> {
         let line = self.line(row.get::<_, Option<i32>>(2).as_ref())?;
         let columns = JobColumns {
             id: row.get(0),
@@ -247,7 +247,7 @@ impl Reader<'_> {
     }
 
     /// The claimed jobs that a lease speaks for, all in the last row.
-    pub(super) fn spoken(&self, stand: &Row) -> Read<Vec<HandedJob>> {
+    pub(super) fn spoken(&self, stand: &Row) -> Read<Vec<ClaimedJob>> {
         let Some(ids) = stand.get::<_, Option<Vec<Uuid>>>(19) else { return Ok(Vec::new()) };
         let numbers: Vec<i64> = stand.get(20);
         let mut payloads: &[u8] = stand.get(21);
@@ -262,7 +262,8 @@ impl Reader<'_> {
         for (place, ((id, number), (size, created_at))) in each.enumerate() {
             let size = usize::try_from(size).unwrap_or(0);
             let cut = payloads.split_at_checked(size);
-            let (payload, rest) = cut.ok_or_else(|| Strange("payloads cut short".to_string()))?;
+            let (payload, rest) =
+                cut.ok_or_else(|| UnknownValue("payloads cut short".to_string()))?;
             payloads = rest;
             let line = match &common {
                 Some(line) => line,

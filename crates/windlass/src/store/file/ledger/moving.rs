@@ -4,15 +4,15 @@
 use std::io;
 
 use windlass_core::object::{Address, ObjectRecord};
-use windlass_core::record::{Change, Floors, JobRecord};
+use windlass_core::record::{Change, JobRecord, NextIds};
 
 use super::super::codec;
 use super::super::journal::Full;
 use super::super::layout::Place;
-use super::Book;
+use super::JournaledLedger;
 use crate::store::StoreError;
 
-impl Book {
+impl JournaledLedger {
     /// Jobs accepted after `sequence`, in that order: at most so many, and not many more bytes.
     pub(in crate::store) fn records_after(
         &mut self,
@@ -20,15 +20,15 @@ impl Book {
         most: usize,
         bytes: usize,
     ) -> Result<Vec<JobRecord>, StoreError> {
-        let glimpses = self.ledger.glimpses_after(sequence).take(most);
-        let jobs: Vec<_> = glimpses.map(|glimpse| glimpse.id).collect();
+        let summaries = self.ledger.summaries_after(sequence).take(most);
+        let jobs: Vec<_> = summaries.map(|summary| summary.id).collect();
         let (mut records, mut size) = (Vec::with_capacity(jobs.len()), 0);
         for job in jobs {
             let Some(kept) = self.ledger.kept(job) else { continue };
             let record = self.stored(job, Place::unpack(kept.place));
             let mut record = record.map_err(|why| self.break_down(why))?;
-            if let Some(condition) = self.ledger.condition_of(job) {
-                record.condition = condition;
+            if let Some(status) = self.ledger.status_of(job) {
+                record.status = status;
             }
             size += kept.weight as usize;
             records.push(record);
@@ -67,7 +67,7 @@ impl Book {
         jobs: &[JobRecord],
         objects: &[ObjectRecord],
         changes: &[Change],
-        floors: Floors,
+        next_ids: NextIds,
     ) -> io::Result<()> {
         self.journal.touch();
         for record in jobs {
@@ -79,10 +79,10 @@ impl Book {
         for change in changes {
             self.journal.stage(|to| codec::encode_change(change, to));
         }
-        self.journal.house().map_err(|Full(error)| error)?;
-        let batch = self.journal.take(floors, self.journal.landed_commit());
+        self.journal.allocate_files().map_err(|Full(error)| error)?;
+        let batch = self.journal.take(next_ids, self.journal.landed_commit());
         batch.write()?;
-        super::super::journal::Batch::sync(std::iter::once(&*batch))?;
+        super::super::journal::CommitBytes::sync(std::iter::once(&*batch))?;
         self.journal.written(batch.number);
         // Nothing that was written is let go, so no segment may leave.
         drop(self.journal.landed(&batch));
@@ -90,7 +90,7 @@ impl Book {
         self.journal.mark_used()
     }
 
-    /// Begins an opening without recovering anything, for [`Book::take_over`].
+    /// Begins an opening without recovering anything, for [`JournaledLedger::take_over`].
     pub(in crate::store::file) fn begin_empty(
         &mut self,
         found: &super::super::scan::Found,

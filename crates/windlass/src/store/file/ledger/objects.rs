@@ -4,19 +4,19 @@ use std::collections::{HashMap, VecDeque};
 
 use windlass_core::job::Bytes;
 use windlass_core::object::{Address, ObjectChange, ObjectRecord, ObjectView};
-use windlass_core::record::Kept;
+use windlass_core::record::RecordLocation;
 use windlass_core::time::Now;
 
 use super::super::codec::{self, Entry};
 use super::super::layout::{Place, Unreadable};
-use super::Book;
+use super::JournaledLedger;
 use crate::store::{ObjectFilter, ObjectPage, StoreError};
 
 /// Objects whose state is kept at hand, and the bytes of their states.
 const STATES: usize = 4_096;
 const STATE_BYTES: usize = 8 << 20;
 
-impl Book {
+impl JournaledLedger {
     /// Writes an object as it is now, whole: its state is read back if it has not changed.
     pub(super) fn persist_object(&mut self, change: &ObjectChange) -> Result<(), Unreadable> {
         // An object that the same commit removes needs no record.
@@ -33,7 +33,7 @@ impl Book {
 
     pub(super) fn write_object(&mut self, record: &ObjectRecord) {
         let (place, weight) = self.journal.stage(|to| codec::encode_object(record, to));
-        self.ledger.keep_object(&record.address, Kept { place: place.pack(), weight });
+        self.ledger.keep_object(&record.address, RecordLocation { place: place.pack(), weight });
     }
 
     fn object_state(&mut self, address: &Address, place: Place) -> Result<Bytes, Unreadable> {
@@ -56,11 +56,13 @@ impl Book {
         match codec::decode(&self.journal.read(at)?).map_err(wrong)? {
             Entry::Object(record) if record.address == *object => Ok(*record),
             Entry::Object(_)
-            | Entry::ObjectSketch(_)
+            | Entry::ObjectCheckpointEntry(_)
             | Entry::Change(_)
             | Entry::Update { .. }
             | Entry::Whole(_)
-            | Entry::Sketch(_) => Err(wrong("it is not about the object it should be about")),
+            | Entry::CheckpointEntry(_) => {
+                Err(wrong("it is not about the object it should be about"))
+            }
         }
     }
 
@@ -122,14 +124,14 @@ impl Book {
 
 /// States of objects that had a turn lately: most are looked at again soon.
 #[derive(Debug, Default)]
-pub(super) struct States {
+pub(super) struct RecentStates {
     states: HashMap<Address, Bytes>,
     /// In the order in which they came; some may be gone.
     order: VecDeque<Address>,
     bytes: usize,
 }
 
-impl States {
+impl RecentStates {
     fn get(&self, address: &Address) -> Option<Bytes> {
         self.states.get(address).cloned()
     }

@@ -1,5 +1,5 @@
-//! The two halves of what is ready, while an old transaction pins what is dead: new jobs go into
-//! one, and of the other it is known how far it is empty. No claim passes over a job for that.
+//! The two partitions of what is ready, while an old transaction pins what is dead: new jobs go
+//! into one, and of the other it is known how far it is empty. No claim passes over a job for that.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,11 +13,11 @@ use windlass::{Limits, Priority};
 
 use crate::common::{Ground, claim, raw};
 
-/// How large a half may be before it is left: it is left at once, or never.
+/// How large a partition may be before it is left: it is left at once, or never.
 const AT_ONCE: i64 = 0;
 const NEVER: i64 = i64::MAX;
 
-/// Lets the halves of a schema go a step on. It gives up rather than let others wait for long.
+/// Lets the partitions of a schema go a step on. It gives up rather than let others wait for long.
 async fn step(client: &Client, schema: usize, worth: i64) {
     let _ = client.batch_execute(&format!("select s{schema}.rotate({worth})")).await;
 }
@@ -29,11 +29,12 @@ async fn leave_the_first_half(client: &Client) {
     }
 }
 
-/// Whether it is told how far the half that was left is empty.
+/// Whether it is told how far the partition that was left is empty.
 fn is_told(ground: &Ground) -> bool {
-    ground
-        .sql("select coalesce((select lines from s0.floor order by n desc limit 1), '{}') <> '{}'")
-        == "t"
+    ground.sql(
+        "select coalesce((select queue_kinds from s0.low_water order by n desc limit 1), '{}') \
+             <> '{}'",
+    ) == "t"
 }
 
 async fn enqueue(store: &dyn Store, jobs: std::ops::RangeInclusive<u64>) {
@@ -56,7 +57,7 @@ async fn read_so_far(transaction: &Transaction<'_>) -> i64 {
     transaction.query_one(read, &[]).await.expect("it is told").get(0)
 }
 
-/// How many entries of a half's index a claim of ten reads.
+/// How many entries of a partition's index a claim of ten reads.
 async fn entries_read(client: &mut Client) -> i64 {
     let transaction = client.transaction().await.expect("it begins");
     let claim = "select * from s0.claim('w', null, '{work}', '{60000000}', '{3}', \
@@ -87,7 +88,7 @@ async fn what_is_dead_in_front_of_a_backlog_is_passed_over_once() {
     assert!(is_told(&ground));
     let read = entries_read(&mut client).await;
     assert!(read < 200, "{read} entries read for ten jobs");
-    // Nobody is passed over for it, and everybody has his turn, in both halves.
+    // Nobody is passed over for it, and everybody has his turn, in both partitions.
     let mut urgent = raw(7_000);
     urgent.priority = Priority(1);
     store.enqueue(vec![Arc::new(urgent)]).await.expect("it is acceptable");
@@ -99,7 +100,7 @@ async fn what_is_dead_in_front_of_a_backlog_is_passed_over_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_found_whatever_its_producer_knows_of_turns() {
+async fn a_job_is_found_whatever_its_producer_knows_of_rotations() {
     let Some(ground) = Ground::new() else { return };
     ground.make_clock();
     let store = ground.store(Limits::default()).await;
@@ -134,10 +135,10 @@ async fn a_job_is_found_whatever_its_producer_knows_of_turns() {
     assert_eq!(take(&*store, 9).await, [5]);
 }
 
-/// Stores whose halves take turns all the time.
+/// Stores whose partitions rotate all the time.
 struct Turning {
     ground: Ground,
-    /// How many there are, and who lets the halves of the last one go on.
+    /// How many there are, and who lets the partitions of the last one go on.
     last: Mutex<(usize, Option<JoinHandle<()>>)>,
 }
 
@@ -167,7 +168,7 @@ impl Harness for Turning {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_promise_of_the_suite_is_kept_while_the_halves_take_turns() {
+async fn every_promise_of_the_suite_is_kept_while_partitions_rotate() {
     let Some(ground) = Ground::new() else { return };
     ground.make_clock();
     let turning = Arc::new(Turning { ground, last: Mutex::default() });
@@ -176,7 +177,7 @@ async fn every_promise_of_the_suite_is_kept_while_the_halves_take_turns() {
         eprintln!("broken: {}\n  {}", case.name, case.seen);
     }
     assert!(broken.is_empty(), "{} promises are broken", broken.len());
-    let turns = "select sum(last_value) from pg_sequences where sequencename = 'turn'";
+    let turns = "select sum(last_value) from pg_sequences where sequencename = 'active_partition'";
     let turns: u64 = turning.ground.sql(turns).parse().expect("it is a number");
     assert!(turns > 200, "only {turns} turns were taken");
 }

@@ -6,7 +6,7 @@
 -- dependencies are exact even so: whoever changed the row they rest on makes the call fail with SQLSTATE 40001, to be
 -- tried again from the start. What rests on rows that others may have added meanwhile is refused: how deep a queue is,
 -- which job of a lane is next, who waits for a job that is completed. What is due is left to the others' calls.
-create function windlass._begin_within(_items windlass.item[]) returns bigint language plpgsql as $$
+create function windlass._begin_in_transaction(_items windlass.item[]) returns bigint language plpgsql as $$
 declare
   _level text := upper(current_setting('transaction_isolation'));
   _what text;
@@ -16,7 +16,7 @@ begin
     _what := 'a job cannot be completed';
   elsif exists (select from unnest(_items) i where i.spec ?| array['lane', 'object']) then
     _what := 'a job with a lane cannot be accepted';
-  elsif exists (select from unnest(_items) i join windlass.line l on l.id = i.line join windlass.queue q on q.id = l.queue
+  elsif exists (select from unnest(_items) i join windlass.queue_kind l on l.id = i.queue_kind join windlass.queue q on q.id = l.queue
       where q.max_depth is not null or q.lane_depth is not null)
   then
     _what := 'a job for a queue with a limit of its depth cannot be accepted';
@@ -34,12 +34,12 @@ create function windlass.enqueue_in(_jobs jsonb) returns jsonb language plpgsql 
   set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   _items windlass.item[] := windlass._items(_jobs);
-  _now bigint := windlass._begin_within(_items);
+  _now bigint := windlass._begin_in_transaction(_items);
   _placed jsonb;
   _ring text;
 begin
   _placed := windlass._accept_batch(_items, null, null, _now);
-  foreach _ring in array windlass._finish(_now) loop
+  foreach _ring in array windlass._apply_effects(_now) loop
     perform pg_notify('windlass', _ring);
   end loop;
   return _placed;
@@ -49,8 +49,8 @@ end $$;
 create function windlass.complete_in(_end jsonb) returns jsonb language plpgsql set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-  _now bigint := windlass._begin_within(null);
-  _p windlass.place := windlass._locate((_end->>'job')::uuid);
+  _now bigint := windlass._begin_in_transaction(null);
+  _p windlass.job_state := windlass._lock_job_by_id((_end->>'job')::uuid);
   _ring text;
 begin
   if _p.seq is null or _p.state <> 3 or _p.token <> (_end->>'token')::bigint then
@@ -59,7 +59,7 @@ begin
   end if;
   perform windlass._settle_one(_p, 0, null, decode(_end->>'output', 'hex'), null,
     nullif(_end->'extra', 'null'), null, _now);
-  foreach _ring in array windlass._finish(_now) loop
+  foreach _ring in array windlass._apply_effects(_now) loop
     perform pg_notify('windlass', _ring);
   end loop;
   return '{}';

@@ -14,30 +14,30 @@ use windlass_core::object::{Address as ObjectAddress, ObjectView};
 use windlass_core::record::JobRecord;
 
 use super::OpenError;
-use super::book::{Book, BookOptions};
 use super::disk::RealDisk;
+use super::ledger::{JournaledLedger, LedgerOptions};
 use crate::clock::{Clock, SystemClock};
 use crate::store::{Cursor, ObjectFilter, ObjectPage, Page, StoreError};
 
 /// A store as it lies on the disk. Nobody else can open it for as long as this lives.
 #[derive(Debug)]
-pub struct Look {
-    book: Book,
+pub struct OfflineStore {
+    ledger: JournaledLedger,
     clock: SystemClock,
 }
 
-impl Look {
+impl OfflineStore {
     /// Reads the store at `path`, which must be there. Blocks while it reads.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open_existing(path)?);
         super::moving::refuse_half_moved(&*disk)?;
-        let (book, _) = Book::read(disk, &BookOptions::default(), None)?;
-        Ok(Self { book, clock: SystemClock::new() })
+        let (ledger, _) = JournaledLedger::read(disk, &LedgerOptions::default(), None)?;
+        Ok(Self { ledger, clock: SystemClock::new() })
     }
 
     /// Everything known about a job; `None` if it was never accepted or is no longer kept.
     pub fn find(&mut self, job: JobId) -> Result<Option<JobRecord>, StoreError> {
-        Ok(self.book.find(&[job], self.clock.now())?.pop().flatten())
+        Ok(self.ledger.find(&[job], self.clock.now())?.pop().flatten())
     }
 
     /// A page of jobs, the last accepted first; it may be short and still name where to go on.
@@ -47,12 +47,12 @@ impl Look {
         after: Option<Cursor>,
         limit: usize,
     ) -> Result<Page, StoreError> {
-        self.book.list(filter, after, limit, self.clock.now())
+        self.ledger.list(filter, after, limit, self.clock.now())
     }
 
     /// An object and what its jobs say; `None` if it never was, or was purged.
     pub fn object(&mut self, address: &ObjectAddress) -> Result<Option<ObjectView>, StoreError> {
-        self.book.object(address, self.clock.now())
+        self.ledger.object(address, self.clock.now())
     }
 
     /// A page of objects, by their addresses; it may be short and still name where to go on.
@@ -62,21 +62,21 @@ impl Look {
         after: Option<&ObjectAddress>,
         limit: usize,
     ) -> Result<ObjectPage, StoreError> {
-        self.book.objects(filter, after, limit, self.clock.now())
+        self.ledger.objects(filter, after, limit, self.clock.now())
     }
 
     /// How many jobs there are per state, queue and kind, and what has happened so far.
     pub fn counts(&mut self) -> Counts {
-        self.book.count(self.clock.now())
+        self.ledger.count(self.clock.now())
     }
 
     /// Why a job is not running.
     pub fn explain(&mut self, job: JobId) -> Result<Explanation, StoreError> {
-        self.book.explain(job, self.clock.now())
+        self.ledger.explain(job, self.clock.now())
     }
 
     /// The jobs that wait for this one.
     pub fn dependents(&self, job: JobId) -> Vec<JobId> {
-        self.book.dependents(job)
+        self.ledger.dependents(job)
     }
 }

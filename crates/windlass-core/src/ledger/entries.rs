@@ -10,11 +10,11 @@ use core::time::Duration;
 
 use super::steps::StepMark;
 use crate::job::{
-    CancelReason, Condition, DeadReason, Dependency, JobId, Lane, Lease, LeaseToken, NewJob,
+    CancelReason, DeadReason, Dependency, JobId, JobStatus, Lane, Lease, LeaseToken, NewJob,
     OnFailure, Priority, State, StateName, UniqueScope,
 };
 use crate::name::Name;
-use crate::record::{Kept, QueueSettings, Totals};
+use crate::record::{QueueSettings, RecordLocation, Totals};
 use crate::time::{Steady, Timestamp, micros};
 
 /// [`State`] without what is kept elsewhere.
@@ -65,7 +65,7 @@ pub(super) struct Entry {
     pub(super) fingerprint: u64,
     pub(super) sequence: u64,
     /// What most jobs do not have.
-    pub(super) extras: Option<Box<Extras>>,
+    pub(super) extras: Option<Box<RareFields>>,
     pub(super) line: u32,
     pub(super) priority: Priority,
     pub(super) attempts: u32,
@@ -74,16 +74,17 @@ pub(super) struct Entry {
     pub(super) recoveries: u16,
     /// In its highest bit whether the job has begun, which has no room of its own.
     pub(super) generation: u16,
-    /// Where a store keeps the record, and the bytes it takes there: [`Kept`] without its padding.
+    /// Where a store keeps the record, and the bytes it takes there: [`RecordLocation`] without its
+    /// padding.
     pub(super) weight: u32,
     pub(super) place: u64,
 }
 
 /// What most jobs do not have.
 #[derive(Debug, Default)]
-pub(super) struct Extras {
+pub(super) struct RareFields {
     pub(super) depends_on: Box<[Dependency]>,
-    pub(super) unique: Option<UniqueHold>,
+    pub(super) unique: Option<HeldKey>,
     pub(super) expires_at: Option<Timestamp>,
     pub(super) partition: Option<Partition>,
     /// The number of the object it is bound to.
@@ -91,7 +92,7 @@ pub(super) struct Extras {
     pub(super) steps: Box<[StepMark]>,
 }
 
-impl Extras {
+impl RareFields {
     /// Boxed, unless there is nothing in it.
     pub(super) fn boxed(self) -> Option<Box<Self>> {
         let plain = self.unique.is_none()
@@ -125,7 +126,7 @@ const BEGUN: u16 = 1 << 15;
 
 /// A job's claim to a unique key.
 #[derive(Debug)]
-pub(super) struct UniqueHold {
+pub(super) struct HeldKey {
     pub(super) key: Box<str>,
     pub(super) scope: UniqueScope,
     pub(super) until: Option<Timestamp>,
@@ -136,27 +137,27 @@ pub(super) struct UniqueHold {
 const _: () = assert!(size_of::<Option<Entry>>() == 88);
 
 impl Entry {
-    /// The entry of a job that was accepted at `at` and now is in `condition`.
+    /// The entry of a job that was accepted at `at` and now is in `status`.
     pub(super) fn new(
         job: &NewJob,
         sequence: u64,
         at: Timestamp,
-        condition: &Condition,
+        status: &JobStatus,
         line: u32,
         object: Option<u32>,
     ) -> Self {
-        let unique = job.unique.as_ref().map(|unique| UniqueHold {
+        let unique = job.unique.as_ref().map(|unique| HeldKey {
             key: unique.key.as_str().into(),
             scope: unique.scope,
             until: unique.window.map(|window| at + window),
         });
-        let extras = Extras {
+        let extras = RareFields {
             depends_on: job.depends_on.clone().into_boxed_slice(),
             unique,
             expires_at: job.expires_after.map(|after| at + after),
             partition: job.lane.as_ref().and_then(Partition::of),
             object,
-            ..Extras::default()
+            ..RareFields::default()
         };
         let extras = extras.boxed();
         let mut entry = Self {
@@ -169,7 +170,7 @@ impl Entry {
             max_attempts: job.max_attempts().unwrap_or(0),
             ..Self::blank()
         };
-        entry.set(condition);
+        entry.set(status);
         entry
     }
 
@@ -193,12 +194,12 @@ impl Entry {
     }
 
     /// Takes over a condition, all but the lease of a running job.
-    pub(super) fn set(&mut self, condition: &Condition) {
-        self.phase = Phase::of(&condition.state);
-        self.attempts = condition.attempts;
-        self.recoveries = u16::try_from(condition.recoveries).unwrap_or(u16::MAX);
-        let generation = u16::try_from(condition.generation).unwrap_or(u16::MAX).min(BEGUN - 1);
-        self.generation = if condition.begun { generation | BEGUN } else { generation };
+    pub(super) fn set(&mut self, status: &JobStatus) {
+        self.phase = Phase::of(&status.state);
+        self.attempts = status.attempts;
+        self.recoveries = u16::try_from(status.recoveries).unwrap_or(u16::MAX);
+        let generation = u16::try_from(status.generation).unwrap_or(u16::MAX).min(BEGUN - 1);
+        self.generation = if status.begun { generation | BEGUN } else { generation };
     }
 
     pub(super) fn generation(&self) -> u32 {
@@ -210,12 +211,12 @@ impl Entry {
         self.generation & BEGUN != 0
     }
 
-    pub(super) fn kept(&self) -> Kept {
-        Kept { place: self.place, weight: self.weight }
+    pub(super) fn kept(&self) -> RecordLocation {
+        RecordLocation { place: self.place, weight: self.weight }
     }
 
     /// Notes where the record is kept and returns how many bytes the old place took.
-    pub(super) fn keep(&mut self, kept: Kept) -> u32 {
+    pub(super) fn keep(&mut self, kept: RecordLocation) -> u32 {
         self.place = kept.place;
         core::mem::replace(&mut self.weight, kept.weight)
     }
@@ -311,7 +312,7 @@ impl Slab {
 
 /// The jobs of one kind in one queue.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct QueueKind {
     pub(super) kind: u32,
     pub(super) queue: u32,
     pub(super) ready: BTreeMap<ReadyKey, u32>,
@@ -322,7 +323,7 @@ pub(super) struct Line {
     pub(super) uncollected: bool,
 }
 
-impl Line {
+impl QueueKind {
     pub(super) fn new(kind: u32, queue: u32) -> Self {
         Self {
             kind,
@@ -345,7 +346,7 @@ pub(super) struct ReadyKey {
 
 /// What is known of a queue.
 #[derive(Debug)]
-pub(super) struct QueueBook {
+pub(super) struct QueueEntry {
     pub(super) name: Name,
     pub(super) settings: QueueSettings,
     /// The number of the next job that is spread over the lanes.
@@ -364,7 +365,7 @@ pub(super) struct QueueBook {
     pub(super) uncollected: bool,
 }
 
-impl QueueBook {
+impl QueueEntry {
     pub(super) fn new(name: Name) -> Self {
         Self {
             name,
@@ -426,7 +427,7 @@ impl QueueBook {
 
 /// What is known of a kind.
 #[derive(Debug)]
-pub(super) struct KindBook {
+pub(super) struct KindEntry {
     pub(super) name: Name,
     pub(super) running: u64,
     /// The rate limiter's theoretical arrival time.
@@ -435,7 +436,7 @@ pub(super) struct KindBook {
     pub(super) turned_away: bool,
 }
 
-impl KindBook {
+impl KindEntry {
     pub(super) fn new(name: Name) -> Self {
         Self { name, running: 0, full_at: Timestamp::from_micros(i64::MIN), turned_away: false }
     }
@@ -443,7 +444,7 @@ impl KindBook {
 
 /// A lease that is held.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldLease {
     pub(super) slot: u32,
     pub(super) lease: Lease,
     /// On the steady clock, so that a step of the wall clock does not end it.
@@ -469,7 +470,7 @@ pub(super) struct Key {
 
 /// Who holds a unique key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hold {
+pub(super) struct KeyHolder {
     pub(super) job: JobId,
     pub(super) until: Option<Timestamp>,
     pub(super) fingerprint: u64,

@@ -12,7 +12,7 @@ use crate::time::Timestamp;
 
 /// Lines and queues whose counters changed since they were last handed over.
 #[derive(Debug, Default)]
-pub(super) struct Uncollected {
+pub(super) struct ChangedCounters {
     lines: Vec<u32>,
     queues: Vec<u32>,
     lanes: BTreeSet<(u32, u32)>,
@@ -20,14 +20,14 @@ pub(super) struct Uncollected {
 
 impl Ledger {
     /// Counts something that happened to a job: in its line and, if its queue has lanes, its lane.
-    pub(super) fn tally(&mut self, slot: u32, count: impl Fn(&mut Totals)) {
+    pub(super) fn totals(&mut self, slot: u32, count: impl Fn(&mut Totals)) {
         let line = self.entry(slot).line;
-        let book = &mut self.lines[line as usize];
-        if !core::mem::replace(&mut book.uncollected, true) {
+        let entries = &mut self.lines[line as usize];
+        if !core::mem::replace(&mut entries.uncollected, true) {
             self.uncollected.lines.push(line);
         }
-        count(&mut book.totals);
-        let queue = book.queue;
+        count(&mut entries.totals);
+        let queue = entries.queue;
         let lanes = self.queues[queue as usize].settings.lanes;
         if let (Some(_), Some(spot)) = (lanes, self.spot(slot)) {
             // A queue has fewer lanes than that.
@@ -38,9 +38,9 @@ impl Ledger {
     }
 
     pub(super) fn count_dropped(&mut self, queue: u32) {
-        let book = &mut self.queues[queue as usize];
-        book.dead_letters_dropped += 1;
-        if !core::mem::replace(&mut book.uncollected, true) {
+        let entries = &mut self.queues[queue as usize];
+        entries.dead_letters_dropped += 1;
+        if !core::mem::replace(&mut entries.uncollected, true) {
             self.uncollected.queues.push(queue);
         }
     }
@@ -53,12 +53,12 @@ impl Ledger {
         self.queue_as_it_is(queue)
     }
 
-    /// What was counted since the last call, to be persisted: a [`Change::Line`] for each line
+    /// What was counted since the last call, to be persisted: a [`Change::QueueKind`] for each line
     /// whose totals changed, and a [`Change::Queue`] for each queue that dropped dead letters and
     /// of which no command has told since.
     ///
     /// Costs nothing if nothing was counted.
-    pub fn drain_lines(&mut self) -> Vec<Change> {
+    pub fn drain_totals(&mut self) -> Vec<Change> {
         let lines = core::mem::take(&mut self.uncollected.lines);
         let queues = core::mem::take(&mut self.uncollected.queues);
         let mut changes = Vec::with_capacity(queues.len() + lines.len());
@@ -93,23 +93,23 @@ impl Ledger {
     }
 
     fn lane_as_it_is(&self, queue: u32, lane: u32) -> Change {
-        let book = &self.queues[queue as usize];
-        let totals = book.lane_totals.get(&lane).copied().unwrap_or_default();
-        Change::Lane { queue: book.name.clone(), lane, totals }
+        let entries = &self.queues[queue as usize];
+        let totals = entries.lane_totals.get(&lane).copied().unwrap_or_default();
+        Change::Lane { queue: entries.name.clone(), lane, totals }
     }
 
     fn queue_as_it_is(&self, queue: u32) -> Change {
-        let book = &self.queues[queue as usize];
+        let entries = &self.queues[queue as usize];
         Change::Queue {
-            queue: book.name.clone(),
-            settings: book.settings.clone(),
-            dead_letters_dropped: book.dead_letters_dropped,
+            queue: entries.name.clone(),
+            settings: entries.settings.clone(),
+            dead_letters_dropped: entries.dead_letters_dropped,
         }
     }
 
     fn line_as_it_is(&self, line: u32) -> Change {
         let line = &self.lines[line as usize];
-        Change::Line {
+        Change::QueueKind {
             queue: self.queues[line.queue as usize].name.clone(),
             kind: self.kinds[line.kind as usize].name.clone(),
             totals: line.totals,

@@ -10,7 +10,7 @@ use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
-use crate::store::HandedJob;
+use crate::store::ClaimedJob;
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -50,11 +50,11 @@ async fn lanes(bench: &Bench, lanes: u32) {
 }
 
 /// The numbers of the jobs that can be claimed now.
-async fn claimable(bench: &Bench) -> Vec<HandedJob> {
+async fn claimable(bench: &Bench) -> Vec<ClaimedJob> {
     bench.claim(100).await.jobs
 }
 
-fn numbers(handed: &[HandedJob]) -> Vec<u128> {
+fn numbers(handed: &[ClaimedJob]) -> Vec<u128> {
     handed.iter().map(|handed| u128::from_be_bytes(handed.job.id.to_bytes())).collect()
 }
 
@@ -111,7 +111,7 @@ async fn a_recovered_job_holds_its_key(bench: Bench) {
     let rescue = Rescue { recovery: Recovery::default(), reason };
     let rescued = bench.store.rescue(rescue).await.expect("it is answered");
     assert_eq!(rescued.jobs.len(), 1);
-    assert_eq!(bench.record(id(1)).await.condition.recoveries, 1);
+    assert_eq!(bench.record(id(1)).await.status.recoveries, 1);
     assert!(claimable(&bench).await.is_empty(), "it rests before it runs again");
     bench.advance(SECOND).await;
     assert_eq!(numbers(&claimable(&bench).await), [1]);
@@ -217,7 +217,7 @@ async fn asked_for(bench: &Bench, kind: &str) -> Vec<String> {
     let kinds = vec![KindClaim::new(name(kind))];
     let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 100 };
     let handed = bench.store.claim(claim).await.expect("a claim is answered");
-    let text = |handed: &HandedJob| String::from_utf8_lossy(&handed.job.payload).into_owned();
+    let text = |handed: &ClaimedJob| String::from_utf8_lossy(&handed.job.payload).into_owned();
     handed.jobs.iter().map(text).collect()
 }
 

@@ -19,8 +19,8 @@ const PASSED_OVER: usize = 8;
 
 /// Jobs accepted lately, with what became of them since.
 #[derive(Debug, Default)]
-pub(super) struct Recent {
-    jobs: HashMap<JobId, Recalled>,
+pub(super) struct RecentJobs {
+    jobs: HashMap<JobId, RecentJob>,
     /// In the order in which they came; some may be gone.
     order: VecDeque<JobId>,
     bytes: usize,
@@ -29,14 +29,14 @@ pub(super) struct Recent {
 }
 
 #[derive(Debug)]
-enum Recalled {
+enum RecentJob {
     /// Nothing has happened yet.
     Accepted(Box<Accepted>),
     Record(Box<JobRecord>),
 }
 
 /// What a worker needs of a job it claimed, beside its lease.
-pub(super) struct Past {
+pub(super) struct ClaimHistory {
     pub(super) job: Arc<NewJob>,
     pub(super) created_at: Timestamp,
     /// Now, unless it did before.
@@ -47,7 +47,7 @@ pub(super) struct Past {
     pub(super) last_error: Option<ErrorText>,
 }
 
-impl Past {
+impl ClaimHistory {
     pub(super) fn of(record: JobRecord, now: Timestamp) -> Self {
         Self {
             job: record.job,
@@ -59,11 +59,11 @@ impl Past {
     }
 }
 
-impl Recalled {
+impl RecentJob {
     fn bytes(&self) -> usize {
         match self {
-            Recalled::Accepted(accepted) => accepted.job.payload.len(),
-            Recalled::Record(record) => {
+            RecentJob::Accepted(accepted) => accepted.job.payload.len(),
+            RecentJob::Record(record) => {
                 let steps: usize = record.steps.iter().map(|step| step.result.len()).sum();
                 let output = record.output.as_ref().map_or(0, |output| output.len());
                 record.job.payload.len() + output + steps
@@ -72,14 +72,14 @@ impl Recalled {
     }
 }
 
-impl Recent {
+impl RecentJobs {
     pub(super) fn add(&mut self, accepted: Box<Accepted>) {
         let id = accepted.job.id;
         self.forget(id);
         if !self.makes_way() {
             return;
         }
-        let recalled = Recalled::Accepted(accepted);
+        let recalled = RecentJob::Accepted(accepted);
         self.bytes += recalled.bytes();
         self.order.push_back(id);
         self.jobs.insert(id, recalled);
@@ -91,7 +91,7 @@ impl Recent {
     fn makes_way(&mut self) -> bool {
         while self.order.len() >= RECENT_JOBS || self.bytes > RECENT_BYTES {
             let Some(oldest) = self.order.front().copied() else { break };
-            if matches!(self.jobs.get(&oldest), Some(Recalled::Accepted(_))) {
+            if matches!(self.jobs.get(&oldest), Some(RecentJob::Accepted(_))) {
                 self.passed_over += 1;
                 if !self.passed_over.is_multiple_of(PASSED_OVER) {
                     return false;
@@ -106,10 +106,10 @@ impl Recent {
     pub(super) fn absorb(&mut self, update: &Update) {
         let Some(recalled) = self.jobs.get_mut(&update.job) else { return };
         self.bytes -= recalled.bytes();
-        if let Recalled::Accepted(accepted) = recalled {
-            *recalled = Recalled::Record(Box::new(JobRecord::new(accepted)));
+        if let RecentJob::Accepted(accepted) = recalled {
+            *recalled = RecentJob::Record(Box::new(JobRecord::new(accepted)));
         }
-        if let Recalled::Record(record) = recalled {
+        if let RecentJob::Record(record) = recalled {
             record.absorb(update);
         }
         self.bytes += recalled.bytes();
@@ -123,22 +123,22 @@ impl Recent {
 
     pub(super) fn record(&self, job: JobId) -> Option<JobRecord> {
         Some(match self.jobs.get(&job)? {
-            Recalled::Accepted(accepted) => JobRecord::new(accepted),
-            Recalled::Record(record) => JobRecord::clone(record),
+            RecentJob::Accepted(accepted) => JobRecord::new(accepted),
+            RecentJob::Record(record) => JobRecord::clone(record),
         })
     }
 
     /// What a worker needs of a job it claimed.
-    pub(super) fn claimed(&self, job: JobId, now: Timestamp) -> Option<Past> {
+    pub(super) fn claimed(&self, job: JobId, now: Timestamp) -> Option<ClaimHistory> {
         Some(match self.jobs.get(&job)? {
-            Recalled::Accepted(accepted) => Past {
+            RecentJob::Accepted(accepted) => ClaimHistory {
                 job: accepted.job.clone(),
                 created_at: accepted.at,
                 first_started_at: now,
                 steps: Vec::new(),
                 last_error: None,
             },
-            Recalled::Record(record) => Past {
+            RecentJob::Record(record) => ClaimHistory {
                 job: record.job.clone(),
                 created_at: record.created_at,
                 first_started_at: record.first_started_at.unwrap_or(now),
@@ -151,7 +151,7 @@ impl Recent {
 
 #[cfg(test)]
 mod tests {
-    use windlass_core::job::{Condition, State};
+    use windlass_core::job::{JobStatus, State};
     use windlass_core::name::Name;
 
     use super::*;
@@ -160,17 +160,17 @@ mod tests {
         let name = Name::new("work").expect("a name");
         let job = NewJob::new(JobId::from_u128(number), name.clone(), name, vec![1; 100]);
         let at = Timestamp::default();
-        let condition = Condition::new(State::Ready { since: at });
+        let status = JobStatus::new(State::Ready { since: at });
         let (job, sequence, met) = (Arc::new(job), 1, Vec::new());
-        Box::new(Accepted { job, sequence, at, condition, met })
+        Box::new(Accepted { job, sequence, at, status, met })
     }
 
     #[test]
     fn what_waits_stays_at_hand_when_jobs_come_faster_than_they_start_but_not_for_ever() {
-        let mut recent = Recent::default();
+        let mut recent = RecentJobs::default();
         let jobs = RECENT_JOBS as u128;
         (0..2 * jobs).for_each(|number| recent.add(accepted(number)));
-        let kept = |recent: &Recent, number| recent.record(JobId::from_u128(number)).is_some();
+        let kept = |recent: &RecentJobs, number| recent.record(JobId::from_u128(number)).is_some();
         assert!(kept(&recent, jobs - 1) && !kept(&recent, 2 * jobs - 2));
         assert_eq!(recent.jobs.len(), RECENT_JOBS);
         (2 * jobs..10 * jobs).for_each(|number| recent.add(accepted(number)));

@@ -1,4 +1,4 @@
-//! Leases that speak for their jobs: what befalls such a job from several sides at once.
+//! Leases that cover their jobs: what befalls such a job from several sides at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use windlass::core::job::LeaseToken;
 use windlass::core::ledger::{CancelAnswer, QueueChange, Recovery, Renewal, Rescue, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::Report;
-use windlass::store::{Alteration, Deed, HandedJob, Selection};
+use windlass::store::{ClaimedJob, JobAction, JobActionDone, Selection};
 use windlass::{Engine, JobId, StateName};
 
 use crate::common::{Dice, Ground, claim, count, name, raw, records, until};
@@ -57,11 +57,11 @@ async fn a_job_that_is_being_claimed_is_told_to_stop_and_not_taken_away() {
     let (second, third) = (jobs[1], jobs[2]);
     let cancelled = while_a_claim_is_under_way(&ground, async move {
         let jobs = Selection::Jobs(vec![second, third]);
-        store.alter(jobs, Alteration::Cancel).await.expect("it is answered")
+        store.alter(jobs, JobAction::Cancel).await.expect("it is answered")
     })
     .await;
-    assert_eq!(cancelled[0].result, Ok(Deed::Cancel(CancelAnswer::Requested)));
-    assert_eq!(cancelled[1].result, Ok(Deed::Cancel(CancelAnswer::Cancelled)));
+    assert_eq!(cancelled[0].result, Ok(JobActionDone::Cancel(CancelAnswer::Requested)));
+    assert_eq!(cancelled[1].result, Ok(JobActionDone::Cancel(CancelAnswer::Cancelled)));
     assert_eq!(count(&engine, StateName::Running).await, 2);
     assert_eq!(count(&engine, StateName::Cancelled).await, 1);
 }
@@ -90,7 +90,7 @@ async fn a_lease_goes_with_the_last_of_its_jobs_whoever_settles_it() {
         let handed = engine.store().claim(claim("w", 100)).await.expect("it is answered").jobs;
         let ends = |part: usize| {
             let mine = handed.iter().skip(part).step_by(3);
-            mine.map(|HandedJob { job, lease, .. }| {
+            mine.map(|ClaimedJob { job, lease, .. }| {
                 Settlement::new(job.id, lease.token, Verdict::Complete)
             })
             .collect()
@@ -116,7 +116,7 @@ async fn work_off(engine: Engine, hands: Hands, mut dice: Dice) {
     loop {
         let limit = 1 + usize::try_from(dice.roll(40)).unwrap_or(1);
         let handed = store.claim(claim("w", limit)).await.expect("it is answered").jobs;
-        for HandedJob { job, lease, .. } in &handed {
+        for ClaimedJob { job, lease, .. } in &handed {
             hands.lock().await.insert(job.id, lease.token);
         }
         if handed.is_empty() && hands.lock().await.is_empty() {
@@ -156,7 +156,7 @@ async fn interfere(engine: Engine, hands: Hands, jobs: Vec<JobId>, mut dice: Dic
         let any = jobs[usize::try_from(dice.roll(STORM_JOBS)).unwrap_or(0)];
         match dice.roll(4) {
             0 => {
-                let altered = store.alter(Selection::Jobs(vec![any]), Alteration::Cancel).await;
+                let altered = store.alter(Selection::Jobs(vec![any]), JobAction::Cancel).await;
                 altered.expect("it is answered");
             }
             1 => {
@@ -199,7 +199,7 @@ async fn in_a_storm_of_verbs_every_job_ends_once_and_no_lease_stays() {
     work_off(engines[0].clone(), hands, Dice::new(seed)).await;
     others.shutdown().await;
     for record in records(&engines[0], &jobs).await {
-        let state = record.condition.state.name();
+        let state = record.status.state.name();
         let ended = matches!(state, StateName::Completed | StateName::Cancelled);
         assert!(ended, "{} is {state} (seed {seed})", record.id());
     }

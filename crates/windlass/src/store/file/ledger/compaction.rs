@@ -12,7 +12,7 @@ use windlass_core::record::JobRecord;
 use super::super::codec;
 use super::super::journal::Fragment;
 use super::super::layout::{ENTRY_HEADER, Place, SEGMENT_HEADER, Unreadable};
-use super::Book;
+use super::JournaledLedger;
 use crate::store::StoreError;
 
 /// About how many bytes a sketch takes.
@@ -64,7 +64,7 @@ impl Alive {
     }
 }
 
-impl Book {
+impl JournaledLedger {
     /// Whether the journal holds more than half as much again as what is alive, or the disk is full
     /// and a segment could make room.
     pub fn wants_compaction(&self) -> bool {
@@ -211,20 +211,22 @@ impl Book {
 
     /// Whether so much was written since the last checkpoint that opening would take long.
     pub fn wants_checkpoint(&self) -> bool {
-        let sketches = (self.ledger.jobs() + self.ledger.object_count()) * SKETCH_BYTES;
-        let due = self.journal.since_begin() > self.checkpoint_bytes.saturating_add(4 * sketches);
+        let checkpoint_entries = (self.ledger.jobs() + self.ledger.object_count()) * SKETCH_BYTES;
+        let due = self.journal.since_begin()
+            > self.checkpoint_bytes.saturating_add(4 * checkpoint_entries);
         self.can_tend() && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
     }
 
     /// Writes about `budget` bytes of a checkpoint into the commit that is being gathered.
     pub fn checkpoint(&mut self, budget: u64) -> Result<(), StoreError> {
         self.usable()?;
-        self.sketch(self.within_room(budget)).map_err(|unreadable| self.break_down(unreadable))
+        self.checkpoint_entry(self.within_room(budget))
+            .map_err(|unreadable| self.break_down(unreadable))
     }
 
-    fn sketch(&mut self, budget: u64) -> Result<(), Unreadable> {
+    fn checkpoint_entry(&mut self, budget: u64) -> Result<(), Unreadable> {
         let (position, before) = (self.journal.position(), self.journal.bytes_written());
-        let last = self.ledger.floors().sequence.saturating_sub(1);
+        let last = self.ledger.next_ids().sequence.saturating_sub(1);
         if self.checkpoint.is_none() {
             // What is not a job is sketched first.
             let image = self.ledger.image();
@@ -248,13 +250,13 @@ impl Book {
         }
         let count = count - objects;
         let mut sketched = 0;
-        for sketch in self.ledger.sketches_after(begun.sketched).take(count) {
-            if sketch.sequence > begun.until {
+        for checkpoint_entry in self.ledger.sketches_after(begun.sketched).take(count) {
+            if checkpoint_entry.sequence > begun.until {
                 break;
             }
             sketched += 1;
-            begun.sketched = sketch.sequence;
-            self.journal.stage(|to| codec::encode_sketch(&sketch, to));
+            begun.sketched = checkpoint_entry.sequence;
+            self.journal.stage(|to| codec::encode_sketch(&checkpoint_entry, to));
         }
         if sketched < count {
             self.journal.touch();

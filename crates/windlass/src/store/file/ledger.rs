@@ -8,10 +8,10 @@
 //! A job's record lies on the disk as a chain: a base (the job as accepted, or a whole copy) and
 //! updates, each pointing at the one before. The ledger carries where the last one stands.
 
+mod compaction;
 mod moving;
 mod objects;
 mod recent;
-mod tend;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,25 +20,28 @@ use std::time::Duration;
 use windlass_core::event::{Event, RecoveryReason};
 use windlass_core::explain::Explanation;
 use windlass_core::filter::{Filter, Order};
-use windlass_core::job::{Condition, JobId, Lease, State, StateName};
+use windlass_core::job::{JobId, JobStatus, Lease, State, StateName};
 use windlass_core::ledger::{
-    Applied, Claims, Command, Counts, Glimpse, Ledger, Recovery, Rescue, RescuedJob, Restore, Ring,
+    Applied, Claims, Command, Counts, JobSummary, Ledger, Recovery, Rescue, RescuedJob, Restore,
+    Ring,
 };
 use windlass_core::limits::{self, Limits};
-use windlass_core::record::{Change, JobRecord, Kept, Update};
+use windlass_core::record::{Change, JobRecord, RecordLocation, Update};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady, Timestamp};
 
-use self::objects::States;
-use self::recent::{Past, Recent};
-use self::tend::{Checkpoint, Survey, Sweep};
+use self::compaction::{Checkpoint, Survey, Sweep};
+use self::objects::RecentStates;
+use self::recent::{ClaimHistory, RecentJobs};
 use super::OpenError;
 use super::codec::{self, Entry};
 use super::disk::Disk;
-use super::journal::{Batch, Full, Journal, Retired, SEGMENT_LEAST, SEGMENT_MAX, WantedSpare};
+use super::journal::{
+    CommitBytes, Full, Journal, Retired, SEGMENT_LEAST, SEGMENT_MAX, WantedSpare,
+};
 use super::layout::{DEPTH_MAX, Place, Unreadable};
 use super::scan::Found;
-use crate::store::{Cursor, Handed, HandedJob, Page, Selection, StoreError};
+use crate::store::{ClaimedBatch, ClaimedJob, Cursor, Page, Selection, StoreError};
 
 /// Lease tokens are handed out before their claim is on the disk. A reopened store goes on this
 /// far beyond the last one it knows of, and no more are ever handed out ahead of the disk.
@@ -66,12 +69,12 @@ const SPARE_AGAIN: Duration = Duration::from_secs(5);
 /// Records one page may read from the disk when only they can tell whether they match.
 const PAGE_READS: usize = 2_000;
 
-/// See [`BookOptions::checkpoint_bytes`].
+/// See [`LedgerOptions::checkpoint_bytes`].
 const CHECKPOINT_BYTES: u64 = 256 << 20;
 
 /// How a store is opened.
 #[derive(Clone, Debug, Default)]
-pub struct BookOptions {
+pub struct LedgerOptions {
     /// The bounds in force.
     pub limits: Limits,
     /// What to do about jobs that were running when the store was last open.
@@ -137,7 +140,7 @@ impl FromIterator<u64> for Size {
 
 /// What is known of the jobs that a filter may mean and only their records can tell.
 #[derive(Debug, Default)]
-pub struct Sifted {
+pub struct SelectionProgress {
     is_meant: HashMap<JobId, bool>,
     /// How far it has come, in the order of acceptance; 0 at the beginning.
     after: u64,
@@ -145,15 +148,15 @@ pub struct Sifted {
 
 /// A commit on its way to the disk, and what to tell when it has landed.
 #[derive(Debug)]
-pub struct Flight {
-    batch: Arc<Batch>,
+pub struct Commit {
+    batch: Arc<CommitBytes>,
     /// What to tell.
     pub events: Vec<Event>,
     /// Whom to wake.
     pub rings: BTreeSet<Ring>,
 }
 
-impl Flight {
+impl Commit {
     /// The commit's number.
     pub fn number(&self) -> u64 {
         self.batch.number
@@ -175,18 +178,18 @@ impl Flight {
     }
 
     /// Waits until all of these are, with one sync where one will do.
-    pub fn sync_all(flights: &[Flight]) -> std::io::Result<()> {
-        Batch::sync(flights.iter().map(|flight| &*flight.batch))
+    pub fn sync_all(commits: &[Commit]) -> std::io::Result<()> {
+        CommitBytes::sync(commits.iter().map(|commit| &*commit.batch))
     }
 }
 
 /// See the module documentation.
 #[derive(Debug)]
-pub struct Book {
+pub struct JournaledLedger {
     ledger: Ledger,
     journal: Journal,
-    recent: Recent,
-    states: States,
+    recent: RecentJobs,
+    states: RecentStates,
     events: Vec<Event>,
     rings: BTreeSet<Ring>,
     sweep: Option<Sweep>,
@@ -206,47 +209,47 @@ pub struct Book {
     dead_when_surveyed: Option<u64>,
 }
 
-impl Book {
+impl JournaledLedger {
     /// Reads the store on `disk`, recovers what was running, and makes that durable.
     pub fn open(
         disk: Arc<dyn Disk>,
-        options: &BookOptions,
+        options: &LedgerOptions,
         now: Now,
     ) -> Result<(Self, Opened), OpenError> {
         let names = disk.list().map_err(|error| OpenError::disk("list the files", error))?;
         super::moving::refuse_half_moved(&*disk)?;
         let copied = names.iter().any(|name| name == COPY_MARK);
-        let (mut book, found) = Self::read(disk.clone(), options, copied.then_some(now))?;
+        let (mut ledger, found) = Self::read(disk.clone(), options, copied.then_some(now))?;
         let mut opened = Opened {
-            jobs: book.ledger.jobs(),
+            jobs: ledger.ledger.jobs(),
             commits: found.commits,
             torn: found.torn.clone(),
             ..Opened::default()
         };
-        book.journal.begin(&found).map_err(|error| OpenError::disk("tidy up", error))?;
-        book.journal.touch();
-        book.recover(options.recovery, now, &mut opened)?;
-        let flight = book.take_now().map_err(OpenError::full)?;
-        let landed = flight.write().and_then(|()| flight.sync());
+        ledger.journal.begin(&found).map_err(|error| OpenError::disk("tidy up", error))?;
+        ledger.journal.touch();
+        ledger.recover(options.recovery, now, &mut opened)?;
+        let commit = ledger.take_now().map_err(OpenError::full)?;
+        let landed = commit.write().and_then(|()| commit.sync());
         landed.map_err(|error| OpenError::disk("write the first commit", error))?;
-        book.written(flight.number());
-        for retired in book.landed(&flight) {
-            let _ = retired.let_go().map(|spare| book.add_spare(spare));
+        ledger.written(commit.number());
+        for retired in ledger.landed(&commit) {
+            let _ = retired.let_go().map(|spare| ledger.add_spare(spare));
         }
-        book.journal.mark_used().map_err(|error| OpenError::disk("mark the store", error))?;
+        ledger.journal.mark_used().map_err(|error| OpenError::disk("mark the store", error))?;
         if copied {
             let gone = disk.remove(COPY_MARK).and_then(|()| disk.sync_directory());
             gone.map_err(|error| OpenError::disk("note that the copy was opened", error))?;
         }
-        book.events = flight.events;
-        Ok((book, opened))
+        ledger.events = commit.events;
+        Ok((ledger, opened))
     }
 
     /// Reads the store on `disk`, which may be a copy that is being restored now, and changes
     /// nothing.
     pub(super) fn read(
         disk: Arc<dyn Disk>,
-        options: &BookOptions,
+        options: &LedgerOptions,
         restored: Option<Now>,
     ) -> Result<(Self, Found), OpenError> {
         let mut restore = Restore::new(options.limits.clone());
@@ -254,20 +257,20 @@ impl Book {
         let (journal, found) = Journal::open(disk, size, options.thorough, &mut |place, body| {
             absorb(&mut restore, place, body).map_err(str::to_string)
         })?;
-        let mut floors = found.floors;
+        let mut next_ids = found.next_ids;
         let tokens_ahead = options.tokens_ahead.unwrap_or(TOKENS_AHEAD);
-        floors.token = match restored {
-            None => floors.token + tokens_ahead,
-            Some(now) => first_token_of_a_copy(floors.token, now.wall),
+        next_ids.token = match restored {
+            None => next_ids.token + tokens_ahead,
+            Some(now) => first_token_of_a_copy(next_ids.token, now.wall),
         };
-        restore.floors(floors);
+        restore.next_ids(next_ids);
         let ledger = restore.finish();
-        let landed_token = ledger.floors().token;
-        let book = Self {
+        let landed_token = ledger.next_ids().token;
+        let ledger = Self {
             ledger,
             journal,
-            recent: Recent::default(),
-            states: States::default(),
+            recent: RecentJobs::default(),
+            states: RecentStates::default(),
             events: Vec::new(),
             rings: BTreeSet::new(),
             sweep: None,
@@ -283,7 +286,7 @@ impl Book {
             survey: None,
             dead_when_surveyed: None,
         };
-        Ok((book, found))
+        Ok((ledger, found))
     }
 
     /// Owning the directory proves that whoever ran a job is gone.
@@ -309,7 +312,7 @@ impl Book {
     }
 
     /// Decides a command and puts what it changes into the commit that is being gathered. The
-    /// answer is true once [`Book::awaited`] has landed.
+    /// answer is true once [`JournaledLedger::awaited`] has landed.
     pub fn apply<C: Command>(&mut self, command: C, now: Now) -> Result<C::Reply, StoreError> {
         self.usable()?;
         let Applied { reply, changes, events, rings } = self.ledger.apply(command, now);
@@ -356,10 +359,15 @@ impl Book {
                 return Err(full("the disk is full".to_string()));
             }
             // First for what has been decided already and waits to be written.
-            let waited = !self.journal.is_housed();
-            let made = if waited { self.journal.house() } else { self.journal.make_spare(largest) };
+            let waited = !self.journal.has_files();
+            let made = if waited {
+                self.journal.allocate_files()
+            } else {
+                self.journal.make_spare(largest)
+            };
             self.full = made.is_err();
-            if let Err(Full(error)) = made.inspect_err(|full| self.despair(waited, full)) {
+            if let Err(Full(error)) = made.inspect_err(|full| self.fail_if_permanent(waited, full))
+            {
                 self.ask_again_at = now.steady + ASK_AGAIN;
                 // Of what was not enough, others may make use.
                 self.journal.drop_spares(spares);
@@ -382,7 +390,8 @@ impl Book {
             let (place, weight) = self.journal.stage(|to| codec::encode_change(&change, to));
             match change {
                 Change::Insert(accepted) => {
-                    self.ledger.keep(accepted.job.id, Kept { place: place.pack(), weight });
+                    self.ledger
+                        .keep(accepted.job.id, RecordLocation { place: place.pack(), weight });
                     self.recent.add(accepted);
                 }
                 Change::Remove { job } => self.recent.forget(job),
@@ -392,7 +401,7 @@ impl Book {
                 Change::Update(_)
                 | Change::Queue { .. }
                 | Change::Rate { .. }
-                | Change::Line { .. }
+                | Change::QueueKind { .. }
                 | Change::Lane { .. }
                 | Change::Object(_) => {}
             }
@@ -402,7 +411,7 @@ impl Book {
 
     fn persist_update(&mut self, update: &Update) -> Result<(), Unreadable> {
         // A renewal: whoever opens the store next ends every lease anyway.
-        if let State::Running(lease) = &update.condition.state
+        if let State::Running(lease) = &update.status.state
             && update.note.is_none()
             && !lease.cancel_requested
         {
@@ -423,13 +432,13 @@ impl Book {
         self.recent.absorb(update);
         place.depth = previous.depth + 1;
         let weight = kept.weight.saturating_add(bytes);
-        self.ledger.keep(update.job, Kept { place: place.pack(), weight });
+        self.ledger.keep(update.job, RecordLocation { place: place.pack(), weight });
         Ok(())
     }
 
     fn persist_whole(&mut self, record: &JobRecord) {
         let (place, weight) = self.journal.stage(|to| codec::encode_whole(record, to));
-        self.ledger.keep(record.id(), Kept { place: place.pack(), weight });
+        self.ledger.keep(record.id(), RecordLocation { place: place.pack(), weight });
     }
 
     /// The last commit that has to land before anything that was seen until now may be told.
@@ -449,14 +458,14 @@ impl Book {
     }
 
     /// Whether it can be taken. Not while the disk is full and a part of it has no file, see
-    /// [`Book::make_room`]. And not after a failure: it may hold half of a command.
+    /// [`JournaledLedger::make_room`]. And not after a failure: it may hold half of a command.
     pub fn has_work(&self) -> bool {
-        self.broken.is_none() && self.journal.is_staged() && self.journal.is_housed()
+        self.broken.is_none() && self.journal.is_staged() && self.journal.has_files()
     }
 
     /// Whether the commit that is being gathered has outgrown the disk and waits for room.
     pub fn is_stalled(&self) -> bool {
-        self.broken.is_none() && self.journal.is_staged() && !self.journal.is_housed()
+        self.broken.is_none() && self.journal.is_staged() && !self.journal.has_files()
     }
 
     /// Asks the disk again for the room that a commit waits for, unless that was done just now.
@@ -465,7 +474,8 @@ impl Book {
         if now.steady < self.ask_again_at {
             return false;
         }
-        let housed = self.journal.house().inspect_err(|full| self.despair(true, full));
+        let housed =
+            self.journal.allocate_files().inspect_err(|full| self.fail_if_permanent(true, full));
         self.full = housed.is_err();
         if housed.is_err() {
             self.ask_again_at = now.steady + ASK_AGAIN;
@@ -475,32 +485,33 @@ impl Book {
 
     /// Whether as many lease tokens are out ahead of the disk as may be.
     pub(super) fn tokens_run_out(&self) -> bool {
-        self.ledger.floors().token - self.landed_token > self.tokens_ahead / 2
+        self.ledger.next_ids().token - self.landed_token > self.tokens_ahead / 2
     }
 
     /// Closes the commit that is being gathered, if it can be written now. It must be written
-    /// before the next one is, and be followed by [`Book::written`] and [`Book::landed`].
-    pub fn take(&mut self) -> Option<Flight> {
+    /// before the next one is, and be followed by [`JournaledLedger::written`] and
+    /// [`JournaledLedger::landed`].
+    pub fn take(&mut self) -> Option<Commit> {
         // What has been counted is part of it, and may need a file too.
         let taken = self.has_work().then(|| self.take_now())?;
-        taken.inspect_err(|full| self.despair(true, full)).ok()
+        taken.inspect_err(|full| self.fail_if_permanent(true, full)).ok()
     }
 
     /// Gives up if callers wait for room that will not come: a disk that fails is not full.
-    fn despair(&mut self, waited_for: bool, full: &Full) {
+    fn fail_if_permanent(&mut self, waited_for: bool, full: &Full) {
         if waited_for && !full.may_pass() {
             self.fail(format!("a segment could not be made ({})", full.0));
         }
     }
 
-    fn take_now(&mut self) -> Result<Flight, Full> {
-        for change in self.ledger.drain_lines() {
+    fn take_now(&mut self) -> Result<Commit, Full> {
+        for change in self.ledger.drain_totals() {
             self.journal.stage(|to| codec::encode_change(&change, to));
         }
-        self.journal.house()?;
-        let batch = self.journal.take(self.ledger.floors(), self.journal.landed_commit());
+        self.journal.allocate_files()?;
+        let batch = self.journal.take(self.ledger.next_ids(), self.journal.landed_commit());
         let (events, rings) = (std::mem::take(&mut self.events), std::mem::take(&mut self.rings));
-        Ok(Flight { batch, events, rings })
+        Ok(Commit { batch, events, rings })
     }
 
     /// The commit was handed to the system.
@@ -509,16 +520,16 @@ impl Book {
     }
 
     /// The commit is on stable storage. Returns the files that may leave.
-    pub fn landed(&mut self, flight: &Flight) -> Vec<Retired> {
-        self.landed_token = self.landed_token.max(flight.batch.token);
-        let retired = self.journal.landed(&flight.batch);
+    pub fn landed(&mut self, commit: &Commit) -> Vec<Retired> {
+        self.landed_token = self.landed_token.max(commit.batch.token);
+        let retired = self.journal.landed(&commit.batch);
         self.conclude_checkpoint();
         retired
     }
 
     /// Takes back the memory of a commit that has landed.
-    pub fn reuse(&mut self, flight: Flight) {
-        self.journal.reuse(flight.batch);
+    pub fn reuse(&mut self, commit: Commit) {
+        self.journal.reuse(commit.batch);
     }
 
     /// A file that can be used for the next segment.
@@ -530,7 +541,7 @@ impl Book {
     }
 
     /// A spare file that should be made soon, apart from everything else. Be told what came of it
-    /// by [`Book::spare_made`].
+    /// by [`JournaledLedger::spare_made`].
     pub fn wanted_spare(&mut self, now: Now) -> Option<WantedSpare> {
         let wanted = self.journal.wants_spare() && now.steady >= self.spare_again_at;
         wanted.then(|| self.journal.wanted_spare(0))
@@ -547,7 +558,7 @@ impl Book {
 
     /// A mark that the last commit is on stable storage, to be written when nothing else is.
     pub fn seal(&self) -> std::io::Result<()> {
-        match self.journal.seal(self.ledger.floors()) {
+        match self.journal.seal(self.ledger.next_ids()) {
             Some((file, at, bytes)) => file.write_at(&bytes, at),
             None => Ok(()),
         }
@@ -585,10 +596,10 @@ impl Book {
                 Entry::Whole(record) if record.id() == job => break *record,
                 Entry::Update { .. }
                 | Entry::Change(_)
-                | Entry::Sketch(_)
+                | Entry::CheckpointEntry(_)
                 | Entry::Whole(_)
                 | Entry::Object(_)
-                | Entry::ObjectSketch(_) => {
+                | Entry::ObjectCheckpointEntry(_) => {
                     return Err(wrong("it is not about the job it should be about"));
                 }
             }
@@ -602,8 +613,8 @@ impl Book {
         let Some(kept) = self.ledger.kept(job) else { return Ok(None) };
         let record = self.stored(job, Place::unpack(kept.place));
         let mut record = record.map_err(|why| self.break_down(why))?;
-        if let Some(condition) = self.ledger.condition_of(job) {
-            record.condition = condition;
+        if let Some(status) = self.ledger.status_of(job) {
+            record.status = status;
         }
         Ok(Some(record.seen_at(now)))
     }
@@ -638,20 +649,20 @@ impl Book {
         let before = after.map_or(u64::MAX, |Cursor(sequence)| sequence);
         let mut chosen = Vec::new();
         let mut next = None;
-        let glimpses: Box<dyn Iterator<Item = Glimpse<'_>>> = match filter.order {
-            Order::NewestFirst => Box::new(self.ledger.glimpses_before(before)),
+        let summaries: Box<dyn Iterator<Item = JobSummary<'_>>> = match filter.order {
+            Order::NewestFirst => Box::new(self.ledger.summaries_before(before)),
             Order::OldestFirst => {
                 let first = after.map_or(0, |Cursor(sequence)| sequence);
-                Box::new(self.ledger.glimpses_after(first.saturating_sub(1)))
+                Box::new(self.ledger.summaries_after(first.saturating_sub(1)))
             }
         };
-        for (looked_at, glimpse) in glimpses.enumerate() {
+        for (looked_at, summary) in summaries.enumerate() {
             if looked_at == limits::PAGE_SCAN || chosen.len() == limit.max(PAGE_READS) {
-                next = Some(Cursor(filter.order.cursor(glimpse.sequence)));
+                next = Some(Cursor(filter.order.cursor(summary.sequence)));
                 break;
             }
-            if filter.may_match(&glimpse) {
-                chosen.push((glimpse.sequence, glimpse.id));
+            if filter.may_match(&summary) {
+                chosen.push((summary.sequence, summary.id));
             }
         }
         let mut page = Page { jobs: Vec::new(), next };
@@ -668,11 +679,11 @@ impl Book {
 
     /// The jobs that are meant, by acceptance if they are chosen by a filter. `None` if so many
     /// records have to be read for it that others should have their turn first: then ask again,
-    /// with what was `sifted` so far.
+    /// with what was `progress` so far.
     pub fn select(
         &mut self,
         selection: &Selection,
-        sifted: &mut Sifted,
+        progress: &mut SelectionProgress,
         now: Now,
     ) -> Result<Option<Vec<JobId>>, StoreError> {
         self.usable()?;
@@ -681,37 +692,38 @@ impl Book {
             Selection::Jobs(jobs) => return Ok(Some(jobs.clone())),
             Selection::Matching(filter) => filter,
         };
-        let anew = sifted.after == 0;
-        let open = |glimpse: &Glimpse<'_>| {
+        let anew = progress.after == 0;
+        let open = |summary: &JobSummary<'_>| {
             filter.needs_record()
-                && filter.may_match(glimpse)
-                && !sifted.is_meant.contains_key(&glimpse.id)
+                && filter.may_match(summary)
+                && !progress.is_meant.contains_key(&summary.id)
         };
-        let glimpses = self.ledger.glimpses_after(sifted.after).filter(open);
+        let summaries = self.ledger.summaries_after(progress.after).filter(open);
         let unread: Vec<(u64, JobId)> =
-            glimpses.map(|glimpse| (glimpse.sequence, glimpse.id)).take(PAGE_READS).collect();
+            summaries.map(|summary| (summary.sequence, summary.id)).take(PAGE_READS).collect();
         for (sequence, job) in &unread {
             let record = self.record(*job, now)?;
             let is_meant = record.is_some_and(|record| filter.matches(&record, now));
-            sifted.is_meant.insert(*job, is_meant);
-            sifted.after = *sequence;
+            progress.is_meant.insert(*job, is_meant);
+            progress.after = *sequence;
         }
         if unread.len() < PAGE_READS {
-            sifted.after = 0;
+            progress.after = 0;
         }
-        if !anew || sifted.after > 0 {
+        if !anew || progress.after > 0 {
             return Ok(None);
         }
         // What a record says of a job for good is known of all that match now.
-        let is_meant = |glimpse: &Glimpse<'_>| {
-            filter.may_match(glimpse) && sifted.is_meant.get(&glimpse.id).is_none_or(|meant| *meant)
+        let is_meant = |summary: &JobSummary<'_>| {
+            filter.may_match(summary)
+                && progress.is_meant.get(&summary.id).is_none_or(|meant| *meant)
         };
-        let meant = self.ledger.glimpses_after(0).filter(is_meant).map(|glimpse| glimpse.id);
+        let meant = self.ledger.summaries_after(0).filter(is_meant).map(|summary| summary.id);
         Ok(Some(meant.collect()))
     }
 
     /// Adds to claimed jobs what their workers need.
-    pub fn hand(&mut self, claims: Claims) -> Result<Handed, StoreError> {
+    pub fn hand(&mut self, claims: Claims) -> Result<ClaimedBatch, StoreError> {
         let mut jobs = Vec::with_capacity(claims.jobs.len());
         for claimed in claims.jobs {
             let since = claimed.lease.since;
@@ -722,10 +734,10 @@ impl Book {
                     let tip = self.ledger.kept(claimed.id).map_or(0, |kept| kept.place);
                     let record = self.stored(claimed.id, Place::unpack(tip));
                     let record = record.map_err(|why| self.break_down(why))?;
-                    Past::of(record, since)
+                    ClaimHistory::of(record, since)
                 }
             };
-            jobs.push(HandedJob {
+            jobs.push(ClaimedJob {
                 job: past.job,
                 created_at: past.created_at,
                 first_started_at: past.first_started_at,
@@ -738,7 +750,7 @@ impl Book {
                 sequence: claimed.sequence,
             });
         }
-        Ok(Handed { jobs, ready: claims.ready, wake_in: claims.wake_in })
+        Ok(ClaimedBatch { jobs, ready: claims.ready, wake_in: claims.wake_in })
     }
 
     /// All counters.
@@ -784,14 +796,14 @@ impl Book {
     /// Everything that is wrong with the store, in words; every record is read and compared.
     pub fn check(&mut self) -> Vec<String> {
         let mut wrong = self.ledger.check();
-        let jobs: Vec<JobId> = self.ledger.glimpses_after(0).map(|glimpse| glimpse.id).collect();
+        let jobs: Vec<JobId> = self.ledger.summaries_after(0).map(|summary| summary.id).collect();
         for job in jobs {
             let Some(kept) = self.ledger.kept(job) else { continue };
             match self.chain(job, Place::unpack(kept.place)) {
                 Err(Unreadable(why)) => wrong.push(format!("job {job}: {why}")),
                 Ok((_, record)) => {
-                    let known = self.ledger.condition_of(job);
-                    if !known.is_some_and(|known| agree(&record.condition, &known)) {
+                    let known = self.ledger.status_of(job);
+                    if !known.is_some_and(|known| agree(&record.status, &known)) {
                         wrong.push(format!("job {job}: its record and the ledger disagree"));
                     }
                 }
@@ -822,7 +834,7 @@ fn first_token_of_a_copy(last: u64, now: Timestamp) -> u64 {
 
 /// Whether a stored condition is the one the ledger knows. Two things are not written down: that a
 /// time has come, and that a lease was renewed.
-fn agree(stored: &Condition, known: &Condition) -> bool {
+fn agree(stored: &JobStatus, known: &JobStatus) -> bool {
     let same_state = match (&stored.state, &known.state) {
         (State::Scheduled { at }, State::Ready { since }) => at == since,
         (State::Running(stored), State::Running(known)) => {
@@ -830,8 +842,7 @@ fn agree(stored: &Condition, known: &Condition) -> bool {
         }
         (stored, known) => stored == known,
     };
-    let counters =
-        |condition: &Condition| (condition.attempts, condition.recoveries, condition.generation);
+    let counters = |status: &JobStatus| (status.attempts, status.recoveries, status.generation);
     same_state && counters(stored) == counters(known)
 }
 
@@ -855,7 +866,8 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
         Entry::Change(change) => {
             restore.absorb(&change);
             if let Change::Insert(accepted) = &change {
-                restore.keep(accepted.job.id, Kept { place: place.pack(), weight: bytes });
+                restore
+                    .keep(accepted.job.id, RecordLocation { place: place.pack(), weight: bytes });
             }
         }
         Entry::Update { update, previous, weight } => {
@@ -867,20 +879,20 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
             let depth = (Place::unpack(previous).depth + 1).min(DEPTH_MAX);
             restore.absorb(&Change::Update(update));
             let weight = weight.saturating_add(bytes);
-            restore.keep(job, Kept { place: Place { depth, ..place }.pack(), weight });
+            restore.keep(job, RecordLocation { place: Place { depth, ..place }.pack(), weight });
         }
-        Entry::Sketch(sketch) => restore.sketch(&sketch),
+        Entry::CheckpointEntry(checkpoint_entry) => restore.checkpoint_entry(&checkpoint_entry),
         Entry::Object(record) => {
-            let kept = Kept { place: place.pack(), weight: bytes };
+            let kept = RecordLocation { place: place.pack(), weight: bytes };
             restore.object(&record.address, record.meta, kept);
         }
-        Entry::ObjectSketch(sketch) => {
-            let (address, meta, kept) = *sketch;
+        Entry::ObjectCheckpointEntry(checkpoint_entry) => {
+            let (address, meta, kept) = *checkpoint_entry;
             restore.object(&address, meta, kept);
         }
         Entry::Whole(record) => {
             restore.put(&record);
-            restore.keep(record.id(), Kept { place: place.pack(), weight: bytes });
+            restore.keep(record.id(), RecordLocation { place: place.pack(), weight: bytes });
         }
     }
     Ok(())

@@ -6,18 +6,18 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::book::{Entry, Extras, Partition, UniqueHold};
+use super::entries::{Entry, HeldKey, Partition, RareFields};
 use super::steps::StepMark;
 use super::{Ledger, Restore};
-use crate::job::{Condition, Dependency, JobId, Priority, UniqueScope};
+use crate::job::{Dependency, JobId, JobStatus, Priority, UniqueScope};
 use crate::name::Name;
 use crate::object::Address;
-use crate::record::Kept;
+use crate::record::RecordLocation;
 use crate::time::Timestamp;
 
 /// One job, without its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sketch {
+pub struct CheckpointEntry {
     /// Its id.
     pub id: JobId,
     /// Its kind.
@@ -27,7 +27,7 @@ pub struct Sketch {
     /// Its place in the order of acceptance.
     pub sequence: u64,
     /// Where it stands.
-    pub condition: Condition,
+    pub status: JobStatus,
     /// Tells a repeated enqueue from a reused id.
     pub fingerprint: u64,
     /// Its place among ready jobs.
@@ -49,30 +49,30 @@ pub struct Sketch {
     /// Its finished steps.
     pub steps: Vec<StepMark>,
     /// Where its record is kept.
-    pub kept: Kept,
+    pub kept: RecordLocation,
 }
 
 impl Ledger {
     /// Sketches of the jobs accepted after this sequence, in order.
-    pub fn sketches_after(&self, sequence: u64) -> impl Iterator<Item = Sketch> + '_ {
-        self.glimpses_after(sequence).filter_map(|glimpse| {
-            let slot = self.find(glimpse.id)?;
-            Some(self.sketch(slot))
+    pub fn sketches_after(&self, sequence: u64) -> impl Iterator<Item = CheckpointEntry> + '_ {
+        self.summaries_after(sequence).filter_map(|summary| {
+            let slot = self.find(summary.id)?;
+            Some(self.checkpoint_entry(slot))
         })
     }
 
-    fn sketch(&self, slot: u32) -> Sketch {
+    fn checkpoint_entry(&self, slot: u32) -> CheckpointEntry {
         let entry = self.entry(slot);
         let line = &self.lines[entry.line as usize];
         let extras = entry.extras.as_ref();
         let is_met = |on: &JobId| self.edges.get(&(*on, entry.id)).is_some_and(|edge| edge.met);
         let unique = extras.and_then(|extras| extras.unique.as_ref());
-        Sketch {
+        CheckpointEntry {
             id: entry.id,
             kind: self.kinds[line.kind as usize].name.clone(),
             queue: self.queues[line.queue as usize].name.clone(),
             sequence: entry.sequence,
-            condition: self.condition(slot),
+            status: self.status(slot),
             fingerprint: entry.fingerprint,
             priority: entry.priority,
             max_attempts: entry.max_attempts,
@@ -90,36 +90,39 @@ impl Ledger {
 
 impl Restore {
     /// Takes over a sketch: the job is now like this in every respect.
-    pub fn sketch(&mut self, sketch: &Sketch) {
-        let unique = sketch.unique.as_ref().map(|(key, scope, until)| UniqueHold {
+    pub fn checkpoint_entry(&mut self, checkpoint_entry: &CheckpointEntry) {
+        let unique = checkpoint_entry.unique.as_ref().map(|(key, scope, until)| HeldKey {
             key: key.as_str().into(),
             scope: *scope,
             until: *until,
         });
-        let extras = Extras {
-            depends_on: sketch.depends_on.clone().into_boxed_slice(),
+        let extras = RareFields {
+            depends_on: checkpoint_entry.depends_on.clone().into_boxed_slice(),
             unique,
-            expires_at: sketch.expires_at,
-            partition: sketch.partition,
-            object: sketch.object.as_ref().map(|address| self.ledger.objects.number(address)),
-            ..Extras::default()
+            expires_at: checkpoint_entry.expires_at,
+            partition: checkpoint_entry.partition,
+            object: checkpoint_entry
+                .object
+                .as_ref()
+                .map(|address| self.ledger.objects.number(address)),
+            ..RareFields::default()
         };
         let mut entry = Entry {
-            id: sketch.id,
-            fingerprint: sketch.fingerprint,
-            sequence: sketch.sequence,
+            id: checkpoint_entry.id,
+            fingerprint: checkpoint_entry.fingerprint,
+            sequence: checkpoint_entry.sequence,
             extras: extras.boxed(),
-            line: self.line(&sketch.queue, &sketch.kind),
-            priority: sketch.priority,
-            max_attempts: sketch.max_attempts,
+            line: self.line(&checkpoint_entry.queue, &checkpoint_entry.kind),
+            priority: checkpoint_entry.priority,
+            max_attempts: checkpoint_entry.max_attempts,
             ..Entry::blank()
         };
-        entry.set(&sketch.condition);
-        for mark in &sketch.steps {
+        entry.set(&checkpoint_entry.status);
+        for mark in &checkpoint_entry.steps {
             entry.add_step(*mark);
         }
-        let slot = self.write_entry(entry, &sketch.condition);
-        self.set_met(slot, &sketch.met);
-        self.keep(sketch.id, sketch.kept);
+        let slot = self.write_entry(entry, &checkpoint_entry.status);
+        self.set_met(slot, &checkpoint_entry.met);
+        self.keep(checkpoint_entry.id, checkpoint_entry.kept);
     }
 }

@@ -26,54 +26,55 @@ const REST: Duration = Duration::from_secs(15);
 
 /// Tables of which every call walks through dead rows, or whose rows are large, and how many are
 /// worth clearing away.
-const FEW: &str = "'tally_0', 'tally_1', 'floor', 'house', 'event', 'lease', 'past'";
+const FEW: &str = "'counter_delta_0', 'counter_delta_1', 'low_water', 'settings', 'event', \
+     'lease', 'history'";
 const FEW_DEAD: i64 = 2_000;
 
 /// The same of tables of which claims and timers walk through dead rows.
-const WALKED: &str = "'ready_0', 'ready_1', 'due', 'lined', 'after'";
+const WALKED: &str = "'ready_0', 'ready_1', 'scheduled', 'lane_ready', 'pending_effect'";
 const WALKED_DEAD: i64 = 10_000;
 
-/// The same while a transaction pins them, and nothing but the halves can leave them behind.
+/// The same while a transaction pins them, and nothing but the partitions can leave them behind.
 const PINNED_DEAD: i64 = 2_000;
 
 /// How many are worth it in tables in which they only take room.
 const DEAD: i64 = 50_000;
 
-/// Tables in two halves, of which one can be emptied while the other is in use.
-const HALVES: [&str; 4] = ["ready_0", "ready_1", "tally_0", "tally_1"];
+/// Tables in two partitions, of which one can be emptied while the other is in use.
+const PARTITIONS: [&str; 4] = ["ready_0", "ready_1", "counter_delta_0", "counter_delta_1"];
 
-/// How often, one soon after the other, the halves go a step on before it is asked whether they
+/// How often, one soon after the other, the partitions go a step on before it is asked whether they
 /// must.
 const STEPS: u32 = 100;
 const STEP_PAUSE: Duration = Duration::from_millis(30);
 
 /// What was swept, and when.
 #[derive(Clone, Default)]
-pub(super) struct Broom(Arc<Mutex<Swept>>);
+pub(super) struct Vacuum(Arc<Mutex<VacuumState>>);
 
 #[derive(Default)]
-struct Swept {
+struct VacuumState {
     looked: Option<Steady>,
     is_at_it: bool,
-    /// Whether the halves take turns at this time.
+    /// Whether the partitions rotate at this time.
     is_turning: bool,
     /// How many dead rows stayed in a table when it was last swept.
     stuck: HashMap<String, (i64, Steady)>,
 }
 
-type Swiped<T> = Result<T, Box<dyn Error + Send + Sync>>;
+type VacuumResult<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Where it is swept.
 #[derive(Clone)]
-pub(super) struct Floor {
+pub(super) struct LowWater {
     pub(super) pool: Pool,
     pub(super) schema: Schema,
 }
 
-impl Broom {
+impl Vacuum {
     /// Now and then looks for dead rows and clears them away. Nobody waits for it: with large
     /// tables it takes seconds.
-    pub(super) fn sweep(&self, floor: impl FnOnce() -> Floor, now: Steady) {
+    pub(super) fn sweep(&self, low_water: impl FnOnce() -> LowWater, now: Steady) {
         {
             let mut swept = self.swept();
             if swept.is_at_it || swept.looked.is_some_and(|looked| now.since(looked) < PAUSE) {
@@ -81,44 +82,44 @@ impl Broom {
             }
             (swept.looked, swept.is_at_it) = (Some(now), true);
         }
-        let (broom, floor) = (self.clone(), floor());
+        let (broom, low_water) = (self.clone(), low_water());
         tokio::spawn(async move {
-            let swept = tokio::time::timeout(PATIENCE, broom.clear(&floor, now)).await;
+            let swept = tokio::time::timeout(PATIENCE, broom.clear(&low_water, now)).await;
             // Whoever may not, or would have to wait, leaves it to others.
             if !matches!(swept, Ok(Ok(()))) {
-                tracing::debug!(schema = %floor.schema, ?swept, "not swept");
+                tracing::debug!(schema = %low_water.schema, ?swept, "not swept");
             }
             broom.swept().is_at_it = false;
         });
     }
 
-    /// Lets the halves take turns, beside everything else, until vacuum can do it again.
-    fn take_turns(&self, floor: &Floor) {
+    /// Lets the partitions rotate, beside everything else, until vacuum can do it again.
+    fn take_turns(&self, low_water: &LowWater) {
         if std::mem::replace(&mut self.swept().is_turning, true) {
             return;
         }
-        let (store, floor) = (Arc::downgrade(&self.0), floor.clone());
+        let (store, low_water) = (Arc::downgrade(&self.0), low_water.clone());
         tokio::spawn(async move {
-            let turned = turns(&floor, || store.strong_count() > 0).await;
+            let turned = turns(&low_water, || store.strong_count() > 0).await;
             if let Err(error) = turned {
-                tracing::debug!(schema = %floor.schema, %error, "the halves take turns no more");
+                tracing::debug!(schema = %low_water.schema, %error, "no rotation");
             }
             if let Some(swept) = store.upgrade() {
-                Broom(swept).swept().is_turning = false;
+                Vacuum(swept).swept().is_turning = false;
             }
         });
     }
 
-    /// Clears what is worth it, and lets halves in which rows are stuck take turns.
-    async fn clear(&self, floor: &Floor, now: Steady) -> Swiped<()> {
-        let is_pinned = floor.is_pinned().await?;
-        let dead = dead_rows(&floor.pool.get().await?, &floor.schema, is_pinned).await?;
-        let is_half = |table: &String| HALVES.contains(&table.as_str());
+    /// Clears what is worth it, and lets partitions in which rows are stuck take turns.
+    async fn clear(&self, low_water: &LowWater, now: Steady) -> VacuumResult<()> {
+        let is_pinned = low_water.is_pinned().await?;
+        let dead = dead_rows(&low_water.pool.get().await?, &low_water.schema, is_pinned).await?;
+        let is_half = |table: &String| PARTITIONS.contains(&table.as_str());
         if is_pinned && dead.keys().any(is_half) {
-            self.take_turns(floor);
+            self.take_turns(low_water);
         } else if !is_pinned && !self.swept().is_turning {
             // Whoever let them take turns may have died.
-            floor.call("rest").await?;
+            low_water.call("rest").await?;
         }
         let worth: HashMap<String, i64> = {
             let swept = self.swept();
@@ -130,31 +131,36 @@ impl Broom {
         if worth.is_empty() {
             return Ok(());
         }
-        self.vacuum(floor, worth, now).await?;
+        self.vacuum(low_water, worth, now).await?;
         // A transaction that is not seen from here may pin them as well.
         let is_stuck = {
             let mut swept = self.swept();
-            let is_stuck = HALVES.iter().any(|half| swept.is_stuck(half));
+            let is_stuck = PARTITIONS.iter().any(|half| swept.is_stuck(half));
             swept.stuck.retain(|table, _| !is_half(table));
             is_stuck
         };
         if is_stuck {
-            self.take_turns(floor);
+            self.take_turns(low_water);
         }
         Ok(())
     }
 
     /// Clears tables as far as that is possible, and notes how far it was.
-    async fn vacuum(&self, floor: &Floor, dead: HashMap<String, i64>, now: Steady) -> Swiped<()> {
-        let client = floor.pool.get().await?;
+    async fn vacuum(
+        &self,
+        low_water: &LowWater,
+        dead: HashMap<String, i64>,
+        now: Steady,
+    ) -> VacuumResult<()> {
+        let client = low_water.pool.get().await?;
         let tables = dead.keys().map(|table| format!("windlass.{table}")).collect::<Vec<_>>();
         let how = "skip_locked, truncate false, index_cleanup on, parallel 0";
-        let sql = floor.schema.in_sql(&format!("vacuum ({how}) {}", tables.join(", ")));
+        let sql = low_water.schema.in_sql(&format!("vacuum ({how}) {}", tables.join(", ")));
         if let Err(error) = client.batch_execute(&sql).await {
             drop(deadpool_postgres::Object::take(client));
             return Err(error.into());
         }
-        let after: HashMap<String, i64> = dead_rows(&client, &floor.schema, false).await?;
+        let after: HashMap<String, i64> = dead_rows(&client, &low_water.schema, false).await?;
         let stuck = dead.into_iter().map(|(table, before)| {
             let left = after.get(&table).copied().unwrap_or(0);
             // Some have died since, or are told of late.
@@ -164,12 +170,12 @@ impl Broom {
         Ok(())
     }
 
-    fn swept(&self) -> MutexGuard<'_, Swept> {
+    fn swept(&self) -> MutexGuard<'_, VacuumState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Swept {
+impl VacuumState {
     fn is_stuck(&self, table: &str) -> bool {
         self.stuck.get(table).is_some_and(|(stuck, _)| *stuck > 0)
     }
@@ -181,8 +187,8 @@ impl Swept {
     }
 }
 
-/// Lets the halves go on, a step at a time, while a transaction pins dead rows and somebody cares.
-async fn turns(floor: &Floor, is_wanted: impl Fn() -> bool) -> Swiped<()> {
+/// Rotates the partitions, a step at a time, while a transaction pins dead rows and it is wanted.
+async fn turns(low_water: &LowWater, is_wanted: impl Fn() -> bool) -> VacuumResult<()> {
     loop {
         for _ in 0..STEPS {
             SystemClock::new().sleep(STEP_PAUSE).await;
@@ -190,31 +196,31 @@ async fn turns(floor: &Floor, is_wanted: impl Fn() -> bool) -> Swiped<()> {
                 return Ok(());
             }
             // One that would have had to wait for somebody is made up for by the next.
-            if let Err(error) = floor.call("rotate").await {
-                tracing::debug!(schema = %floor.schema, %error, "the halves wait");
+            if let Err(error) = low_water.call("rotate").await {
+                tracing::debug!(schema = %low_water.schema, %error, "the halves wait");
             }
         }
-        if !floor.is_pinned().await? {
-            return floor.call("rest").await;
+        if !low_water.is_pinned().await? {
+            return low_water.call("rest").await;
         }
     }
 }
 
-impl Floor {
+impl LowWater {
     /// Calls a function of the schema that is given nothing.
-    async fn call(&self, function: &str) -> Swiped<()> {
+    async fn call(&self, function: &str) -> VacuumResult<()> {
         let sql = self.schema.in_sql(&format!("select windlass.{function}()"));
         let call = async {
             let client = self.pool.get().await?;
             Ok(ask_in_read_committed(&client, &sql, &[]).await?)
         };
-        let called: Swiped<Vec<Row>> = tokio::time::timeout(PATIENCE, call).await?;
+        let called: VacuumResult<Vec<Row>> = tokio::time::timeout(PATIENCE, call).await?;
         called.map(drop)
     }
 
     /// Whether some transaction is so old that much of what has died since cannot be cleared away.
     /// One of another role that only reads stays unseen.
-    async fn is_pinned(&self) -> Swiped<bool> {
+    async fn is_pinned(&self) -> VacuumResult<bool> {
         let sql = format!(
             "select coalesce(greatest(max(age(backend_xmin)), max(age(backend_xid))) > {OLD}, \
              false) from pg_stat_activity"

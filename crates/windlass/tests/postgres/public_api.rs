@@ -138,9 +138,9 @@ async fn what_is_rolled_back_leaves_no_job_event_or_wake() {
     assert_eq!((scene.jobs().await, scene.rings().await), (0, vec![]));
     assert_eq!(scene.ground.sql(events), "0");
     let partly = format!(
-        "begin; {ENQUEUE}; savepoint half; \
+        "begin; {ENQUEUE}; savepoint part; \
          select s0.enqueue('mail.letter', '{{\"to\": \"nobody\"}}', queue => 'other'); \
-         rollback to half; commit"
+         rollback to part; commit"
     );
     scene.producer.batch_execute(&partly).await.expect("it may");
     assert_eq!((scene.jobs().await, scene.rings().await), (1, vec!["q:default".to_string()]));
@@ -201,12 +201,12 @@ async fn everything_a_producer_can_say_in_sql_is_kept() {
 /// All that a role which may only enqueue must not do.
 const FORBIDDEN: &[&str] = &[
     "select * from s0.job",
-    "select * from s0.place",
+    "select * from s0.job_state",
     "select * from s0.worker",
     "select * from s0.migration",
-    "select * from s0.house",
+    "select * from s0.settings",
     "insert into s0.queue (name) values ('mine')",
-    "update s0.house set payload_bytes = 1",
+    "update s0.settings set payload_bytes = 1",
     "delete from s0.job",
     "truncate s0.job",
     "drop function s0.enqueue",
@@ -224,7 +224,7 @@ const FORBIDDEN: &[&str] = &[
     "select * from s0.configure('default', 'pause', null)",
     "select * from s0.clear('default')",
     "select * from s0.turn('{}', null)",
-    "select s0.announce('me', 0, '{}', null, null, null, null)",
+    "select s0.heartbeat('me', 0, '{}', null, null, null, null)",
     "select s0.register('mine', 'mine')",
     "select s0.now_us()",
     "select s0.counts()",
