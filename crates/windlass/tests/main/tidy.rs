@@ -1,5 +1,6 @@
 //! House rules, kept by a test and not by a meeting.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -170,4 +171,63 @@ fn every_document_that_must_be_there_is_there() {
     ] {
         assert!(root().join(name).exists(), "{name} is missing");
     }
+}
+
+/// Names of types, traits and aliases in a file, without those that belong to a trait or are made
+/// for tests.
+fn type_names(text: &str) -> impl Iterator<Item = &str> {
+    let product = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    product.lines().filter_map(|line| {
+        let mut words = line.split_whitespace().filter(|word| !word.starts_with("pub"));
+        // `pub(in crate::store)` is two words.
+        let keyword = words.find(|word| *word != "crate::store)")?;
+        let indented = line.starts_with(' ');
+        let declares =
+            matches!(keyword, "struct" | "enum" | "trait") || keyword == "type" && !indented;
+        let name = words.next().filter(|_| declares)?;
+        Some(name.split(['<', '(', '{', ';', ':']).next().unwrap_or(name))
+    })
+}
+
+#[test]
+fn no_type_name_stands_twice_in_a_crate() {
+    // One of the two is built: with TLS or without.
+    let twins = ["Tls"];
+    let mut problems = Vec::new();
+    for krate in
+        ["windlass-core", "windlass", "windlass-server", "windlass-sim", "windlass-torture"]
+    {
+        let mut seen: BTreeMap<String, String> = BTreeMap::new();
+        for (file, text) in files(&format!("crates/{krate}/src"), "rs") {
+            for name in type_names(&text).filter(|name| !twins.contains(name)) {
+                if let Some(other) = seen.insert(name.to_string(), file.clone()) {
+                    problems.push(format!("{name} stands in {other} and in {file}"));
+                }
+            }
+        }
+    }
+    none(problems);
+}
+
+#[test]
+fn every_table_and_function_of_the_sql_is_in_the_glossary() {
+    let glossary = fs::read_to_string(root().join("CONTRIBUTING.md")).expect("the page exists");
+    let mut problems = Vec::new();
+    let mut named = 0;
+    for (file, text) in files("crates/windlass/src/store/postgres/sql", "sql") {
+        for line in text.lines().filter(|line| line.starts_with("create ")) {
+            let Some((_, name)) = line.split_once("windlass.") else { continue };
+            let is_index = line.starts_with("create index") || line.starts_with("create unique");
+            let end = name.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let name = &name[..end.unwrap_or(name.len())];
+            named += 1;
+            // A partition is called after its table.
+            let known = glossary.contains(&format!("`{name}`"));
+            if !is_index && !known {
+                problems.push(format!("{file}: `{name}` is not in CONTRIBUTING.md"));
+            }
+        }
+    }
+    none(problems);
+    assert!(named > 100, "only {named} were found");
 }
