@@ -34,7 +34,7 @@ pub use connect::{PostgresAddress, Schema};
 use deadpool_postgres::Pool;
 pub use fault::OpenFault;
 pub use migrate::{MIGRATIONS, Migration, VERSION};
-pub use roles::{grant_enqueue_sql, grant_work_sql};
+pub use roles::{grant_enqueue_sql, grant_read_sql, grant_work_sql};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_postgres::Row;

@@ -17,6 +17,7 @@ mod growth;
 mod isolation;
 mod many;
 mod moving;
+mod operator_views;
 mod planted;
 mod public_api;
 mod rotation;

@@ -42,11 +42,11 @@ pub(super) enum Entry {
     /// A whole job as it was when it was copied here; entries before this one no longer count.
     Whole(Box<JobRecord>),
     /// What the ledger knew of a job at this point, for those who begin to read here.
-    CheckpointEntry(Box<CheckpointEntry>),
+    Checkpoint(Box<CheckpointEntry>),
     /// A whole object.
     Object(Box<ObjectRecord>),
     /// What the ledger knew of an object at this point, and where its record is kept.
-    ObjectCheckpointEntry(Box<(Address, ObjectMeta, RecordLocation)>),
+    ObjectCheckpoint(Box<(Address, ObjectMeta, RecordLocation)>),
 }
 
 const INSERT: u8 = 1;
@@ -284,21 +284,21 @@ pub(super) fn decode(body: &[u8]) -> Result<Entry, Wrong> {
             totals: from.totals()?,
         }),
         WHOLE => Entry::Whole(Box::new(from.whole()?)),
-        SKETCH => Entry::CheckpointEntry(Box::new(from.checkpoint_entry()?)),
+        SKETCH => Entry::Checkpoint(Box::new(from.checkpoint_entry()?)),
         FULL_SKETCH => {
             let mut checkpoint_entry = from.checkpoint_entry()?;
             checkpoint_entry.partition =
                 from.option(|from| Ok(Partition { number: from.varint()?, turn: from.flag()? }))?;
             checkpoint_entry.object = from.option(EntryReader::address)?;
             checkpoint_entry.steps = from.step_marks()?;
-            Entry::CheckpointEntry(Box::new(checkpoint_entry))
+            Entry::Checkpoint(Box::new(checkpoint_entry))
         }
         OBJECT => Entry::Object(Box::new(from.object()?)),
         OBJECT_GONE => Entry::Change(Change::ObjectGone { address: from.address()? }),
         OBJECT_SKETCH => {
             let (address, meta) = (from.address()?, from.object_meta()?);
             let kept = RecordLocation { place: from.long()?, weight: from.short()? };
-            Entry::ObjectCheckpointEntry(Box::new((address, meta, kept)))
+            Entry::ObjectCheckpoint(Box::new((address, meta, kept)))
         }
         WHOLE_WITH_STEPS => {
             let whole = from.whole()?;
@@ -1265,7 +1265,7 @@ mod tests {
             let record = JobRecord { steps: Vec::new(), ..record };
             add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
             let checkpoint_entry = checkpoint_entry(status.clone());
-            add(Entry::CheckpointEntry(Box::new(checkpoint_entry.clone())), &|to| {
+            add(Entry::Checkpoint(Box::new(checkpoint_entry.clone())), &|to| {
                 encode_sketch(&checkpoint_entry, to)
             });
             let plain = CheckpointEntry {
@@ -1274,7 +1274,7 @@ mod tests {
                 steps: Vec::new(),
                 ..checkpoint_entry
             };
-            add(Entry::CheckpointEntry(Box::new(plain.clone())), &|to| encode_sketch(&plain, to));
+            add(Entry::Checkpoint(Box::new(plain.clone())), &|to| encode_sketch(&plain, to));
             let (job, met) = (Arc::new(full_job()), vec![id(9)]);
             let accepted = Accepted { job, sequence: 1, at: at(10), status, met };
             let insert = Change::Insert(Box::new(accepted));
@@ -1298,7 +1298,7 @@ mod tests {
             let (address, meta) = (object(), meta(status));
             let kept = RecordLocation { place: u64::MAX, weight: 6 };
             let checkpoint_entry =
-                Entry::ObjectCheckpointEntry(Box::new((address.clone(), meta.clone(), kept)));
+                Entry::ObjectCheckpoint(Box::new((address.clone(), meta.clone(), kept)));
             add(checkpoint_entry, &|to| encode_object_sketch(&address, &meta, kept, to));
             let (address, meta) = (address.clone(), meta.clone());
             let record = ObjectRecord { address, meta, state: vec![1, 2].into() };

@@ -596,10 +596,10 @@ impl JournaledLedger {
                 Entry::Whole(record) if record.id() == job => break *record,
                 Entry::Update { .. }
                 | Entry::Change(_)
-                | Entry::CheckpointEntry(_)
+                | Entry::Checkpoint(_)
                 | Entry::Whole(_)
                 | Entry::Object(_)
-                | Entry::ObjectCheckpointEntry(_) => {
+                | Entry::ObjectCheckpoint(_) => {
                     return Err(wrong("it is not about the job it should be about"));
                 }
             }
@@ -881,12 +881,12 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
             let weight = weight.saturating_add(bytes);
             restore.keep(job, RecordLocation { place: Place { depth, ..place }.pack(), weight });
         }
-        Entry::CheckpointEntry(checkpoint_entry) => restore.checkpoint_entry(&checkpoint_entry),
+        Entry::Checkpoint(checkpoint_entry) => restore.checkpoint_entry(&checkpoint_entry),
         Entry::Object(record) => {
             let kept = RecordLocation { place: place.pack(), weight: bytes };
             restore.object(&record.address, record.meta, kept);
         }
-        Entry::ObjectCheckpointEntry(checkpoint_entry) => {
+        Entry::ObjectCheckpoint(checkpoint_entry) => {
             let (address, meta, kept) = *checkpoint_entry;
             restore.object(&address, meta, kept);
         }

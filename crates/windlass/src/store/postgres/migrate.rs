@@ -41,6 +41,7 @@ pub const MIGRATIONS: &[Migration] = &[Migration {
         include_str!("sql/views.sql"),
         include_str!("sql/transaction.sql"),
         include_str!("sql/move.sql"),
+        include_str!("sql/operator_views.sql"),
         include_str!("sql/public_api.sql"),
     ],
 }];

@@ -35,6 +35,25 @@ pub fn grant_work_sql(schema: &Schema, role: &str) -> String {
     )
 }
 
+/// The views that operators read.
+const VIEWS: [&str; 5] = ["jobs", "dead_letters", "queues", "workers", "schedules"];
+
+/// SQL that lets `role` read the views for operators, and do nothing else.
+///
+/// To be run by the owner of the schema, when it is there. Running it twice is harmless.
+pub fn grant_read_sql(schema: &Schema, role: &str) -> String {
+    let role = quoted(role);
+    let views = VIEWS.map(|view| format!("{schema}.{view}")).join(", ");
+    // Functions within a view are called by whoever reads it.
+    let functions = ["_state_name", "_never_started", "_timestamp", "_json", "_reason"];
+    let functions = functions.map(|function| format!("{schema}.{function}")).join(", ");
+    format!(
+        "grant usage on schema {schema} to {role};\n\
+         grant select on {views} to {role};\n\
+         grant execute on function {functions} to {role};\n"
+    )
+}
+
 /// A name that SQL takes for nothing else, whatever is in it.
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))

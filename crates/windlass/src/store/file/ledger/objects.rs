@@ -56,13 +56,11 @@ impl JournaledLedger {
         match codec::decode(&self.journal.read(at)?).map_err(wrong)? {
             Entry::Object(record) if record.address == *object => Ok(*record),
             Entry::Object(_)
-            | Entry::ObjectCheckpointEntry(_)
+            | Entry::ObjectCheckpoint(_)
             | Entry::Change(_)
             | Entry::Update { .. }
             | Entry::Whole(_)
-            | Entry::CheckpointEntry(_) => {
-                Err(wrong("it is not about the object it should be about"))
-            }
+            | Entry::Checkpoint(_) => Err(wrong("it is not about the object it should be about")),
         }
     }
 
