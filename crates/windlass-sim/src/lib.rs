@@ -2,10 +2,10 @@
 //!
 //! [`Machine`] is one machine: a [`SimDisk`], a clock that is stepped, and a process that drives
 //! the store's [`JournaledLedger`](windlass::store::file::JournaledLedger) as `FileStore` does, one
-//! step at a time, so that the power can be lost between any two of them. [`Oracle`] watches from outside: it knows
-//! what was asked, answered and told, and says when that cannot all be true. [`World`] puts clients
-//! and workers around the machine that do what programs do, and draws what goes wrong. [`run`] is
-//! one seed; [`swarm`] runs thousands.
+//! step at a time, so that the power can be lost between any two of them. [`Oracle`] watches from
+//! outside: it knows what was asked, answered and told, and says when that cannot all be true.
+//! [`World`] puts clients and workers around the machine that do what programs do, and draws what
+//! goes wrong. [`run`] is one seed; [`swarm`] runs thousands.
 //!
 //! No threads, no sleeping, no other source of chance: a seed that fails once fails for ever.
 

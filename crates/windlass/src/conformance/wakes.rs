@@ -1,8 +1,8 @@
 //! The suite every wake must pass.
 //!
 //! Write a [`WakeHarness`] that makes two wakes as of two processes, call [`run`], and print what
-//! it returns. The suite waits for rings for as long as a wake may need, and never for the absence of
-//! one: that a ring did not come is told by a later one that did.
+//! it returns. The suite waits for rings for as long as a wake may need, and never for the absence
+//! of one: that a ring did not come is told by a later one that did.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -179,6 +179,7 @@ impl PostgresStore {
         for attempt in 1..=TRIES {
             let client = self.pool.get().await.map_err(fault::no_connection)?;
             let under_way = CancelOnDrop::new(client, &self.address);
+            let begun = self.clock.now().steady;
             let asked = async {
                 let client = under_way.client();
                 match self.names_isolation.load(Ordering::Relaxed) {
@@ -198,7 +199,8 @@ impl PostgresStore {
                 self.names_isolation.store(true, Ordering::Relaxed);
                 continue;
             }
-            match answer.map_err(|error| fault::verdict(doing, error)) {
+            let waited = self.clock.now().steady.since(begun);
+            match answer.map_err(|error| fault::verdict(doing, error, waited)) {
                 Ok(rows) => return Ok(rows),
                 Err(Verdict::Tell(error)) => return Err(error),
                 Err(Verdict::Again) => {

@@ -19,17 +19,21 @@ pub(crate) async fn stops_when_it_is_given_up(server: &Postgres, database: &str,
     let wake = Arc::new(LocalWake::new());
     let store = PostgresStore::open(&address, Limits::default(), wake).await;
     let store = Arc::new(store.expect("the schema can be made"));
-    let (holder, connection) =
-        tokio_postgres::connect(&server.url_for(database), tokio_postgres::NoTls)
-            .await
-            .expect("it connects");
-    tokio::spawn(connection);
+    let client = || async {
+        let url = server.url_for(database);
+        let client = tokio_postgres::connect(&url, tokio_postgres::NoTls).await;
+        let (client, connection) = client.expect("it connects");
+        tokio::spawn(connection);
+        client
+    };
+    // Who is in a transaction sees of others what they did when it first looked.
+    let (holder, watcher) = (client().await, client().await);
     let lock = format!("begin; lock table {}.job_state in access exclusive mode", address.schema);
     holder.batch_execute(&lock).await.expect("nobody else has it");
     let waiting = || async {
         let sql = "select count(*) from pg_stat_activity where datname = current_database() \
-             and wait_event_type = 'Lock' and state = 'active' and pid <> pg_backend_pid()";
-        holder.query_one(sql, &[]).await.expect("it is answered").get::<_, i64>(0)
+             and wait_event_type = 'Lock' and state = 'active'";
+        watcher.query_one(sql, &[]).await.expect("it is answered").get::<_, i64>(0)
     };
     // Reading has no time limit of its own: but for being stopped it would wait for ever.
     let reader = store.clone();

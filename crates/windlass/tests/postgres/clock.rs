@@ -264,3 +264,39 @@ async fn when_the_servers_clock_is_stepped_time_goes_on_from_where_it_was() {
     engine.close().await;
     other.close().await;
 }
+
+/// A server measures by its wall clock how long a call has waited for a lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_a_stepped_clock_tells_to_give_a_lock_up_waits_again() {
+    let Some(server) = or_skip(Postgres::with_clock()) else { return };
+    // Who waits for a lock is told the real time when it looks for circles, after a second; that is
+    // an hour ahead.
+    server.set_clock(-HOUR);
+    server.configure(&["deadlock_timeout=1s"]);
+    let engine = open(&server.url()).await;
+    let job = engine.enqueue(work(1)).await.expect("accepted");
+    let holder = tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await;
+    let (holder, connection) = holder.expect("it connects");
+    tokio::spawn(connection);
+    let hold = "begin; select from windlass.job_state for update";
+    holder.batch_execute(hold).await.expect("nobody else has it");
+    let handle = job.clone();
+    let call = tokio::spawn(async move { handle.cancel().await });
+    // When the statement that waits has begun, if one does.
+    let begun = || {
+        let sql = "select query_start from pg_stat_activity \
+             where wait_event_type = 'Lock' and query like '%.alter(%'";
+        server.sql("postgres", sql)
+    };
+    until("the call waits", || async { !begun().is_empty() }).await;
+    let first = begun();
+    until("it waits again", || async {
+        let now = begun();
+        call.is_finished() || !now.is_empty() && now != first
+    })
+    .await;
+    assert!(!call.is_finished(), "{:?}", call.await);
+    holder.batch_execute("rollback").await.expect("it ends");
+    soon("its answer", call).await.expect("no panic").expect("it is cancelled");
+    engine.close().await;
+}

@@ -12,6 +12,7 @@ use windlass::core::job::{Lane, LeaseToken, NewJob, Unique};
 use windlass::core::ledger::{QueueChange, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::AttemptEnd;
+use windlass::primitives::{Debounce, Flush};
 use windlass::store::{ClaimedJob, JobAction, Selection, StoreError};
 use windlass::{
     Acceptance, Attempt, CancelReason, Dependency, Engine, Error, EventKind, Failure, JobId,
@@ -569,6 +570,37 @@ async fn batches_that_name_the_same_jobs_in_another_order_get_in_nobodys_way_for
     until("all sessions have ended", || async { ground.sql(sessions) == "0" }).await;
     let circles = "select deadlocks from pg_stat_database where datname = current_database()";
     assert_eq!(ground.sql(circles), "0", "calls waited for each other in a circle");
+}
+
+/// Whoever ends an attempt of an object holds the job and then the object; whoever asks something
+/// of the object must not hold them the other way round.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_asks_something_of_an_object_holds_its_jobs_first() {
+    let Some(ground) = Ground::new() else { return };
+    let engine = open(&ground.text_address()).await;
+    let pages = Debounce::new("pages", HOUR, |_: Flush<u64>| async { Ok::<(), Failure>(()) });
+    let settling = ground.client().await;
+    for purges in [false, true] {
+        engine.debounce(&pages).add("home", 1).await.expect("it is added");
+        let hold = "begin; select from s0.job_state p join s0.job j using (seq) \
+             join s0.object o on o.alarm = j.id for update of p";
+        settling.batch_execute(hold).await.expect("nobody has it");
+        let (engine, pages) = (engine.clone(), pages.clone());
+        let asked = tokio::spawn(async move {
+            match purges {
+                false => engine.debounce(&pages).add("home", 2).await.map(drop),
+                true => engine.debounce(&pages).clear("home").await.map(drop),
+            }
+        });
+        let waits = "select count(*) from pg_stat_activity where datname = current_database() \
+             and wait_event_type = 'Lock' and query like '%s0.turn(%'";
+        until("it waits for the job", || async { ground.sql(waits) == "1" }).await;
+        let object = "select from s0.object for update nowait";
+        settling.batch_execute(object).await.expect("nobody holds the object meanwhile");
+        settling.batch_execute("commit").await.expect("it ends");
+        soon("the answer", asked).await.expect("no panic").expect("it is done");
+    }
+    engine.close().await;
 }
 
 /// Claims a few jobs at a time and completes them together, until none of these is open.

@@ -97,7 +97,8 @@ async fn jobs_queues_and_dead_letters_are_seen_in_words() {
     let seen = scene.seen(dead).await;
     assert_eq!(seen, ["mail mail.letter permanent failure no such address 1 nobody t"]);
     let queues = "select concat_ws(' ', queue, paused, scheduled, ready, running, completed, \
-         dead, enqueued_so_far) from s0.queues where queue in ('mail', 'later', 'waits') order by 1";
+         dead, enqueued_so_far) from s0.queues \
+         where queue in ('mail', 'later', 'waits') order by 1";
     let seen = scene.seen(queues).await;
     assert_eq!(seen, ["later f 1 0 0 0 0 1", "mail f 0 0 0 1 1 2", "waits f 0 1 0 0 0 1"]);
     let workers = "select concat_ws(' ', worker like 'worker-%', alive, stopping, slots, \

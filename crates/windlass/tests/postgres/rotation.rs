@@ -1,17 +1,17 @@
 //! The two partitions of what is ready, while an old transaction pins what is dead: new jobs go
 //! into one, and of the other it is known how far it is empty. No claim passes over a job for that.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use async_trait::async_trait;
 use tokio::task::JoinHandle;
 use tokio_postgres::{Client, IsolationLevel, Transaction};
-use windlass::conformance::{self, Harness};
 use windlass::store::Store;
+use windlass::store::postgres::Schema;
 use windlass::{Limits, Priority};
 
 use crate::common::{Ground, claim, raw};
+use crate::schemas::{Trial, judge};
 
 /// How large a partition may be before it is left: it is left at once, or never.
 const AT_ONCE: i64 = 0;
@@ -29,7 +29,7 @@ async fn leave_the_first_half(client: &Client) {
     }
 }
 
-/// Whether it is told how far the partition that was left is empty.
+/// Whether it is told how far the half that was left is empty.
 fn is_told(ground: &Ground) -> bool {
     ground.sql(
         "select coalesce((select queue_kinds from s0.low_water order by n desc limit 1), '{}') \
@@ -57,7 +57,7 @@ async fn read_so_far(transaction: &Transaction<'_>) -> i64 {
     transaction.query_one(read, &[]).await.expect("it is told").get(0)
 }
 
-/// How many entries of a partition's index a claim of ten reads.
+/// How many entries of a half's index a claim of ten reads.
 async fn entries_read(client: &mut Client) -> i64 {
     let transaction = client.transaction().await.expect("it begins");
     let claim = "select * from s0.claim('w', null, '{work}', '{60000000}', '{3}', \
@@ -88,7 +88,7 @@ async fn what_is_dead_in_front_of_a_backlog_is_passed_over_once() {
     assert!(is_told(&ground));
     let read = entries_read(&mut client).await;
     assert!(read < 200, "{read} entries read for ten jobs");
-    // Nobody is passed over for it, and everybody has his turn, in both partitions.
+    // Nobody is passed over for it, and everybody has his turn, in both halves.
     let mut urgent = raw(7_000);
     urgent.priority = Priority(1);
     store.enqueue(vec![Arc::new(urgent)]).await.expect("it is acceptable");
@@ -135,49 +135,29 @@ async fn a_job_is_found_whatever_its_producer_knows_of_rotations() {
     assert_eq!(take(&*store, 9).await, [5]);
 }
 
-/// Stores whose partitions rotate all the time.
-struct Turning {
-    ground: Ground,
-    /// How many there are, and who lets the partitions of the last one go on.
-    last: Mutex<(usize, Option<JoinHandle<()>>)>,
-}
+/// How many rotations there were.
+static ROTATIONS: AtomicU64 = AtomicU64::new(0);
 
-#[async_trait]
-impl Harness for Turning {
-    async fn fresh(&self, limits: Limits) -> Arc<dyn Store> {
-        let store = self.ground.store(limits).await;
-        let client = self.ground.client().await;
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let schema = last.0;
-        let turning = tokio::spawn(async move {
-            // Left, told of, emptied.
-            for worth in [AT_ONCE, AT_ONCE, NEVER, NEVER, NEVER, AT_ONCE].into_iter().cycle() {
-                step(&client, schema, worth).await;
+/// Rotates the partitions of a schema all the time.
+fn rotate_always(client: Client, schema: Schema) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        // Left, told of, emptied.
+        for worth in [AT_ONCE, AT_ONCE, NEVER, NEVER, NEVER, AT_ONCE].into_iter().cycle() {
+            let rotate = format!("select {schema}.rotate({worth})");
+            let turned = client.query_one(&rotate, &[]).await;
+            if turned.is_ok_and(|turned| turned.get(0)) {
+                ROTATIONS.fetch_add(1, Ordering::SeqCst);
             }
-        });
-        if let Some(before) = last.1.replace(turning) {
-            before.abort();
         }
-        last.0 += 1;
-        store
-    }
-
-    async fn advance(&self, by: Duration) {
-        self.ground.advance(by);
-    }
+    })
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_promise_of_the_suite_is_kept_while_partitions_rotate() {
-    let Some(ground) = Ground::new() else { return };
-    ground.make_clock();
-    let turning = Arc::new(Turning { ground, last: Mutex::default() });
-    let broken = conformance::run(turning.clone()).await;
-    for case in &broken {
-        eprintln!("broken: {}\n  {}", case.name, case.seen);
-    }
-    assert!(broken.is_empty(), "{} promises are broken", broken.len());
-    let turns = "select sum(last_value) from pg_sequences where sequencename = 'active_partition'";
-    let turns: u64 = turning.ground.sql(turns).parse().expect("it is a number");
-    assert!(turns > 200, "only {turns} turns were taken");
+    let trials = Trial::all(Some(rotate_always));
+    let cases = trials.len() as u64;
+    let broken = judge(trials).await;
+    assert!(broken.is_empty(), "{} promises are broken\n{}", broken.len(), broken.join("\n"));
+    let turns = ROTATIONS.load(Ordering::SeqCst);
+    assert!(turns > cases, "there were only {turns} rotations");
 }

@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_postgres::Client;
 use windlass::Limits;
-use windlass::conformance::{self, Case, Harness};
+use windlass::conformance::{self, Harness};
 use windlass::store::Store;
 use windlass::store::postgres::{PostgresAddress, PostgresStore, Schema, migration_sql};
 use windlass::wake::LocalWake;
@@ -175,12 +175,14 @@ fn emptying_sql(schema: &Schema) -> String {
     )
 }
 
-/// Stores with a bug, or with none, for one case.
+/// Stores for one trial.
 struct Schemas {
     plot: Arc<Plot>,
     bug: Option<&'static Bug>,
-    /// They are free when nobody has a store of this case any more.
+    meanwhile: Option<Meanwhile>,
+    /// They are free when nobody has a store of this trial any more.
     borrowed: Mutex<Vec<Borrowed>>,
+    going_on: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[async_trait]
@@ -189,6 +191,11 @@ impl Harness for Schemas {
         let borrowed = self.plot.borrow(self.bug).await;
         let wake = Arc::new(LocalWake::new());
         let store = PostgresStore::open(&borrowed.address, limits, wake).await;
+        if let Some(meanwhile) = self.meanwhile {
+            let client = self.plot.ground.client().await;
+            let going_on = meanwhile(client, borrowed.address.schema.clone());
+            self.going_on.lock().unwrap_or_else(PoisonError::into_inner).push(going_on);
+        }
         self.borrowed.lock().unwrap_or_else(PoisonError::into_inner).push(borrowed);
         Arc::new(store.expect("the schema is there"))
     }
@@ -199,14 +206,28 @@ impl Harness for Schemas {
     }
 }
 
-/// A bug, or none, and the name of a case.
-pub(crate) type Trial = (Option<&'static Bug>, String);
+impl Drop for Schemas {
+    fn drop(&mut self) {
+        let going_on = self.going_on.lock().unwrap_or_else(PoisonError::into_inner);
+        going_on.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// What goes on in a schema while a case is checked in it.
+pub(crate) type Meanwhile = fn(Client, Schema) -> JoinHandle<()>;
+
+/// A case, in schemas with a bug or with none.
+pub(crate) struct Trial {
+    pub(crate) case: String,
+    pub(crate) bug: Option<&'static Bug>,
+    pub(crate) meanwhile: Option<Meanwhile>,
+}
 
 /// How many trials go on at once, each in a database and on a clock of its own.
 const AT_ONCE: usize = 3;
 
-/// A case that hangs has seen the bug, too.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// A case that hangs has seen the bug, too. Far longer than the slowest takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Checks all of these, some at once, and answers what is wrong with them.
 pub(crate) async fn check_all<T, Fut>(
@@ -239,29 +260,35 @@ where
 
 /// What is wrong with these trials: cases that see no bug, or that fail without one.
 pub(crate) async fn judge(trials: Vec<Trial>) -> Vec<String> {
-    check_all(trials, |plot, trials, number| async move {
-        let (bug, name) = &trials[number];
-        let cases = conformance::cases();
-        match cases.iter().find(|case| case.name == *name) {
-            Some(case) => judge_one(plot, *bug, case).await,
-            None => Some(format!("there is no case `{name}`")),
-        }
-    })
-    .await
+    check_all(trials, |plot, trials, number| async move { trials[number].judge(plot).await }).await
 }
 
-async fn judge_one(plot: Arc<Plot>, bug: Option<&'static Bug>, case: &Case) -> Option<String> {
-    let harness = Arc::new(Schemas { plot, bug, borrowed: Mutex::default() });
-    let checked = tokio::time::timeout(PATIENCE, case.check(harness)).await;
-    match (bug, checked) {
-        (None, Ok(None)) => None,
-        (None, Ok(Some(broken))) => Some(format!("{case:?}\n  without a bug: {}", broken.seen)),
-        (None, Err(_)) => Some(format!("{case:?}\n  without a bug: no end of it")),
-        (Some(bug), Ok(None)) => Some(format!("NOT CAUGHT: {}\n  by {case:?}", bug.what)),
-        // The server itself refuses what makes no sense: that is no bug that could be shipped.
-        (Some(bug), Ok(Some(broken))) if broken.seen.contains("Unavailable") => {
-            Some(format!("{}: the SQL does not run\n  {}", bug.what, broken.seen))
+impl Trial {
+    /// Every case, without a bug.
+    pub(crate) fn all(meanwhile: Option<Meanwhile>) -> Vec<Self> {
+        let cases = conformance::cases().into_iter().map(|case| case.name);
+        cases.map(|case| Self { case, bug: None, meanwhile }).collect()
+    }
+
+    async fn judge(&self, plot: Arc<Plot>) -> Option<String> {
+        let (bug, meanwhile) = (self.bug, self.meanwhile);
+        let cases = conformance::cases();
+        let Some(case) = cases.iter().find(|case| case.name == self.case) else {
+            return Some(format!("there is no case `{}`", self.case));
+        };
+        let (borrowed, going_on) = (Mutex::default(), Mutex::default());
+        let harness = Arc::new(Schemas { plot, bug, meanwhile, borrowed, going_on });
+        let checked = tokio::time::timeout(PATIENCE, case.check(harness)).await;
+        match (bug, checked) {
+            (None, Ok(None)) => None,
+            (None, Ok(Some(broken))) => Some(format!("{case:?}\n  without a bug: {}", broken.seen)),
+            (None, Err(_)) => Some(format!("{case:?}\n  without a bug: no end of it")),
+            (Some(bug), Ok(None)) => Some(format!("NOT CAUGHT: {}\n  by {case:?}", bug.what)),
+            // The server itself refuses what makes no sense: that is no bug that could be shipped.
+            (Some(bug), Ok(Some(broken))) if broken.seen.contains("Unavailable") => {
+                Some(format!("{}: the SQL does not run\n  {}", bug.what, broken.seen))
+            }
+            (Some(_), Ok(Some(_)) | Err(_)) => None,
         }
-        (Some(_), Ok(Some(_)) | Err(_)) => None,
     }
 }

@@ -63,8 +63,8 @@ impl HandedOut {
 }
 
 /// Large claims that are at the server, each with the parity of the numbers it keeps to, or `None`
-/// if it takes what there is. Two at the same time would spend their time passing over what the other
-/// holds.
+/// if it takes what there is. Two at the same time would spend their time passing over what the
+/// other holds.
 #[derive(Default)]
 pub(super) struct Claims(Mutex<Vec<Option<i32>>>);
 

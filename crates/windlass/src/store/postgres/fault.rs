@@ -3,6 +3,8 @@
 //! What the server answers is known: an error means that the transaction was rolled back. What is
 //! unknown is only a connection that was lost while waiting for an answer.
 
+use std::time::Duration;
+
 use deadpool_postgres::PoolError;
 use serde_json::Value;
 use tokio_postgres::error::SqlState;
@@ -40,7 +42,16 @@ pub(super) enum Verdict {
     Tell(StoreError),
 }
 
-pub(super) fn verdict(doing: &'static str, error: tokio_postgres::Error) -> Verdict {
+/// A call waits for a lock for ten seconds (`lock_timeout` in the SQL). One that was told sooner
+/// that they are over was told so by a clock that was put ahead.
+const LOCK_WAIT: Duration = Duration::from_secs(9);
+
+/// What to make of this answer to a call that has taken so long.
+pub(super) fn verdict(
+    doing: &'static str,
+    error: tokio_postgres::Error,
+    waited: Duration,
+) -> Verdict {
     let Some(code) = error.code() else {
         // No answer: the connection is gone, or what came makes no sense.
         return Verdict::Tell(StoreError::Unknown { doing, source: Box::new(error) });
@@ -55,6 +66,7 @@ pub(super) fn verdict(doing: &'static str, error: tokio_postgres::Error) -> Verd
     }
     match code.code() {
         "40001" | "40P01" => Verdict::Again,
+        "55P03" if waited < LOCK_WAIT => Verdict::Again,
         "55P03" => {
             let why = "someone keeps rows of the schema locked, and nothing was done; \
                  look for an open transaction in `pg_stat_activity`";

@@ -52,6 +52,15 @@ declare
   _placed jsonb;
   _bound jsonb;
 begin
+  -- Its jobs first: whoever ends an attempt holds the job and then the object, and the other way round the two would
+  -- wait for each other, for the second that a server takes to look for circles.
+  perform from windlass.job_state p where p.seq = any (array(
+      select j.seq from windlass.object o
+          cross join lateral (select j.seq from windlass.job j where j.id = o.alarm offset 0) j
+        where o.address = _address
+      union all
+      select p.seq from windlass.job_state p where _turn->'purge' = '"now"' and p.object = _address))
+    order by p.seq for update;
   select * into _o from windlass.object where address = _address for update;
   _is_new := not found;
   if coalesce(_o.version, 0) <> (_turn->>'version')::bigint then
