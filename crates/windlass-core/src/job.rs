@@ -599,7 +599,7 @@ pub struct JobStatus {
 }
 
 impl JobStatus {
-    /// The condition of a job that was just accepted.
+    /// The status of a job that was just accepted.
     pub const fn new(state: State) -> Self {
         Self { state, attempts: 0, recoveries: 0, generation: 0, begun: false }
     }

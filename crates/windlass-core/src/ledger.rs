@@ -1,4 +1,4 @@
-//! The whole book: every kept job, its indexes, limits and counters, as one pure structure.
+//! The whole ledger: every kept job, its indexes, limits and counters, as one pure structure.
 //!
 //! [`Ledger::apply`] takes a command and the time, and answers with a reply, the record changes to
 //! persist, the events to tell and the queues to ring. It touches nothing else: a store decides
@@ -122,7 +122,7 @@ pub struct Effects {
     rings: BTreeSet<Ring>,
 }
 
-/// The whole book. See the module documentation.
+/// The whole ledger. See the module documentation.
 #[derive(Debug)]
 pub struct Ledger {
     limits: Limits,
@@ -175,7 +175,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An empty book.
+    /// An empty ledger.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,

@@ -6,7 +6,7 @@
 //! value.
 //!
 //! Reading order: [`job`] says what a job is, [`transition`] every legal change of one,
-//! [`outcome`] how an attempt's end becomes a verdict, and [`ledger`] is the whole book: it takes
+//! [`outcome`] how an attempt's end becomes a verdict, and [`ledger`] is the whole ledger: it takes
 //! a command and answers with a reply, the record changes to persist, and the events to tell.
 
 #![no_std]

@@ -102,7 +102,7 @@ pub struct Update {
     pub note: Option<Box<RecordNote>>,
 }
 
-/// What a record remembers beyond the condition.
+/// What a record remembers beyond the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordNote {
     /// An attempt began.

@@ -1,4 +1,4 @@
-//! One machine: a disk, a clock, and a process that drives the book as `FileStore` does.
+//! One machine: a disk, a clock, and a process that drives the ledger as `FileStore` does.
 //!
 //! What `FileStore` does with a lock, a writer thread and a thread that makes spare files is done
 //! here one step at a time, whenever the caller likes, so that anything can happen in between:
@@ -70,7 +70,7 @@ struct Process {
     spare: Option<WantedSpare>,
     tending: Tending,
     compacting: bool,
-    sketching: bool,
+    checkpointing: bool,
     sealed: bool,
     broken: bool,
     /// The writer has ended, as it does when the disk fails.
@@ -287,7 +287,7 @@ impl Machine {
         self.crashes += 1;
         self.trace.line(|| "the process is gone".to_string());
         self.cover.hit_if(Point::LeftoverCompaction, process.compacting);
-        self.cover.hit_if(Point::LeftoverCheckpoint, process.sketching);
+        self.cover.hit_if(Point::LeftoverCheckpoint, process.checkpointing);
         self.lose_sight(process.flying, process.gathered);
     }
 

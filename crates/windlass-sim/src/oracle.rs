@@ -1,11 +1,12 @@
 //! The judge: it knows what was asked, answered and told, and says when that cannot all be true.
 //!
-//! It stands outside the engine. What it believes comes from three books of its own: what producers
-//! sent and were answered, what workers were handed ([`runs`]), and what events told ([`model`]).
-//! What it compares with is what any user can see: answers, records, counters, explanations.
+//! It stands outside the engine. What it believes comes from three ledgers of its own: what
+//! producers sent and were answered, what workers were handed ([`runs`]), and what events told
+//! ([`model`]). What it compares with is what any user can see: answers, records, counters,
+//! explanations.
 //!
 //! The events of a commit count when the commit has landed. After a crash a commit that was in the
-//! air has landed or not; the number of the last event tells which, so the books are exact again
+//! air has landed or not; the number of the last event tells which, so the ledgers are exact again
 //! and every answer of that commit must be true as a whole, or none of it.
 
 mod audit;

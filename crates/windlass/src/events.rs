@@ -244,7 +244,7 @@ const RECENT: usize = 1_024;
 #[derive(Debug)]
 pub(crate) struct Waiters {
     book: Mutex<WaiterMap>,
-    /// The book's `heard`, to be read without it.
+    /// `heard` of the map, to be read without its lock.
     heard: AtomicU64,
     committed: watch::Receiver<u64>,
     /// Someone waits, after nobody did.

@@ -282,7 +282,7 @@ impl WorkerBuilder {
             tally: Mutex::default(),
             engine,
         });
-        let started = WorkerReport::Started(shared.card());
+        let started = WorkerReport::Started(shared.info());
         let heartbeat = shared.engine.store().heartbeat(shared.id.clone(), started);
         shared.ask("announce", heartbeat).await?;
         shared.engine.adopt(&shared);

@@ -1,4 +1,4 @@
-//! The invariants of the book, checked by a full scan: for tests and for `doctor`.
+//! The invariants of the ledger, checked by a full scan: for tests and for `doctor`.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -12,10 +12,10 @@ use super::lanes::LaneEntry;
 use crate::job::{JobId, Priority, StateName};
 
 impl Ledger {
-    /// Everything that is wrong with the book, in words; empty if nothing is.
+    /// Everything that is wrong with the ledger, in words; empty if nothing is.
     ///
     /// Counters and indexes are compared with what a scan of all jobs finds, so its cost grows
-    /// with the book.
+    /// with the ledger.
     pub fn check(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut states: BTreeMap<u32, [u64; 7]> = BTreeMap::new();

@@ -1,7 +1,8 @@
-//! Jobs as the book knows them, without what only their records hold: what a checkpoint is made of.
+//! Jobs as the ledger knows them, without what only their records hold: what a checkpoint is made
+//! of.
 //!
-//! A store whose records are large reads sketches instead when it opens, and each record only when
-//! someone asks for it.
+//! A store whose records are large reads checkpoint entries instead when it opens, and each record
+//! only when someone asks for it.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -54,7 +55,10 @@ pub struct CheckpointEntry {
 
 impl Ledger {
     /// Sketches of the jobs accepted after this sequence, in order.
-    pub fn sketches_after(&self, sequence: u64) -> impl Iterator<Item = CheckpointEntry> + '_ {
+    pub fn checkpoint_entries_after(
+        &self,
+        sequence: u64,
+    ) -> impl Iterator<Item = CheckpointEntry> + '_ {
         self.summaries_after(sequence).filter_map(|summary| {
             let slot = self.find(summary.id)?;
             Some(self.checkpoint_entry(slot))
@@ -89,7 +93,7 @@ impl Ledger {
 }
 
 impl Restore {
-    /// Takes over a sketch: the job is now like this in every respect.
+    /// Takes over a checkpoint entry: the job is now like this in every respect.
     pub fn checkpoint_entry(&mut self, checkpoint_entry: &CheckpointEntry) {
         let unique = checkpoint_entry.unique.as_ref().map(|(key, scope, until)| HeldKey {
             key: key.as_str().into(),

@@ -410,7 +410,7 @@ pub struct WorkerKind {
 /// A worker the ledger knows of. Not persisted: a worker that lives says so again.
 #[derive(Clone, Debug)]
 pub(super) struct WorkerState {
-    pub(super) card: WorkerInfo,
+    pub(super) info: WorkerInfo,
     pub(super) seen: Steady,
     pub(super) stopping: bool,
 }
@@ -423,8 +423,8 @@ impl Command for Heartbeat {
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<(), Refusal> {
         let what = match self.news {
-            WorkerReport::Started(card) => {
-                let state = WorkerState { card, seen: effects.now.steady, stopping: false };
+            WorkerReport::Started(info) => {
+                let state = WorkerState { info, seen: effects.now.steady, stopping: false };
                 ledger.workers.insert(self.worker.clone(), state);
                 EventKind::WorkerStarted
             }

@@ -1,6 +1,6 @@
 //! Accepting jobs: one batch, one decision, one commit.
 //!
-//! Every check is made against the book *and* the rest of the batch before anything is written,
+//! Every check is made against the ledger *and* the rest of the batch before anything is written,
 //! so a batch with one bad item of a thousand leaves nothing behind.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -245,7 +245,7 @@ impl Ledger {
         Ok(Planned::Accept { job })
     }
 
-    /// The key in the book's own terms; `None` if no job of the queue or kind was ever accepted.
+    /// The key in the ledger's own terms; `None` if no job of the queue or kind was ever accepted.
     fn key(&self, queue: &Name, kind: &Name, key: &str) -> Option<Key> {
         let (queue, kind) = (*self.queue_ids.get(queue)?, *self.kind_ids.get(kind)?);
         Some(Key { queue, kind, key: key.into() })

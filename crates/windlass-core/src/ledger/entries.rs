@@ -1,4 +1,5 @@
-//! The pages of the book: one compact entry per kept job, and what is known per line, queue, kind.
+//! The entries of the ledger: one compact entry per kept job, and what is known per line, queue,
+//! kind.
 //!
 //! An entry is what scheduling needs and nothing more; payloads, errors and history are the
 //! store's. Its size, and that of the index entries beside it, is what a waiting job costs.

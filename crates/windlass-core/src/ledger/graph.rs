@@ -19,8 +19,8 @@ impl Ledger {
         self.edges.range(first..=last).map(|((_, dependent), edge)| (*dependent, *edge))
     }
 
-    /// Those of a new job's dependencies that are met as things stand. One that is not in the book
-    /// yet comes later in the same batch.
+    /// Those of a new job's dependencies that are met as things stand. One that is not in the
+    /// ledger yet comes later in the same batch.
     pub(super) fn met_by_now(&self, dependencies: &[Dependency]) -> Vec<JobId> {
         let met = dependencies.iter().filter(|dependency| {
             let state = self.find(dependency.on).map(|slot| self.entry(slot).phase.name());

@@ -259,7 +259,7 @@ impl Ledger {
         }
     }
 
-    /// Writes a newly accepted job into the book.
+    /// Writes a newly accepted job into the ledger.
     pub(super) fn insert(&mut self, accepted: &Accepted) -> u32 {
         let job = &accepted.job;
         let (queue, kind) = (self.queue_id(&job.queue), self.kind_id(&job.kind));
@@ -285,7 +285,7 @@ impl Ledger {
         slot
     }
 
-    /// Deletes a job from the book.
+    /// Deletes a job from the ledger.
     pub(super) fn forget(&mut self, slot: u32) {
         self.unindex(slot);
         if let Some(spot) = self.spot(slot) {

@@ -1,6 +1,7 @@
-//! Objects in the book: what is known of each besides its state, and the jobs that are bound to it.
+//! Objects in the ledger: what is known of each besides its state, and the jobs that are bound to
+//! it.
 //!
-//! A turn is decided like everything else: checked against the book first, then written, in one
+//! A turn is decided like everything else: checked against the ledger first, then written, in one
 //! commit with whatever it follows from. What befalls a bound job without a turn (its worker was
 //! lost, someone cancelled it) reaches the object in the same commit too, so an object never waits
 //! for an alarm that is not there.
@@ -191,7 +192,7 @@ impl Objects {
         self.vacant.push(number);
     }
 
-    /// Puts an object into the book as it now is, wherever its record is kept.
+    /// Puts an object into the ledger as it now is, wherever its record is kept.
     fn write(&mut self, number: u32, meta: ObjectMeta) {
         let (purge_at, slot) = (meta.purge_at, self.slot_mut(number));
         let old = slot.object.take();
@@ -380,7 +381,7 @@ impl Ledger {
         }
     }
 
-    /// Takes a bound job that waits out of the book, or cancels it if it has started.
+    /// Takes a bound job that waits out of the ledger, or cancels it if it has started.
     fn call_off(&mut self, job: JobId, effects: &mut Effects) {
         let Some(slot) = self.find(job) else { return };
         let entry = self.entry(slot);

@@ -1,4 +1,4 @@
-//! Rebuilding the book from what a store has kept.
+//! Rebuilding the ledger from what a store has kept.
 //!
 //! A store that compacts its journal moves a job to the tail as one whole record and drops what it
 //! knew of it before, so the records of different jobs come in an order in which nothing ever
@@ -39,7 +39,7 @@ pub struct Restore {
 }
 
 impl Restore {
-    /// A book without jobs, under these limits.
+    /// A ledger without jobs, under these limits.
     pub fn new(limits: Limits) -> Self {
         Self { ledger: Ledger::new(limits), met: BTreeMap::new(), recent: None }
     }
@@ -144,7 +144,7 @@ impl Restore {
         self.find(job).is_some()
     }
 
-    /// The book that was lost, as of the last change.
+    /// The ledger that was lost, as of the last change.
     ///
     /// No lease has an end that is known, so each ends at once unless it is renewed. Nothing is
     /// let go that is beyond a bound: the first command that ends a job does that.

@@ -1,6 +1,6 @@
-//! Finished steps of a job's handler: what the book knows of them, and how many there may be.
+//! Finished steps of a job's handler: what the ledger knows of them, and how many there may be.
 //!
-//! Names and results are in the job's record. The book keeps a mark of each, so that it can keep
+//! Names and results are in the job's record. The ledger keeps a mark of each, so that it can keep
 //! the bounds and tell a step that is reported again from a new one without reading the record.
 
 use alloc::vec::Vec;
@@ -11,7 +11,7 @@ use crate::limits::{self, at_most};
 use crate::record::Step;
 use crate::refusal::Refusal;
 
-/// What the book knows of a finished step.
+/// What the ledger knows of a finished step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepMark {
     /// A hash of its name. Should two names of one job share it, the second step is kept all the

@@ -24,23 +24,23 @@ pub struct JobSummary<'a> {
 }
 
 impl Ledger {
-    /// What is known of a job; `None` if the book does not hold it.
+    /// What is known of a job; `None` if the ledger does not hold it.
     pub fn summary(&self, job: JobId) -> Option<JobSummary<'_>> {
-        self.find(job).map(|slot| self.glimpse_at(slot))
+        self.find(job).map(|slot| self.summary_at(slot))
     }
 
     /// All jobs accepted before the given sequence, the last accepted first.
     pub fn summaries_before(&self, sequence: u64) -> impl Iterator<Item = JobSummary<'_>> {
-        self.sequences.before(sequence).map(|slot| self.glimpse_at(slot))
+        self.sequences.before(sequence).map(|slot| self.summary_at(slot))
     }
 
     /// All jobs accepted after the given sequence, the first accepted first; 0 for all.
     pub fn summaries_after(&self, sequence: u64) -> impl Iterator<Item = JobSummary<'_>> {
         let first = sequence.saturating_add(1);
-        self.sequences.starting_at(first).map(|slot| self.glimpse_at(slot))
+        self.sequences.starting_at(first).map(|slot| self.summary_at(slot))
     }
 
-    /// The condition of a job; `None` if the book does not hold it.
+    /// The status of a job; `None` if the ledger does not hold it.
     pub fn status_of(&self, job: JobId) -> Option<JobStatus> {
         self.find(job).map(|slot| self.status(slot))
     }
@@ -68,7 +68,7 @@ impl Ledger {
         self.kept_bytes
     }
 
-    fn glimpse_at(&self, slot: u32) -> JobSummary<'_> {
+    fn summary_at(&self, slot: u32) -> JobSummary<'_> {
         let entry = self.entry(slot);
         let line = &self.lines[entry.line as usize];
         let state = match entry.phase {

@@ -1,4 +1,4 @@
-//! Looking at the book: counters, dependents, workers, and why a job is not running.
+//! Looking at the ledger: counters, dependents, workers, and why a job is not running.
 //!
 //! Counters are kept with every change; nothing here counts by scanning.
 
@@ -69,7 +69,7 @@ pub struct WorkerView {
     /// Its id.
     pub worker: Arc<str>,
     /// What it does.
-    pub card: WorkerInfo,
+    pub info: WorkerInfo,
     /// Jobs it runs.
     pub running: u64,
     /// It takes no more jobs.
@@ -145,14 +145,14 @@ impl Counts {
     /// Slots of live workers in which no job runs; a worker that stops has none.
     pub fn free_slots(&self) -> u64 {
         let free =
-            |worker: &WorkerView| u64::from(worker.card.slots).saturating_sub(worker.running);
+            |worker: &WorkerView| u64::from(worker.info.slots).saturating_sub(worker.running);
         self.workers.iter().filter(|worker| !worker.stopping).map(free).sum()
     }
 
     /// The kinds that live workers handle, other than those that are stopping.
     pub fn handled_kinds(&self) -> BTreeSet<Name> {
         let taking = self.workers.iter().filter(|worker| !worker.stopping);
-        taking.flat_map(|worker| worker.card.kinds.iter().map(|kind| kind.kind.clone())).collect()
+        taking.flat_map(|worker| worker.info.kinds.iter().map(|kind| kind.kind.clone())).collect()
     }
 
     /// What has happened so far, over all queues and kinds.
@@ -171,7 +171,7 @@ impl Counts {
                 .filter(|state| state.is_waiting())
                 .map(|state| line.states[state as usize])
                 .sum();
-            let handled = self.workers.iter().any(|worker| worker.card.takes(line));
+            let handled = self.workers.iter().any(|worker| worker.info.takes(line));
             if waiting > 0 && !handled {
                 *unhandled.entry(line.kind.clone()).or_default() += waiting;
             }
@@ -240,7 +240,7 @@ impl Ledger {
             .filter(|(_, worker)| now.steady.since(worker.seen) < WORKER_SILENCE);
         live.map(|(id, worker)| WorkerView {
             worker: id.clone(),
-            card: worker.card.clone(),
+            info: worker.info.clone(),
             running: running.get(id).copied().unwrap_or(0),
             stopping: worker.stopping,
         })
@@ -252,7 +252,7 @@ impl Ledger {
         self.edges_from(job).filter(|(_, edge)| !edge.met).map(|(dependent, _)| dependent).collect()
     }
 
-    /// Whether the book holds the job.
+    /// Whether the ledger holds the job.
     pub fn knows(&self, job: JobId) -> bool {
         self.find(job).is_some()
     }
@@ -321,15 +321,15 @@ impl Ledger {
         let live: Vec<WorkerView> =
             self.live_workers(now).into_iter().filter(|worker| !worker.stopping).collect();
         let handling: Vec<&WorkerView> =
-            live.iter().filter(|worker| worker.card.handles(&kind.name)).collect();
+            live.iter().filter(|worker| worker.info.handles(&kind.name)).collect();
         if handling.is_empty() {
-            let known = live.iter().flat_map(|worker| worker.card.kinds.iter().map(|k| &k.kind));
+            let known = live.iter().flat_map(|worker| worker.info.kinds.iter().map(|k| &k.kind));
             let nearest = nearest(kind.name.as_str(), known);
             reasons.push(Reason::NoWorkerForKind { kind: kind.name.clone(), nearest });
-        } else if !handling.iter().any(|worker| worker.card.listens_to(&queue.name)) {
+        } else if !handling.iter().any(|worker| worker.info.listens_to(&queue.name)) {
             reasons.push(Reason::NoWorkerForQueue { queue: queue.name.clone() });
         }
-        let mut terms = handling.iter().flat_map(|worker| worker.card.kinds.iter());
+        let mut terms = handling.iter().flat_map(|worker| worker.info.kinds.iter());
         let terms = terms.rfind(|terms| terms.kind == kind.name);
         let Some(terms) = terms else { return reasons };
         if let Some(limit) = terms.concurrency
@@ -396,10 +396,10 @@ impl Ledger {
         let kind = &self.kinds[line.kind as usize].name;
         let takers: Vec<WorkerView> = self.live_workers(now);
         let takers = takers.iter().filter(|worker| {
-            !worker.stopping && worker.card.handles(kind) && worker.card.listens_to(queue)
+            !worker.stopping && worker.info.handles(kind) && worker.info.listens_to(queue)
         });
         let (busy, slots) = takers.fold((0, 0), |(busy, slots), worker| {
-            (busy + worker.running, slots + u64::from(worker.card.slots))
+            (busy + worker.running, slots + u64::from(worker.info.slots))
         });
         if slots > 0 && busy >= slots {
             reasons.push(Reason::WorkersBusy { busy, slots });
@@ -407,14 +407,14 @@ impl Ledger {
         reasons
     }
 
-    /// All kept jobs, in an order that does not depend on how they came to be in the book.
+    /// All kept jobs, in an order that does not depend on how they came to be in the ledger.
     pub(super) fn slots_by_id(&self) -> Vec<u32> {
         let mut slots: Vec<u32> = self.entries.iter().map(|(slot, _)| slot).collect();
         slots.sort_unstable_by_key(|slot| self.entry(*slot).id);
         slots
     }
 
-    /// Everything in the book as text, in a fixed order: equal books give equal text.
+    /// Everything in the ledger as text, in a fixed order: equal ledgers give equal text.
     pub fn dump(&self) -> alloc::string::String {
         use core::fmt::Write;
         let mut text = alloc::string::String::new();

@@ -117,7 +117,7 @@ impl Machine {
             spare: None,
             tending: Tending::Nothing,
             compacting: false,
-            sketching: false,
+            checkpointing: false,
             sealed: false,
             broken: false,
             gave_up: false,

@@ -1,4 +1,4 @@
-//! One call to the book, as `FileStore` makes it: room first, then the decision.
+//! One call to the ledger, as `FileStore` makes it: room first, then the decision.
 
 use std::sync::Arc;
 

@@ -109,7 +109,7 @@ impl Machine {
             if wanted { ledger.checkpoint(budget) } else { Ok(()) }
         };
         process.compacting = ledger.wants_compaction();
-        process.sketching = ledger.wants_checkpoint();
+        process.checkpointing = ledger.wants_checkpoint();
         if let Err(error) = done {
             self.note_breakage(&Err(error.into()))?;
         }

@@ -868,7 +868,7 @@ impl Model {
     }
 }
 
-/// Whether the call may take jobs of an object out of the book.
+/// Whether the call may take jobs of an object out of the ledger.
 fn may_call_off(request: &Request) -> bool {
     !request.turns().is_empty() || matches!(request, Request::Promote)
 }

@@ -1,4 +1,4 @@
-//! Each answer against the books as they stand right after the command.
+//! Each answer against the ledgers as they stand right after the command.
 
 use windlass_core::event::EventResult;
 use windlass_core::job::{CancelReason, JobId, StateName};

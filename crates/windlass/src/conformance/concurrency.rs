@@ -55,8 +55,8 @@ async fn rescue(bench: &Bench) -> Vec<JobId> {
 }
 
 async fn jobs_that_were_claimed_together_are_seen_to_run(bench: Bench) {
-    let card = WorkerInfo { queues: None, kinds: Vec::new(), slots: 5 };
-    bench.store.heartbeat("w".into(), WorkerReport::Started(card)).await.expect("it is answered");
+    let info = WorkerInfo { queues: None, kinds: Vec::new(), slots: 5 };
+    bench.store.heartbeat("w".into(), WorkerReport::Started(info)).await.expect("it is answered");
     bench.accept((1..=5).map(job)).await;
     let handed = bench.claim(3).await.jobs;
     for handed in &handed {

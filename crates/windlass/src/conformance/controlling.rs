@@ -477,8 +477,8 @@ async fn explaining_names_every_reason(bench: Bench) {
     bench.accept([NewJob { kind: name("wrok"), start: Start::After(HOUR), ..job(1) }]).await;
     bench.accept([after(2, 1, OnFailure::Cascade)]).await;
     let terms = WorkerKind { kind: name("work"), concurrency: Some(1), rate: None };
-    let card = WorkerInfo { queues: None, kinds: vec![terms], slots: 1 };
-    bench.store.heartbeat("w".into(), WorkerReport::Started(card)).await.expect("it is answered");
+    let info = WorkerInfo { queues: None, kinds: vec![terms], slots: 1 };
+    bench.store.heartbeat("w".into(), WorkerReport::Started(info)).await.expect("it is answered");
     bench.store.configure(name("default"), QueueChange::Pause).await.expect("it is answered");
     let explanation = bench.store.explain(id(2)).await.expect("it is answered");
     let [Reason::BlockedBy(blocker)] = explanation.reasons.as_slice() else {

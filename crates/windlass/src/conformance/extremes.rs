@@ -263,12 +263,12 @@ async fn a_claim_may_be_made_on_any_terms(bench: Bench) {
             taken_or_refused(&what, bench.store.claim(claim).await);
         }
         let (concurrency, rate) = (terms.concurrency, terms.rate);
-        let card = WorkerInfo {
+        let info = WorkerInfo {
             queues: None,
             kinds: vec![WorkerKind { kind, concurrency, rate }],
             slots: u32::MAX,
         };
-        bench.store.heartbeat("w".into(), WorkerReport::Started(card)).await.expect("answered");
+        bench.store.heartbeat("w".into(), WorkerReport::Started(info)).await.expect("answered");
         bench.store.explain(id(ids.0)).await.unwrap_or_else(|e| panic!("{what}: {e:?}"));
         if rate.is_some() {
             a_corrected_rate_holds_up_nobody(&bench, &terms.kind, &mut ids, &what).await;

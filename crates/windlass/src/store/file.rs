@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ledger::ASK_AGAIN;
-// For tests and simulations that drive a book by hand; no part of the contract.
+// For tests and simulations that drive a ledger by hand; no part of the contract.
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 #[doc(hidden)]
@@ -219,7 +219,7 @@ pub struct FileStore {
 #[derive(Debug)]
 struct StoreShared {
     state: Mutex<CommitState>,
-    /// Held while a commit is written, and taken with the book in hand: so commits are written in
+    /// Held while a commit is written, and taken with the ledger in hand: so commits are written in
     /// their order. Says whether one could not be written: then none after it is.
     order: Mutex<bool>,
     /// There is something for the writer to do.
@@ -232,7 +232,7 @@ struct StoreShared {
     runtime: Option<Handle>,
 }
 
-/// The book, and who waits for which commit.
+/// The ledger, and who waits for which commit.
 #[derive(Debug)]
 struct CommitState {
     /// `None` once closed.
@@ -346,7 +346,7 @@ impl FileStore {
         state.ledger.as_ref().map(JournaledLedger::space).unwrap_or_default()
     }
 
-    /// Applies one command; `read` looks at the book in the same breath.
+    /// Applies one command; `read` looks at the ledger in the same breath.
     async fn commit<C: Command, T>(
         &self,
         doing: &'static str,
@@ -370,8 +370,8 @@ impl FileStore {
         .await
     }
 
-    /// Asks something of the book. What it answers is told when everything it saw has landed, or at
-    /// once if it can be patient with less.
+    /// Asks something of the ledger. What it answers is told when everything it saw has landed, or
+    /// at once if it can be patient with less.
     async fn with_ledger<T>(
         &self,
         doing: &'static str,
@@ -526,7 +526,7 @@ impl StoreShared {
     }
 
     /// Writes a commit, unless one before it could not be: whoever wrote that may not have told the
-    /// book yet.
+    /// ledger yet.
     fn write_in_order(mut failed: MutexGuard<'_, bool>, commit: &Commit) -> std::io::Result<()> {
         if *failed {
             return Err(std::io::Error::other("an earlier commit could not be written"));
@@ -807,7 +807,7 @@ impl Writer {
         state.is_ok_and(|state| state.ledger.as_ref().is_some_and(JournaledLedger::tokens_run_out))
     }
 
-    /// Tells the book what is in the files and what is on stable storage. Returns who may be
+    /// Tells the ledger what is in the files and what is on stable storage. Returns who may be
     /// answered, and which files may leave.
     fn settle(&mut self, last: Option<u64>, relaxed: bool) -> (Vec<CommitWaiter>, Vec<Retired>) {
         let Ok(mut state) = self.shared.lock() else { return (Vec::new(), Vec::new()) };

@@ -66,15 +66,16 @@ impl MemoryStore {
         Self { book: Mutex::new(book), clock, wake, committed: watch::Sender::new(0) }
     }
 
-    /// The book, unless a call crashed while it held it: half a change cannot be told from a whole
-    /// one.
+    /// The ledger, unless a call crashed while it held it: half a change cannot be told from a
+    /// whole one.
     fn book(&self) -> Result<MutexGuard<'_, MemoryLedger>, Refusal> {
         self.book.lock().map_err(|_| Refusal::Unavailable {
             why: "an earlier call crashed while changing it; start anew".to_string(),
         })
     }
 
-    /// Applies one command and keeps what it changed; `read` looks at the book in the same breath.
+    /// Applies one command and keeps what it changed; `read` looks at the ledger in the same
+    /// breath.
     async fn commit<C: Command, T>(
         &self,
         command: C,
@@ -85,7 +86,7 @@ impl MemoryStore {
         reply
     }
 
-    /// Like `commit`, with a command that is chosen by what the book holds.
+    /// Like `commit`, with a command that is chosen by what the ledger holds.
     fn commit_chosen<C: Command, T>(
         &self,
         choose: impl FnOnce(&MemoryLedger, Timestamp) -> C,
@@ -107,7 +108,7 @@ impl MemoryStore {
         if told {
             self.committed.send_replace(book.ledger.last_event());
         }
-        // Others wait for the book: what is no longer needed is dropped without it.
+        // Others wait for the ledger: what is no longer needed is dropped without it.
         drop(book);
         drop((changes, gone));
         (reply, rings.into_iter().collect())

@@ -166,7 +166,7 @@ async fn into_directory(
     }
     let mut copy = Source::File(Box::new(target.read_back()?));
     let moved = compare(&mut source, &mut copy, |record| record).await?;
-    // Its book and the one that reads it back share the directory's lock.
+    // Its ledger and the one that reads it back share the directory's lock.
     drop(copy);
     target.finish()?;
     Ok(moved)

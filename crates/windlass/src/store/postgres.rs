@@ -730,18 +730,18 @@ fn write_change(change: &QueueChange) -> (&'static str, Value) {
     }
 }
 
-fn write_card(card: &WorkerInfo) -> Value {
+fn write_worker_info(info: &WorkerInfo) -> Value {
     let kind = |kind: &WorkerKind| {
         let rate = kind.rate.map(|rate| json!([rate.jobs, wire::micros(rate.period), rate.burst]));
         json!({ "kind": kind.kind.as_str(), "concurrency": kind.concurrency, "rate": rate })
     };
-    let queues = card.queues.as_ref();
+    let queues = info.queues.as_ref();
     let queues = queues.map(|queues| queues.iter().map(Name::as_str).collect::<Vec<_>>());
-    let kinds: Vec<Value> = card.kinds.iter().map(kind).collect();
-    json!({ "queues": queues, "kinds": kinds, "slots": card.slots })
+    let kinds: Vec<Value> = info.kinds.iter().map(kind).collect();
+    json!({ "queues": queues, "kinds": kinds, "slots": info.slots })
 }
 
-fn read_card(value: &Value) -> Option<WorkerInfo> {
+fn read_worker_info(value: &Value) -> Option<WorkerInfo> {
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
     let name = |value: &Value| Name::new(value.as_str()?).ok();
     let kind = |value: &Value| {
@@ -834,7 +834,7 @@ fn read_counts(value: &Value) -> Option<Counts> {
     let worker = |worker: &Value| {
         Some(WorkerView {
             worker: worker["worker"].as_str()?.into(),
-            card: read_card(&worker["card"])?,
+            info: read_worker_info(&worker["card"])?,
             running: count(&worker["running"])?,
             stopping: worker["stopping"].as_bool()?,
         })
@@ -1206,8 +1206,8 @@ impl Store for PostgresStore {
     }
 
     async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
-        let (number, card, error) = match &news {
-            WorkerReport::Started(card) => (0_i32, Some(write_card(card)), None),
+        let (number, info, error) = match &news {
+            WorkerReport::Started(info) => (0_i32, Some(write_worker_info(info)), None),
             WorkerReport::Stopping => (1, None, None),
             WorkerReport::Stopped => (2, None, None),
             WorkerReport::Error(error) => (3, None, Some(wire::text(error.as_str()))),
@@ -1218,7 +1218,7 @@ impl Store for PostgresStore {
         let parameters: [Parameter<'_>; 7] = [
             (&worker, Type::TEXT),
             (&number, Type::INT4),
-            (&card, Type::JSONB),
+            (&info, Type::JSONB),
             (&host, Type::TEXT),
             (&pid, Type::INT8),
             (&version, Type::TEXT),

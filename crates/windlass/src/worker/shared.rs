@@ -416,7 +416,7 @@ impl Shared {
         self.reached(Stage::Forced).await;
     }
 
-    pub(super) fn card(&self) -> WorkerInfo {
+    pub(super) fn info(&self) -> WorkerInfo {
         let kinds = self.terms.iter().map(|terms| WorkerKind {
             kind: terms.kind.clone(),
             concurrency: terms.concurrency,

@@ -13,7 +13,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) use objects::{encode_object, encode_object_sketch, whole_object};
+pub(super) use objects::{encode_object, encode_object_checkpoint_entry, whole_object};
 use windlass_core::job::{
     CancelReason, DeadReason, Dependency, JobId, JobStatus, Lane, Lease, LeaseToken, NewJob,
     OnFailure, Priority, Start, State, Timeout, Unique, UniqueScope,
@@ -60,7 +60,7 @@ const SKETCH: u8 = 8;
 /// A queue with settings that came later.
 const LANED_QUEUE: u8 = 9;
 const LANE: u8 = 10;
-/// A sketch of a job with a lane, an object or finished steps.
+/// A checkpoint entry of a job with a lane, an object or finished steps.
 const FULL_SKETCH: u8 = 11;
 const OBJECT: u8 = 12;
 const OBJECT_GONE: u8 = 13;
@@ -197,8 +197,9 @@ pub(super) fn encode_whole(record: &JobRecord, to: &mut Vec<u8>) {
     }
 }
 
-/// Writes a sketch. Times are given in full: there is no other in it that they could be told from.
-pub(super) fn encode_sketch(checkpoint_entry: &CheckpointEntry, to: &mut Vec<u8>) {
+/// Writes a checkpoint entry. Times are given in full: there is no other in it that they could be
+/// told from.
+pub(super) fn encode_checkpoint_entry(checkpoint_entry: &CheckpointEntry, to: &mut Vec<u8>) {
     let CheckpointEntry { partition, object, steps, .. } = checkpoint_entry;
     let plain = partition.is_none() && object.is_none() && steps.is_empty();
     to.push(if plain { SKETCH } else { FULL_SKETCH });
@@ -1266,7 +1267,7 @@ mod tests {
             add(Entry::Whole(Box::new(record.clone())), &|to| encode_whole(&record, to));
             let checkpoint_entry = checkpoint_entry(status.clone());
             add(Entry::Checkpoint(Box::new(checkpoint_entry.clone())), &|to| {
-                encode_sketch(&checkpoint_entry, to)
+                encode_checkpoint_entry(&checkpoint_entry, to)
             });
             let plain = CheckpointEntry {
                 partition: None,
@@ -1274,7 +1275,9 @@ mod tests {
                 steps: Vec::new(),
                 ..checkpoint_entry
             };
-            add(Entry::Checkpoint(Box::new(plain.clone())), &|to| encode_sketch(&plain, to));
+            add(Entry::Checkpoint(Box::new(plain.clone())), &|to| {
+                encode_checkpoint_entry(&plain, to)
+            });
             let (job, met) = (Arc::new(full_job()), vec![id(9)]);
             let accepted = Accepted { job, sequence: 1, at: at(10), status, met };
             let insert = Change::Insert(Box::new(accepted));
@@ -1299,7 +1302,7 @@ mod tests {
             let kept = RecordLocation { place: u64::MAX, weight: 6 };
             let checkpoint_entry =
                 Entry::ObjectCheckpoint(Box::new((address.clone(), meta.clone(), kept)));
-            add(checkpoint_entry, &|to| encode_object_sketch(&address, &meta, kept, to));
+            add(checkpoint_entry, &|to| encode_object_checkpoint_entry(&address, &meta, kept, to));
             let (address, meta) = (address.clone(), meta.clone());
             let record = ObjectRecord { address, meta, state: vec![1, 2].into() };
             add(Entry::Object(Box::new(record.clone())), &|to| encode_object(&record, to));

@@ -431,8 +431,8 @@ impl Journal {
         self.segments.insert(number, Segment { file: None, bytes, end: SEGMENT_HEADER });
         self.active = number;
         self.begin_fragment();
-        let housed = spare.is_some_and(|(name, _)| self.give_file(number, &name).is_ok());
-        if !housed {
+        let allocated = spare.is_some_and(|(name, _)| self.give_file(number, &name).is_ok());
+        if !allocated {
             self.unbacked.push(number);
         }
     }

@@ -91,7 +91,7 @@ pub(super) struct Header {
     pub(super) opening: u32,
     pub(super) oldest: u32,
     pub(super) next_ids: NextIds,
-    /// Where one may begin to read: behind it stands a sketch of every job from before it.
+    /// Where one may begin to read: behind it stands an entry for every job from before it.
     pub(super) begin: u64,
 }
 

@@ -474,13 +474,13 @@ impl JournaledLedger {
         if now.steady < self.ask_again_at {
             return false;
         }
-        let housed =
+        let allocated =
             self.journal.allocate_files().inspect_err(|full| self.fail_if_permanent(true, full));
-        self.full = housed.is_err();
-        if housed.is_err() {
+        self.full = allocated.is_err();
+        if allocated.is_err() {
             self.ask_again_at = now.steady + ASK_AGAIN;
         }
-        housed.is_ok()
+        allocated.is_ok()
     }
 
     /// Whether as many lease tokens are out ahead of the disk as may be.

@@ -89,11 +89,11 @@ fn reasons(facts: &Value, state: i64, workers: &[WorkerView]) -> Option<Vec<Reas
 }
 
 fn handles(worker: &WorkerView, kind: &Name) -> bool {
-    worker.card.kinds.iter().any(|known| known.kind == *kind)
+    worker.info.kinds.iter().any(|known| known.kind == *kind)
 }
 
 fn listens(worker: &WorkerView, queue: &Name) -> bool {
-    worker.card.queues.as_ref().is_none_or(|queues| queues.contains(queue))
+    worker.info.queues.as_ref().is_none_or(|queues| queues.contains(queue))
 }
 
 /// What keeps every job of this queue and kind from starting.
@@ -108,13 +108,13 @@ fn line(facts: &Value, workers: &[WorkerView]) -> Option<Vec<Reason>> {
     let handling: Vec<&WorkerView> =
         live.iter().copied().filter(|worker| handles(worker, &kind)).collect();
     if handling.is_empty() {
-        let known = live.iter().flat_map(|worker| worker.card.kinds.iter().map(|kind| &kind.kind));
+        let known = live.iter().flat_map(|worker| worker.info.kinds.iter().map(|kind| &kind.kind));
         let nearest = nearest(kind.as_str(), known);
         reasons.push(Reason::NoWorkerForKind { kind: kind.clone(), nearest });
     } else if !handling.iter().any(|worker| listens(worker, &queue)) {
         reasons.push(Reason::NoWorkerForQueue { queue });
     }
-    let mut terms = handling.iter().flat_map(|worker| worker.card.kinds.iter());
+    let mut terms = handling.iter().flat_map(|worker| worker.info.kinds.iter());
     let Some(terms) = terms.rfind(|terms| terms.kind == kind) else { return Some(reasons) };
     let running = facts["running"].as_u64()?;
     if let Some(limit) = terms.concurrency
@@ -164,7 +164,7 @@ fn place(facts: &Value, workers: &[WorkerView]) -> Option<Vec<Reason>> {
         .iter()
         .filter(|worker| !worker.stopping && handles(worker, &kind) && listens(worker, &queue));
     let (busy, slots) = takers.fold((0, 0), |(busy, slots), worker| {
-        (busy + worker.running, slots + u64::from(worker.card.slots))
+        (busy + worker.running, slots + u64::from(worker.info.slots))
     });
     if slots > 0 && busy >= slots {
         reasons.push(Reason::WorkersBusy { busy, slots });

@@ -117,9 +117,9 @@ fn lease(row: &Row, until: Timestamp) -> Lease {
 
 /// The attempts of the attempt log, and the one that runs or ended the job.
 fn attempts(row: &Row, status: &JobStatus) -> Read<(VecDeque<AttemptRecord>, u32)> {
-    let diary: Option<Value> = row.get("diary_attempts");
+    let attempt_log: Option<Value> = row.get("diary_attempts");
     let mut attempts = VecDeque::new();
-    for entry in diary.iter().flat_map(Value::as_array).flatten() {
+    for entry in attempt_log.iter().flat_map(Value::as_array).flatten() {
         attempts.push_back(read_attempt(entry)?);
     }
     let mut dropped = row.get::<_, Option<i32>>("attempts_dropped").unwrap_or(0).cast_unsigned();

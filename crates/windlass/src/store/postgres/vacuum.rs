@@ -82,14 +82,14 @@ impl Vacuum {
             }
             (swept.looked, swept.is_at_it) = (Some(now), true);
         }
-        let (broom, low_water) = (self.clone(), low_water());
+        let (vacuum, low_water) = (self.clone(), low_water());
         tokio::spawn(async move {
-            let swept = tokio::time::timeout(PATIENCE, broom.clear(&low_water, now)).await;
+            let swept = tokio::time::timeout(PATIENCE, vacuum.clear(&low_water, now)).await;
             // Whoever may not, or would have to wait, leaves it to others.
             if !matches!(swept, Ok(Ok(()))) {
                 tracing::debug!(schema = %low_water.schema, ?swept, "not swept");
             }
-            broom.swept().is_at_it = false;
+            vacuum.swept().is_at_it = false;
         });
     }
 

@@ -14,7 +14,7 @@ pub(in crate::store::file) fn encode_object(record: &ObjectRecord, to: &mut Vec<
 }
 
 /// Writes what is known of an object without its state, and where that is kept.
-pub(in crate::store::file) fn encode_object_sketch(
+pub(in crate::store::file) fn encode_object_checkpoint_entry(
     object: &Address,
     known: &ObjectMeta,
     kept: RecordLocation,

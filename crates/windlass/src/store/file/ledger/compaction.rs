@@ -15,7 +15,7 @@ use super::super::layout::{ENTRY_HEADER, Place, SEGMENT_HEADER, Unreadable};
 use super::JournaledLedger;
 use crate::store::StoreError;
 
-/// About how many bytes a sketch takes.
+/// About how many bytes a checkpoint entry takes.
 const SKETCH_BYTES: u64 = 96;
 
 /// How much of the oldest segment was found to be alive so far.
@@ -34,7 +34,7 @@ pub(super) struct Sweep {
     fragment: Option<Fragment>,
 }
 
-/// A checkpoint that is being written: a sketch of every object, then of every job, in order of
+/// A checkpoint that is being written: an entry for every object, then of every job, in order of
 /// acceptance.
 #[derive(Debug)]
 pub(super) struct Checkpoint {
@@ -45,7 +45,7 @@ pub(super) struct Checkpoint {
     /// The last object that was sketched.
     object: Option<Address>,
     /// The last job that was sketched, and the last one that has to be.
-    sketched: u64,
+    checkpointed: u64,
     until: u64,
     /// The commit that holds the last of it.
     complete: Option<u64>,
@@ -236,7 +236,7 @@ impl JournaledLedger {
             position,
             before,
             object: None,
-            sketched: 0,
+            checkpointed: 0,
             until: last,
             complete: None,
         });
@@ -246,19 +246,20 @@ impl JournaledLedger {
         for (address, meta, kept) in self.ledger.objects_after(begun.object.as_ref()).take(count) {
             objects += 1;
             begun.object = Some(address.clone());
-            self.journal.stage(|to| codec::encode_object_sketch(address, meta, kept, to));
+            self.journal.stage(|to| codec::encode_object_checkpoint_entry(address, meta, kept, to));
         }
         let count = count - objects;
-        let mut sketched = 0;
-        for checkpoint_entry in self.ledger.sketches_after(begun.sketched).take(count) {
+        let mut checkpointed = 0;
+        for checkpoint_entry in self.ledger.checkpoint_entries_after(begun.checkpointed).take(count)
+        {
             if checkpoint_entry.sequence > begun.until {
                 break;
             }
-            sketched += 1;
-            begun.sketched = checkpoint_entry.sequence;
-            self.journal.stage(|to| codec::encode_sketch(&checkpoint_entry, to));
+            checkpointed += 1;
+            begun.checkpointed = checkpoint_entry.sequence;
+            self.journal.stage(|to| codec::encode_checkpoint_entry(&checkpoint_entry, to));
         }
-        if sketched < count {
+        if checkpointed < count {
             self.journal.touch();
             begun.complete = Some(self.journal.next_commit());
         }
