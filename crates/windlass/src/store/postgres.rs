@@ -203,7 +203,8 @@ impl PostgresStore {
             match answer.map_err(|error| fault::verdict(doing, error, waited)) {
                 Ok(rows) => return Ok(rows),
                 Err(Verdict::Tell(error)) => return Err(error),
-                Err(Verdict::Again) => {
+                Err(Verdict::AgainOrTell(error)) if attempt == TRIES => return Err(error),
+                Err(Verdict::Again | Verdict::AgainOrTell(_)) => {
                     let pause = Duration::from_millis(1 << attempt.min(7));
                     self.clock.sleep(pause).await;
                 }

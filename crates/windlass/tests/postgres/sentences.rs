@@ -291,13 +291,14 @@ async fn a_full_disk_of_the_server_refuses_new_jobs_and_goes_on_when_there_is_ro
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_is_exhausted_and_a_server_that_is_crowded_say_what_to_raise() {
-    let settings = ["max_connections=6", "superuser_reserved_connections=3"];
+    let settings = ["max_connections=9", "superuser_reserved_connections=3"];
     let Some(server) = or_skip(Postgres::with(&settings)) else { return };
     let database = server.create_database();
     server.sql("postgres", "create role many login");
     server.sql("postgres", &format!("alter database {database} owner to many"));
     let address = format!("postgres://many@127.0.0.1:{}/{database}", server.port());
-    // Its wake and its store have one connection each.
+    // Its wake, its store and its look at the clock have one connection each; a server counts those
+    // that have just been closed for a moment longer.
     let engine = Engine::open(&format!("{address}?windlass_pool=1")).await.expect("there is room");
     let mut engines = vec![engine];
     let said = loop {

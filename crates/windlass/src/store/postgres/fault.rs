@@ -38,6 +38,8 @@ pub(super) const NOT_READ_COMMITTED: &str = "WL002";
 pub(super) enum Verdict {
     /// The transaction was rolled back for the sake of others: do it again.
     Again,
+    /// Do it again, and tell the caller if it ends like that every time.
+    AgainOrTell(StoreError),
     /// Tell the caller.
     Tell(StoreError),
 }
@@ -66,11 +68,11 @@ pub(super) fn verdict(
     }
     match code.code() {
         "40001" | "40P01" => Verdict::Again,
-        "55P03" if waited < LOCK_WAIT => Verdict::Again,
         "55P03" => {
             let why = "someone keeps rows of the schema locked, and nothing was done; \
                  look for an open transaction in `pg_stat_activity`";
-            Verdict::Tell(Refusal::Unavailable { why: why.to_string() }.into())
+            let locked = Refusal::Unavailable { why: why.to_string() }.into();
+            if waited < LOCK_WAIT { Verdict::AgainOrTell(locked) } else { Verdict::Tell(locked) }
         }
         // The server ended the session or goes down: whether before or after the commit, who knows.
         "57P01" | "57P02" | "57P05" => {
