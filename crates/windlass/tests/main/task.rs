@@ -15,7 +15,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Step {
     /// Remember this.
-    RecordNote(u32),
+    Note(u32),
     /// Take so long, whatever one is told meanwhile.
     Dawdle(Duration),
     /// Remember 99, and fail.
@@ -51,7 +51,7 @@ impl StateMachine for Obedient {
     async fn on_event(&self, task: &mut TaskContext<Vec<u32>>, step: Step) -> Result<(), Failure> {
         self.notes.add(format!("{} {step:?} {:?} {}", task.key(), task.state, task.is_retry()));
         match step {
-            Step::RecordNote(number) => task.state.push(number),
+            Step::Note(number) => task.state.push(number),
             Step::Dawdle(duration) => {
                 tokio::time::sleep(duration).await;
                 task.state.push(0);
@@ -86,7 +86,7 @@ impl StateMachine for Obedient {
     }
 
     fn validate(&self, step: &Step) -> Result<(), String> {
-        if *step == Step::RecordNote(13) { Err("not that number".to_string()) } else { Ok(()) }
+        if *step == Step::Note(13) { Err("not that number".to_string()) } else { Ok(()) }
     }
 }
 
@@ -115,10 +115,10 @@ async fn events_are_handled_in_order_and_each_sees_what_the_one_before_left() {
     let sent = client.send("ada", Step::Dawdle(SECOND * 10)).await.expect("taken");
     assert_eq!((sent.ahead, sent.duplicate), (0, false));
     for number in 1..=3 {
-        let sent = client.send("ada", Step::RecordNote(number)).await.expect("taken");
+        let sent = client.send("ada", Step::Note(number)).await.expect("taken");
         assert_eq!(sent.ahead, u64::from(number));
     }
-    client.send("bob", Step::RecordNote(5)).await.expect("taken");
+    client.send("bob", Step::Note(5)).await.expect("taken");
     pass(SECOND).await;
     let status = client.status("ada").await.expect("answered").expect("it is there");
     assert_eq!((status.events, status.runs, status.executing_since.is_some()), (4, 0, true));
@@ -145,9 +145,9 @@ async fn a_failing_event_holds_up_the_later_ones_until_it_is_given_up() {
     let rig = rig().await;
     let _worker = rig.engine.worker().primitive(pupil.clone()).start().await.expect("it starts");
     let client = rig.engine.task(&pupil);
-    client.send("ada", Step::RecordNote(1)).await.expect("taken");
+    client.send("ada", Step::Note(1)).await.expect("taken");
     client.send("ada", Step::Fail).await.expect("taken");
-    client.send("ada", Step::RecordNote(2)).await.expect("taken");
+    client.send("ada", Step::Note(2)).await.expect("taken");
     pass(SECOND * 30).await;
     assert_eq!(client.state("ada").await.expect("answered"), Some(vec![1]), "nothing of it counts");
     pass(MINUTE).await;
@@ -206,7 +206,7 @@ async fn an_alarm_that_fails_for_good_is_told_and_the_task_goes_on() {
     pass(HOUR).await;
     let expected = ["None: the bell is broken (1)", "ada is idle [1000]"];
     assert_eq!(told(&rig).await, expected);
-    client.send("ada", Step::RecordNote(1)).await.expect("taken");
+    client.send("ada", Step::Note(1)).await.expect("taken");
     settle_down().await;
     assert_eq!(client.state("ada").await.expect("answered"), Some(vec![1_000, 1]));
     let status = client.status("ada").await.expect("answered").expect("it is there");
@@ -266,7 +266,7 @@ async fn a_task_is_not_idle_while_events_wait_behind_one_that_failed() {
     let pupil = task(&notes, false);
     let rig = rig().await;
     let client = rig.engine.task(&pupil);
-    for step in [Step::Fail, Step::RecordNote(1), Step::RecordNote(2)] {
+    for step in [Step::Fail, Step::Note(1), Step::Note(2)] {
         client.send("ada", step).await.expect("taken");
     }
     let _worker = rig.engine.worker().primitive(pupil.clone()).start().await.expect("it starts");
@@ -281,7 +281,7 @@ async fn a_task_that_ends_is_purged_with_all_that_waits() {
     let pupil = task(&notes, false);
     let rig = rig().await;
     let client = rig.engine.task(&pupil);
-    for step in [Step::Ring(MINUTE), Step::End, Step::RecordNote(1)] {
+    for step in [Step::Ring(MINUTE), Step::End, Step::Note(1)] {
         client.send("ada", step).await.expect("taken");
     }
     let _worker = rig.engine.worker().primitive(pupil.clone()).start().await.expect("it starts");
@@ -294,7 +294,7 @@ async fn a_task_that_ends_is_purged_with_all_that_waits() {
     let unknown = client.terminate("ada").await;
     assert!(matches!(unknown, Err(Error::Refused(Refusal::UnknownObject { .. }))), "{unknown:?}");
     assert!(client.list(None, 10).await.expect("answered").objects.is_empty());
-    client.send("ada", Step::RecordNote(2)).await.expect("taken");
+    client.send("ada", Step::Note(2)).await.expect("taken");
     client.terminate("ada").await.expect("ended");
     assert_eq!(client.state("ada").await.expect("answered"), None);
 }
@@ -313,7 +313,7 @@ async fn what_a_terminated_task_still_does_is_not_taken_over_by_its_successor() 
         settle_down().await;
         pass(between).await;
         client.terminate("ada").await.expect("ended");
-        client.send("ada", Step::RecordNote(1)).await.expect("taken");
+        client.send("ada", Step::Note(1)).await.expect("taken");
         pass(HOUR).await;
         assert_eq!(client.state("ada").await.expect("answered"), Some(vec![1]), "{between:?}");
     }
@@ -326,13 +326,13 @@ async fn an_event_counts_once_and_an_invalid_one_not_at_all() {
     let rig = rig().await;
     let _worker = rig.engine.worker().primitive(pupil.clone()).start().await.expect("it starts");
     let client = rig.engine.task(&pupil);
-    let refused = client.send_once("ada", "e1", Step::RecordNote(13)).await.expect_err("refused");
+    let refused = client.send_once("ada", "e1", Step::Note(13)).await.expect_err("refused");
     assert_eq!(refused.to_string(), "an event of task `pupil`: not that number");
     assert_eq!(client.state("ada").await.expect("answered"), None, "nothing was stored");
-    assert!(!client.send_once("ada", "e1", Step::RecordNote(1)).await.expect("taken").duplicate);
-    assert!(client.send_once("ada", "e1", Step::RecordNote(1)).await.expect("taken").duplicate);
+    assert!(!client.send_once("ada", "e1", Step::Note(1)).await.expect("taken").duplicate);
+    assert!(client.send_once("ada", "e1", Step::Note(1)).await.expect("taken").duplicate);
     pass(HOUR).await;
-    assert!(!client.send_once("ada", "e1", Step::RecordNote(2)).await.expect("taken").duplicate);
+    assert!(!client.send_once("ada", "e1", Step::Note(2)).await.expect("taken").duplicate);
     settle_down().await;
     assert_eq!(client.state("ada").await.expect("answered"), Some(vec![1, 2]));
 }
@@ -346,7 +346,7 @@ struct Sender {
 async fn send_some(engine: Engine, sender: Arc<Sender>) -> Result<(), BoxError> {
     let pupil = task(&Notes::default(), false);
     for number in 1..=3 {
-        engine.task(&pupil).send("ada", Step::RecordNote(number)).await?;
+        engine.task(&pupil).send("ada", Step::Note(number)).await?;
         sender.acknowledged.lock().expect("no panic").push(number);
         if number == 2 {
             engine.task(&pupil).send("ada", Step::Ring(SECOND)).await?;

@@ -16,20 +16,20 @@ use windlass_testbed::{Missing, Postgres, or_skip};
 use crate::common::{Ground, open, soon, until};
 
 #[derive(Serialize, Deserialize)]
-struct RecordNote {
+struct Note {
     text: String,
 }
 
-impl Job for RecordNote {
+impl Job for Note {
     const KIND: &'static str = "note.take";
     type Output = String;
 }
 
-fn note(text: &str) -> RecordNote {
-    RecordNote { text: text.to_string() }
+fn note(text: &str) -> Note {
+    Note { text: text.to_string() }
 }
 
-async fn take(note: RecordNote) -> Result<String, Failure> {
+async fn take(note: Note) -> Result<String, Failure> {
     Ok(note.text)
 }
 
