@@ -134,8 +134,10 @@ begin
         _caps[_term.n] := greatest(least(_limit, _term.concurrency - _running), 0);
       end if;
       if _term.rate_jobs is not null then
+        -- The time is read with the kind locked. By the time of before the lock, a start that another claim has
+        -- just noted would lie so far ahead that it seems to be of another rate.
         select * into _admitted from windlass._admit(_kind.full_at, _term.rate_jobs, _term.rate_period,
-          _term.rate_burst, _caps[_term.n] + 1, _now);
+          _term.rate_burst, _caps[_term.n] + 1, greatest(_now, windlass.now_us()));
         _waits[_term.n] := _admitted.wait;
         _caps[_term.n] := least(_caps[_term.n], _admitted.admitted);
       end if;
