@@ -50,11 +50,12 @@ impl Postgres {
         Self::make(settings, None)
     }
 
-    /// Starts a server whose wall clock can be stepped while it runs. It does not look for circles
-    /// of locks: a timer makes a process read its clock in a signal handler, where the library that
-    /// steps it may crash ("corrupted double-linked list"), or tell the real time.
+    /// Starts a server whose wall clock can be stepped while it runs. It looks late for circles of
+    /// locks, so that an ordinary wait sets off no timer: that makes a process read its clock in a
+    /// signal handler, where the library that steps it may crash ("corrupted double-linked list"),
+    /// or tell the real time.
     pub fn with_clock() -> Result<Self, Missing> {
-        Self::make(&["deadlock_timeout=1h"], Some(fake_clock().ok_or(NO_FAKE_CLOCK)?))
+        Self::make(&["deadlock_timeout=4s"], Some(fake_clock().ok_or(NO_FAKE_CLOCK)?))
     }
 
     fn make(settings: &[&str], fake_clock: Option<PathBuf>) -> Result<Self, Missing> {
