@@ -25,6 +25,8 @@ pub struct Filter {
     pub created_before: Option<Timestamp>,
     /// That follow from this job: they name it as their `parent`.
     pub parent: Option<JobId>,
+    /// That wait for this job, on which they depend.
+    pub blocked_by: Option<JobId>,
     /// In which order a list gives them. A change of many jobs goes by acceptance, whatever this
     /// says.
     pub order: Order,
@@ -58,10 +60,11 @@ impl Filter {
             && self.created_from.is_none_or(|from| record.created_at >= from)
             && self.created_before.is_none_or(|before| record.created_at < before)
             && (self.parent.is_none() || record.job.parent == self.parent)
+            && self.blocked_by.is_none_or(|on| record.is_blocked_by(on))
     }
 
-    /// Whether the filter may mean this job, by its state, kind and queue alone: if not, its record
-    /// need not be read.
+    /// Whether the filter may mean this candidate of [`candidates`](crate::ledger::Ledger::candidates),
+    /// by its state, kind and queue alone: if not, its record need not be read.
     pub fn may_match(&self, summary: &JobSummary<'_>) -> bool {
         self.may_mean(summary.state, summary.kind, summary.queue)
     }

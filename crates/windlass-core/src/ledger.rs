@@ -19,6 +19,7 @@
 //! - counters equal what a full scan would find;
 //! - lease tokens, sequence and event numbers only grow.
 
+mod alter;
 mod check;
 mod checkpoint_entry;
 mod claim;
@@ -47,6 +48,7 @@ use alloc::format;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+pub use alter::{Alter, JobAction, JobActionDone, JobActionResult};
 pub use checkpoint_entry::CheckpointEntry;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
 pub use control::{

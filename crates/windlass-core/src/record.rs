@@ -436,6 +436,13 @@ impl JobRecord {
         self.job.id
     }
 
+    /// Whether it waits for the job `on`.
+    pub fn is_blocked_by(&self, on: JobId) -> bool {
+        matches!(self.status.state, State::Blocked { .. })
+            && self.job.depends_on.iter().any(|dependency| dependency.on == on)
+            && !self.met.contains(&on)
+    }
+
     /// Since when its handler runs; `None` if it does not.
     pub fn executing_since(&self) -> Option<Timestamp> {
         match &self.status.state {

@@ -18,7 +18,7 @@ mod verify;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use windlass::store::file::Opened;
+use windlass::store::Opened;
 use windlass_core::event::Event;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{Acceptance, QueueChange, Recovery};

@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::events::LOOK_FOR_YOURSELF;
 use crate::handler::Job;
 use crate::options::{Options, option_setters};
-use crate::store::{Cursor, JobAction, JobActionDone, JobActionResult, Page, Selection};
+use crate::store::{Cursor, JobAction, JobActionDone, JobActionResult, Page, Selection, StoreExt};
 
 /// How often a call whose answer was lost is repeated before the caller is told.
 const REPEATS: u32 = 3;
@@ -159,6 +159,7 @@ impl Engine {
             JobActionDone::Cancel(answer) => Ok(answer),
             JobActionDone::Rescheduled(_)
             | JobActionDone::Replayed
+            | JobActionDone::Replaced(_)
             | JobActionDone::Removed
             | JobActionDone::GraphRemoved { .. } => Ok(CancelAnswer::Cancelled),
         }
@@ -218,6 +219,7 @@ impl Engine {
             JobActionDone::Cancel(_)
             | JobActionDone::Rescheduled(_)
             | JobActionDone::Replayed
+            | JobActionDone::Replaced(_)
             | JobActionDone::Removed => Ok(1),
         }
     }
@@ -541,6 +543,12 @@ impl Query {
         self
     }
 
+    /// That wait for this job, on which they depend.
+    pub fn blocked_by(mut self, job: impl Into<JobId>) -> Self {
+        self.filter.blocked_by = Some(job.into());
+        self
+    }
+
     /// Lists the first accepted first, where a list begins with the last accepted otherwise.
     pub fn oldest_first(mut self) -> Self {
         self.filter.order = Order::OldestFirst;
@@ -575,6 +583,13 @@ impl Query {
             return Err(Refusal::OutOfBounds { what: "page size", got, allowed }.into());
         }
         Ok(engine.store().list(&filter, after, limit).await?)
+    }
+
+    /// How many there are, exactly. Counted by looking at all jobs, a bounded number at a time, so
+    /// that nobody waits for it; [`Engine::counts`] has what is asked for most without looking.
+    pub async fn count(self) -> Result<u64, Error> {
+        let (engine, filter) = self.filter()?;
+        Ok(engine.store().count_matching(&filter).await?)
     }
 
     /// Calls them all off, in one commit.

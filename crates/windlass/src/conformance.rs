@@ -12,6 +12,7 @@ mod enqueueing;
 mod extremes;
 mod lanes;
 mod objects;
+mod reading;
 mod records;
 mod settling;
 mod stepping;
@@ -30,7 +31,7 @@ use windlass_core::record::JobRecord;
 
 use crate::clock::BoxFuture;
 use crate::panics::CatchPanic;
-use crate::store::{Answer, ClaimedBatch, ClaimedJob, Store, StoreError};
+use crate::store::{Answer, ClaimedBatch, ClaimedJob, Store, StoreError, StoreExt};
 
 /// Makes stores to test, and moves their clock.
 #[async_trait]
@@ -92,6 +93,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(lanes::cases());
     all.extend(objects::cases());
     all.extend(records::cases());
+    all.extend(reading::cases());
     all.extend(extremes::cases());
     all.extend(batching::cases());
     all
@@ -201,7 +203,8 @@ impl Bench {
 
     /// Topics of all events so far.
     async fn topics(&self) -> Vec<String> {
-        let events = self.store.events(0, usize::MAX).await.expect("events are answered");
+        let events =
+            self.store.events(0, usize::MAX, Duration::ZERO).await.expect("events are answered");
         events.iter().map(|event| event.topic().to_string()).collect()
     }
 }

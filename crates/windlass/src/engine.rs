@@ -17,8 +17,8 @@ use crate::error::Error;
 use crate::events::{Subscription, Topics, Waiters, pump, remind};
 use crate::housekeeper::keep_house;
 use crate::primitives::{Objects, Primitive, TurnLocks};
-use crate::store::file::{FileOptions, LedgerOptions, Opened};
-use crate::store::{Address, Durability, FileStore, MemoryStore, Store};
+use crate::store::file::{FileOptions, LedgerOptions};
+use crate::store::{Address, Durability, FileStore, MemoryStore, Opened, Store, StoreInfo};
 use crate::supervise::supervise;
 use crate::wake::{LocalWake, Wake};
 use crate::worker::{Shared, Stage, StopReport, WorkerBuilder};
@@ -34,6 +34,8 @@ pub struct Engine {
 
 struct EngineInner {
     store: Arc<dyn Store>,
+    /// What the store said of itself when the engine was made: what does not change.
+    info: StoreInfo,
     wake: Arc<dyn Wake>,
     clock: Arc<dyn Clock>,
     waiters: Arc<Waiters>,
@@ -145,12 +147,12 @@ impl Engine {
 
     /// What was found and recovered when the store was opened; `None` for a store without files.
     pub fn opened(&self) -> Option<&Opened> {
-        self.inner.store.opened()
+        self.inner.info.opened.as_deref()
     }
 
     /// What an answer means when the power fails.
     pub fn durability(&self) -> Durability {
-        self.inner.store.durability()
+        self.inner.info.durability
     }
 
     /// The store, for what the engine does not offer itself.
@@ -364,7 +366,7 @@ impl EngineBuilder {
 
     fn start(self, store: Arc<dyn Store>, wake: Arc<dyn Wake>, clock: Arc<dyn Clock>) -> Engine {
         crate::panics::watch();
-        let waiters = Arc::new(Waiters::new(store.committed()));
+        let waiters = Arc::new(Waiters::new(store.clone()));
         let recovery = self.recovery;
         let housekeeper = {
             let (store, clock) = (store.clone(), clock.clone());
@@ -382,6 +384,7 @@ impl EngineBuilder {
         };
         let reminder = tokio::spawn(remind(clock.clone(), waiters.clone()));
         let inner = EngineInner {
+            info: store.info(),
             store,
             wake,
             clock,

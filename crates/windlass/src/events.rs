@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 use windlass_core::event::{Event, Subject, TOPICS};
 use windlass_core::job::JobId;
 use windlass_core::ledger::nearest;
@@ -19,7 +19,7 @@ use windlass_core::refusal::Refusal;
 
 use crate::clock::Clock;
 use crate::primitives::{built_in_topics, is_built_in};
-use crate::store::Store;
+use crate::store::{Store, StoreExt};
 
 /// Which events a subscriber wants. The conditions hold together.
 #[derive(Clone, Debug, Default)]
@@ -140,7 +140,6 @@ pub struct Subscription {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     topics: Topics,
-    committed: watch::Receiver<u64>,
     after: u64,
     read: VecDeque<Arc<Event>>,
 }
@@ -148,9 +147,11 @@ pub struct Subscription {
 /// How many events are read at once.
 const PAGE: usize = 256;
 
-/// How often a subscriber looks by itself, in case it was not told: a store shared by several
-/// processes may not tell each of every commit.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// How long a store is asked to wait for the next event, before it is asked again.
+const WAIT: Duration = Duration::from_secs(10);
+
+/// How long a store that could not be asked is left alone.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Subscription {
     /// Subscribes to what happens after event number `after`; `None` for what happens from now
@@ -163,9 +164,8 @@ impl Subscription {
         after: Option<u64>,
     ) -> Result<Self, Refusal> {
         topics.check()?;
-        let committed = store.committed();
-        let after = after.unwrap_or_else(|| *committed.borrow());
-        Ok(Self { store, clock, topics, committed, after, read: VecDeque::new() })
+        let after = after.unwrap_or_else(|| store.info().last_event);
+        Ok(Self { store, clock, topics, after, read: VecDeque::new() })
     }
 
     /// The number of the last event that was heard or passed over.
@@ -179,15 +179,8 @@ impl Subscription {
             if let Some(heard) = self.take() {
                 return heard;
             }
-            self.committed.mark_unchanged();
-            self.fetch().await;
-            if self.read.is_empty() {
-                let told = self.committed.changed();
-                tokio::select! {
-                    biased;
-                    _ = told => {}
-                    () = self.clock.sleep(LOOK_AGAIN) => {}
-                }
+            if !self.fetch(WAIT).await {
+                self.clock.sleep(ASK_AGAIN).await;
             }
         }
     }
@@ -198,7 +191,7 @@ impl Subscription {
             if let Some(heard) = self.take() {
                 return Some(heard);
             }
-            self.fetch().await;
+            self.fetch(Duration::ZERO).await;
             if self.read.is_empty() {
                 return None;
             }
@@ -221,10 +214,17 @@ impl Subscription {
         None
     }
 
-    async fn fetch(&mut self) {
-        match self.store.events(self.after, PAGE).await {
-            Ok(events) => self.read = events.into(),
-            Err(error) => tracing::warn!(%error, "events will be read again"),
+    /// Reads what comes next, and says whether the store answered.
+    async fn fetch(&mut self, wait: Duration) -> bool {
+        match self.store.events(self.after, PAGE, wait).await {
+            Ok(events) => {
+                self.read = events.into();
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "events will be read again");
+                false
+            }
         }
     }
 }
@@ -246,7 +246,7 @@ pub(crate) struct Waiters {
     book: Mutex<WaiterMap>,
     /// `heard` of the map, to be read without its lock.
     heard: AtomicU64,
-    committed: watch::Receiver<u64>,
+    store: Arc<dyn Store>,
     /// Someone waits, after nobody did.
     came: Notify,
 }
@@ -300,10 +300,10 @@ impl Drop for Waiting<'_> {
 }
 
 impl Waiters {
-    pub(crate) fn new(committed: watch::Receiver<u64>) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
         let book = WaiterMap { asleep: true, ..WaiterMap::default() };
         let (heard, came) = (AtomicU64::new(0), Notify::new());
-        Self { book: Mutex::new(book), heard, committed, came }
+        Self { book: Mutex::new(book), heard, store, came }
     }
 
     fn book(&self) -> MutexGuard<'_, WaiterMap> {
@@ -325,7 +325,7 @@ impl Waiters {
         if std::mem::take(&mut book.asleep) {
             // The pump goes on from here. What ended before can be seen by looking.
             look_first = true;
-            book.begin_at(*self.committed.borrow());
+            book.begin_at(self.store.info().last_event);
             self.heard.store(book.heard, Ordering::SeqCst);
         }
         let first = book.by_job.is_empty();
@@ -449,27 +449,16 @@ impl WaiterMap {
 
 /// Tells waiters when their jobs finish, until it is dropped.
 pub(crate) async fn pump(store: Arc<dyn Store>, clock: Arc<dyn Clock>, waiters: Arc<Waiters>) {
-    let mut committed = store.committed();
     loop {
         waiters.someone(|book| book.asleep = true).await;
-        committed.mark_unchanged();
-        let events = match store.events(waiters.position(), PAGE).await {
+        let events = match store.events(waiters.position(), PAGE, WAIT).await {
             Ok(events) => events,
             Err(error) => {
                 tracing::warn!(%error, "events will be read again");
-                Vec::new()
+                clock.sleep(ASK_AGAIN).await;
+                continue;
             }
         };
-        if events.is_empty() {
-            tokio::select! {
-                biased;
-                _ = committed.changed() => {}
-                () = async { clock.sleep(LOOK_AGAIN).await } => {}
-            }
-            // What else is ready to run goes first, and may end more jobs to be told at once.
-            tokio::task::yield_now().await;
-            continue;
-        }
         let ended = waiters.hear(&events);
         if ended.is_empty() {
             continue;

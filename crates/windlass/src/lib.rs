@@ -42,8 +42,8 @@ pub use handler::{Handler, Job, KindOptions, Returned, State};
 pub use middleware::{Middleware, Next};
 pub use options::{DEFAULT_QUEUE, NewJobId, Options, new_id};
 pub use schedule::{Due, InvalidSchedule, MissedRuns, RUNS_AT_ONCE, Schedule};
-pub use store::file::{OpenError, Opened};
-pub use store::{Cursor, Durability, JobActionDone, JobActionResult, Page};
+pub use store::file::OpenError;
+pub use store::{Cursor, Durability, JobActionDone, JobActionResult, Opened, Page};
 pub use windlass_core as core;
 pub use windlass_core::event::{
     Event, EventKind, EventResult, RecoveryReason, RemoveReason, Subject,

@@ -9,40 +9,55 @@
 //! clock could be wrong. Before each verb, time passes: scheduled jobs whose time has come are
 //! ready, jobs that had not started when they expired are cancelled.
 //!
+//! There are seventeen verbs, and each can be a message to somewhere else: what goes in and comes
+//! out is plain data, and no verb hands out a channel, a lock or a type of one store. The phrases
+//! in which callers like to ask (`find`, `pause`, `replay_edited`) are written over them, once, in
+//! [`StoreExt`].
+//!
 //! The rules themselves are those of [`windlass_core::transition`] and of the ledger. A store that
 //! is not a ledger (one in SQL) must repeat them, and [`crate::conformance`] tells whether it does.
 
+mod action;
 mod address;
+mod ext;
 pub mod file;
+mod info;
 mod memory;
 mod moving;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+mod query;
+mod wait;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+pub use action::{
+    JobAction, JobActionDone, JobActionResult, QueueAction, QueueActionDone, Selection,
+};
 pub use address::Address;
 use async_trait::async_trait;
+pub use ext::StoreExt;
 pub use file::FileStore;
+pub use info::{Durability, Opened, Space, StoreInfo};
 pub use memory::MemoryStore;
 pub use moving::{Moved, move_store};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
-use tokio::sync::watch;
+pub use query::{Cursor, JobQuery, ObjectFilter, ObjectPage, ObjectQuery, Page};
+pub(crate) use wait::events_within;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
-use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, Lease, NewJob, Start, StateName};
+use windlass_core::job::{JobId, Lease, NewJob};
 use windlass_core::ledger::{
-    CancelAnswer, Claim, Cleared, Counts, Enqueued, Ledger, Promoted, QueueChange, Renewal,
-    Renewed, Rescue, Rescued, Settled, Settlement, Turned, WorkerReport,
+    Claim, Counts, Enqueued, Promoted, Renewal, Renewed, Rescue, Rescued, Settled, Settlement,
+    Turned, WorkerReport,
 };
-use windlass_core::limits;
 use windlass_core::name::Name;
-use windlass_core::object::{Address as ObjectAddress, ObjectStatus, ObjectView, Turn};
+use windlass_core::object::Turn;
 use windlass_core::outcome::ErrorText;
-use windlass_core::record::{JobRecord, QueueSettings, Step};
+use windlass_core::record::Step;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
@@ -137,33 +152,19 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// can be replayed together. By filter: by acceptance.
     /// *Atomic.* The choice and the changes are one commit; a job that is in the wrong state is
     /// refused alone. Dependents that follow are part of the commit.
-    /// *After a crash.* All or none; repeating it finds what is left to do.
+    /// *After a crash.* All or none; repeating it finds what is left to do. An edited replay that
+    /// happened is refused when it is repeated, because its job is no longer dead.
     /// *Empty.* Nothing matched.
-    async fn alter(
-        &self,
-        selection: Selection,
-        alteration: JobAction,
-    ) -> Answer<Vec<JobActionResult>>;
+    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>>;
 
-    /// Puts `edited` in the place of the dead job `job`, which is then cancelled as replaced and
-    /// gives up its unique key.
+    /// Changes one setting of a queue, or calls off every waiting job of it.
     ///
-    /// *Order.* The new job is accepted now. *Atomic.* Both or neither. *After a crash.* Likewise;
-    /// repeating it after it happened is refused, because `job` is no longer dead. *Empty.* Never.
-    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued>;
-
-    /// Changes one setting of a queue and answers with all of them.
-    ///
-    /// *Order.* After a pause has returned, no claim starts a job of the queue. *Atomic.* One
-    /// commit. *After a crash.* Durable once it returned; safe to repeat. *Empty.* A queue without
-    /// jobs can be configured.
-    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings>;
-
-    /// Calls off every waiting job of a queue. Running jobs and counters are left alone.
-    ///
-    /// *Order.* By acceptance. *Atomic.* One commit, dependents included. *After a crash.* All or
-    /// none; safe to repeat. *Empty.* An unknown or empty queue answers with zero.
-    async fn clear(&self, queue: Name) -> Answer<Cleared>;
+    /// *Order.* After a pause has returned, no claim starts a job of the queue. A queue is cleared
+    /// by acceptance; what runs, and counters, are left alone.
+    /// *Atomic.* One commit, dependents of cleared jobs included.
+    /// *After a crash.* Durable once it returned; safe to repeat.
+    /// *Empty.* A queue without jobs can be configured; clearing an unknown one calls off none.
+    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone>;
 
     /// Changes an object: state, alarm, jobs, counters and events.
     ///
@@ -174,23 +175,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// the object before making it again. *Empty.* A turn that changes nothing counts as one.
     async fn turn(&self, turn: Turn) -> Answer<Turned>;
 
-    /// Reads an object.
-    ///
-    /// *Order.* None. *Atomic.* As of one moment. *After a crash.* Whatever is durable. *Empty.*
-    /// `None` for an object that never was, or was purged.
-    async fn object(&self, address: &ObjectAddress) -> Answer<Option<ObjectView>>;
-
-    /// Reads a page of objects.
+    /// Reads one object, or a page of them.
     ///
     /// *Order.* By kind, name and key. *Atomic.* A page is of one moment; two pages need not be.
-    /// *After a crash.* A place to go on from stays valid. *Empty.* A page may hold fewer objects
-    /// than asked for, even none, and still name where to go on.
-    async fn objects(
-        &self,
-        filter: &ObjectFilter,
-        after: Option<&ObjectAddress>,
-        limit: usize,
-    ) -> Answer<ObjectPage>;
+    /// *After a crash.* Whatever is durable; a place to go on from stays valid. *Empty.* An object
+    /// that never was, or was purged, is not on the page. A page may hold fewer objects than asked
+    /// for, even none, and still name where to go on.
+    async fn objects(&self, query: &ObjectQuery) -> Answer<ObjectPage>;
 
     /// Takes a worker's news of itself.
     ///
@@ -198,22 +189,18 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// worker that lives says so again. *Empty.* News of an unknown worker is only told.
     async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()>;
 
-    /// Reads jobs by id.
+    /// Reads jobs by id, a page of those that match a filter, or how many match it.
     ///
-    /// *Order.* One answer per id, in the order given. *Atomic.* All as of one moment, never half
-    /// of a commit. *After a crash.* Whatever is durable. *Empty.* `None` for a job that was never
-    /// accepted or is no longer kept.
-    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>>;
-
-    /// Reads a page of jobs, the last accepted first, or the first if the filter says so.
-    ///
-    /// *Order.* By acceptance, backwards; a job accepted meanwhile is not on later pages. Oldest
-    /// first, such a job comes at the end. A cursor is for the order it was given in. *Atomic.*
-    /// A page is of one moment; two pages need not be. *After a crash.* A cursor stays valid.
-    /// *Empty.* A page may hold fewer jobs than asked for, even none, and still name where to go
-    /// on; the end is when [`Page::next`] is `None`. There is room for one job at least, whatever
-    /// the limit is, so that going from page to page gets somewhere.
-    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page>;
+    /// *Order.* By id: as given. By filter: by acceptance, backwards unless the filter says
+    /// otherwise; a job accepted meanwhile is not on later pages, or comes at the end if the oldest
+    /// come first. A cursor is for the order it was given in.
+    /// *Atomic.* A page is of one moment, never half of a commit; two pages need not be.
+    /// *After a crash.* Whatever is durable; a cursor stays valid.
+    /// *Empty.* A job that was never accepted or is no longer kept is not on the page. A page may
+    /// hold fewer jobs than asked for, even none, and still name where to go on; the end is when
+    /// [`Page::next`] is `None`. There is room for one job at least, whatever the limit is, so that
+    /// going from page to page gets somewhere.
+    async fn jobs(&self, query: &JobQuery) -> Answer<Page>;
 
     /// Reads all counters, which are kept with every commit and never found by scanning.
     ///
@@ -229,69 +216,20 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// unknown job is refused.
     async fn explain(&self, job: JobId) -> Answer<Explanation>;
 
-    /// Reads which jobs wait for this one.
-    ///
-    /// *Order.* By id. *Atomic.* As of one moment. *After a crash.* Whatever is durable. *Empty.*
-    /// None waits, or the job is unknown or has finished.
-    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>>;
-
-    /// Reads events after a number, oldest first.
+    /// Reads events after a number, oldest first. If there are none, waits up to `wait` for some.
     ///
     /// *Order.* By number, each one more than the last. *Atomic.* Only what was committed. *After a
     /// crash.* Events of before need not be kept, but their numbers are not used again. *Empty.*
     /// Nothing has happened since. Only so many are kept: if some after `after` are gone, the first
     /// one returned has a number greater than `after + 1`, and the caller missed those between.
-    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>>;
+    async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>>;
 
-    /// The number of the last committed event, as it changes.
-    fn committed(&self) -> watch::Receiver<u64>;
-
-    /// What an answer of this store means when the power fails.
-    fn durability(&self) -> Durability {
-        Durability::None
-    }
-
-    /// What was found and done when the store was opened; `None` for a store that starts empty.
-    fn opened(&self) -> Option<&file::Opened> {
-        None
-    }
-
-    /// What the store takes on its disk; `None` for a store without one.
-    fn space(&self) -> Option<file::Space> {
-        None
-    }
-
-    /// The schema in which a PostgreSQL store keeps its tables; `None` for other stores.
-    #[cfg(feature = "postgres")]
-    fn schema(&self) -> Option<&postgres::Schema> {
-        None
-    }
+    /// What the store says about itself, as far as this process knows.
+    fn info(&self) -> StoreInfo;
 
     /// Makes everything durable and lets go of what is held; later calls are refused. A store that
     /// is dropped without it loses nothing that was acknowledged.
     async fn close(&self) {}
-}
-
-/// What an acknowledgement means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// Nothing: jobs live as long as the process.
-    None,
-    /// It survives the process at once, and the power after at most this long.
-    Relaxed(std::time::Duration),
-    /// It survives the power: what was acknowledged is on stable storage.
-    Sync,
-}
-
-/// `none`, `sync`, or `relaxed(50ms)`.
-impl fmt::Display for Durability {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Durability::None => f.write_str("none"),
-            Durability::Relaxed(every) => write!(f, "relaxed({every:?})"),
-            Durability::Sync => f.write_str("sync"),
-        }
-    }
 }
 
 /// What a claim hands out.
@@ -302,7 +240,7 @@ pub struct ClaimedBatch {
     /// Ready jobs that this worker could take but did not get.
     pub ready: u64,
     /// How long until something may become claimable without a ring; `None` for never.
-    pub wake_in: Option<std::time::Duration>,
+    pub wake_in: Option<Duration>,
 }
 
 /// One job in one worker's hands.
@@ -329,117 +267,4 @@ pub struct ClaimedJob {
     pub steps: Vec<Step>,
     /// What went wrong in the attempt before, of this generation.
     pub last_error: Option<ErrorText>,
-}
-
-/// Which jobs are meant.
-#[derive(Clone, Debug)]
-pub enum Selection {
-    /// These.
-    Jobs(Vec<JobId>),
-    /// All that match at the moment of the commit.
-    Matching(Filter),
-}
-
-/// What to do with jobs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JobAction {
-    /// Call them off.
-    Cancel,
-    /// Move their start.
-    Reschedule(Start),
-    /// Try dead or cancelled ones again, attempts reset.
-    Replay,
-    /// Delete finished ones.
-    Remove,
-    /// Delete finished ones together with all that depend on them, directly or through others that
-    /// are kept. Refused whole, with the job that is in the way, if one of them has not finished;
-    /// and if they are more than [`limits::BATCH_JOBS`].
-    RemoveGraph,
-}
-
-/// What became of one job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobActionResult {
-    /// The job.
-    pub job: JobId,
-    /// What was done, or why nothing was.
-    pub result: Result<JobActionDone, Refusal>,
-}
-
-/// What was done to one job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JobActionDone {
-    /// It is cancelled, or its handler has been asked to stop.
-    Cancel(CancelAnswer),
-    /// It may start at another time; it is in this state now.
-    Rescheduled(StateName),
-    /// It starts over.
-    Replayed,
-    /// Its record is gone.
-    Removed,
-    /// Its record is gone, and so are those of the jobs that depended on it.
-    GraphRemoved {
-        /// How many, with its own.
-        jobs: u64,
-    },
-}
-
-/// Which objects are meant: all that match everything that is said.
-#[derive(Clone, Debug, Default)]
-pub struct ObjectFilter {
-    /// The primitive.
-    pub kind: Option<Name>,
-    /// The definition.
-    pub name: Option<Name>,
-    /// Where it stands.
-    pub status: Option<ObjectStatus>,
-}
-
-impl ObjectFilter {
-    /// The addresses of a page, and where to go on.
-    pub(crate) fn choose(
-        &self,
-        ledger: &Ledger,
-        after: Option<&ObjectAddress>,
-        limit: usize,
-    ) -> (Vec<ObjectAddress>, Option<ObjectAddress>) {
-        let limit = limit.clamp(1, limits::PAGE_JOBS);
-        let mut chosen: Vec<ObjectAddress> = Vec::new();
-        let mut last = None;
-        for (looked_at, (address, meta, _)) in ledger.objects_after(after).enumerate() {
-            if chosen.len() == limit || looked_at == limits::PAGE_SCAN {
-                return (chosen, last);
-            }
-            last = Some(address.clone());
-            let fits = self.kind.as_ref().is_none_or(|kind| kind == address.kind())
-                && self.name.as_ref().is_none_or(|name| name == address.name())
-                && self.status.is_none_or(|status| status == meta.status);
-            if fits {
-                chosen.push(address.clone());
-            }
-        }
-        (chosen, None)
-    }
-}
-
-/// Part of a list of objects.
-#[derive(Clone, Debug, Default)]
-pub struct ObjectPage {
-    /// The objects.
-    pub objects: Vec<ObjectView>,
-    /// Where to go on; `None` at the end.
-    pub next: Option<ObjectAddress>,
-}
-
-/// A place in a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cursor(pub u64);
-
-/// Part of a list.
-#[derive(Clone, Debug, Default)]
-pub struct Page {
-    /// The jobs.
-    pub jobs: Vec<JobRecord>,
-    /// Where to go on; `None` at the end.
-    pub next: Option<Cursor>,
 }

@@ -2,8 +2,12 @@
 //!
 //! A store that keeps records elsewhere finds out here which of them it needs to read.
 
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
 use super::Ledger;
 use super::entries::Phase;
+use crate::filter::{Filter, Order};
 use crate::job::{JobId, JobStatus, StateName};
 use crate::name::Name;
 use crate::record::RecordLocation;
@@ -38,6 +42,37 @@ impl Ledger {
     pub fn summaries_after(&self, sequence: u64) -> impl Iterator<Item = JobSummary<'_>> {
         let first = sequence.saturating_add(1);
         self.sequences.starting_at(first).map(|slot| self.summary_at(slot))
+    }
+
+    /// The jobs that a filter may mean, in the order it asks for. `cursor` is where a list in that
+    /// order was left; `None` for its beginning.
+    ///
+    /// Jobs that wait for another are found by looking at that one alone.
+    pub fn candidates<'a>(
+        &'a self,
+        filter: &Filter,
+        cursor: Option<u64>,
+    ) -> Box<dyn Iterator<Item = JobSummary<'a>> + Send + 'a> {
+        let (before, first) = (cursor.unwrap_or(u64::MAX), cursor.unwrap_or(0));
+        let Some(on) = filter.blocked_by else {
+            return match filter.order {
+                Order::NewestFirst => Box::new(self.summaries_before(before)),
+                Order::OldestFirst => Box::new(self.summaries_after(first.saturating_sub(1))),
+            };
+        };
+        let waiting = self.dependents(on).into_iter().filter_map(|job| self.summary(job));
+        let mut waiting: Vec<JobSummary<'a>> = waiting.collect();
+        waiting.sort_unstable_by_key(|summary| summary.sequence);
+        match filter.order {
+            Order::NewestFirst => {
+                waiting.retain(|summary| summary.sequence < before);
+                Box::new(waiting.into_iter().rev())
+            }
+            Order::OldestFirst => {
+                waiting.retain(|summary| summary.sequence >= first);
+                Box::new(waiting.into_iter())
+            }
+        }
     }
 
     /// The status of a job; `None` if the ledger does not hold it.

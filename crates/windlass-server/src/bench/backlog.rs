@@ -155,7 +155,7 @@ impl Backlog {
     }
 
     fn written_so_far(&self) -> u64 {
-        self.store.space().unwrap_or_default().written
+        self.store.info().space.unwrap_or_default().written
     }
 
     /// Completes what a claim handed out.
@@ -187,7 +187,7 @@ impl Backlog {
             claim_ratio: Some(rounded(claim / smallest.1, 3)),
         };
         let measured = Measurement::new(Mode::Backlog, plan, self.jobs);
-        let measured = measured.durability(self.store.durability()).wrote(self.written);
+        let measured = measured.durability(self.store.info().durability).wrote(self.written);
         measured.took(self.total).latencies(&self.latencies).extra(extra)
     }
 }

@@ -5,6 +5,7 @@
 //! before or all of them on the first.
 
 use std::time::{Duration, Instant};
+use windlass::store::StoreExt as _;
 
 use anyhow::Context;
 use windlass::core::job::{DeadReason, Dependency, Lane, NewJob, OnFailure, Unique, UniqueScope};

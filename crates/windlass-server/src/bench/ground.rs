@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, bail};
-use windlass::store::file::Space;
+use windlass::store::Space;
 use windlass::store::{Address, Durability};
 use windlass::{Engine, Error};
 
@@ -252,7 +252,7 @@ impl Subject {
 
     /// What it takes on the disk; nothing in memory.
     pub(crate) fn space(&self) -> Space {
-        self.engine.store().space().unwrap_or_default()
+        self.engine.store().info().space.unwrap_or_default()
     }
 
     /// A measurement of `n` jobs that ends now.

@@ -28,7 +28,7 @@ pub(crate) async fn reopen(plan: &Plan) -> anyhow::Result<Measurement> {
     let took = began.elapsed();
     let found = engine.opened().map_or(0, |opened| opened.jobs);
     anyhow::ensure!(found == plan.jobs, "{found} of {} jobs were found again", plan.jobs);
-    let space = engine.store().space().unwrap_or_default();
+    let space = engine.store().info().space.unwrap_or_default();
     let (disk, live) = (disk_bytes as f64, space.live as f64);
     let extra = Extra::Reopen {
         open_ms: Some(rounded(took.as_secs_f64() * 1e3, 3)),

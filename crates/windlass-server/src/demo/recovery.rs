@@ -1,7 +1,7 @@
 //! What an earlier run left in the store, how it was found, and where the story goes on.
 
+use windlass::Opened;
 use windlass::store::Durability;
-use windlass::store::file::Opened;
 use windlass::{Counts, Engine, Job, StateName};
 
 use crate::demo::jobs::{Load, SendReceipt, Transcode};

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use windlass::store::file::{JournaledLedger, OpenError, Opened};
+use windlass::store::Opened;
+use windlass::store::file::{JournaledLedger, OpenError};
 
 use super::{Machine, Process, Tending};
 use crate::cover::Point;

@@ -11,10 +11,11 @@ use windlass::clock::{BoxFuture, Clock};
 use windlass::store::file::{FileOptions, LedgerOptions};
 use windlass::store::postgres::PostgresStore;
 use windlass::store::{
-    Durability, FileStore, JobAction, MemoryStore, ObjectFilter, Selection, Store,
+    Durability, FileStore, JobAction, MemoryStore, ObjectFilter, Selection, Store, StoreExt,
 };
 use windlass::wake::LocalWake;
 use windlass_core::event::{Event, EventKind, EventResult, RecoveryReason, Subject};
+use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, LeaseToken};
 use windlass_core::ledger::{Recovery, RecoveryMode, Rescue};
 use windlass_core::limits::Limits;
@@ -251,9 +252,9 @@ impl<'a> Three<'a> {
 
     async fn alter(&self, jobs: Vec<JobId>, alteration: JobAction) -> Same {
         let ask = async |store: &dyn Store| {
-            words(&store.alter(Selection::Jobs(jobs.clone()), alteration).await)
+            words(&store.alter(Selection::Jobs(jobs.clone()), alteration.clone()).await)
         };
-        self.same("an alteration", &(&jobs, alteration), ask).await
+        self.same("an alteration", &(&jobs, &alteration), ask).await
     }
 
     async fn claim(&mut self, random: &mut Random) -> Same {
@@ -369,7 +370,7 @@ impl<'a> Three<'a> {
         self.same("a record", &"find", ask).await?;
         let ask = async |store: &dyn Store| {
             let records = store.find(&ids).await.unwrap_or_default();
-            let mut objects = store.objects(&ObjectFilter::default(), None, 100).await;
+            let mut objects = store.list_objects(&ObjectFilter::default(), None, 100).await;
             // Numbers differ between stores; whom they say an object owns does not.
             let mut owned = Vec::new();
             for object in objects.iter_mut().flat_map(|page| &mut page.objects) {
@@ -383,6 +384,14 @@ impl<'a> Three<'a> {
             words(&objects.map(|page| (page, owned)))
         };
         self.same("an object", &"objects", ask).await?;
+        // Of one of them each time, to keep it short.
+        let on = ids[self.clock.0.load(Ordering::SeqCst) as usize % ids.len()];
+        let waiting = Filter { blocked_by: Some(on), ..Filter::default() };
+        let ask = async |store: &dyn Store| {
+            let waiting = store.count_matching(&waiting).await;
+            format!("{} {}", words(&store.dependents(on).await), words(&waiting))
+        };
+        self.same("who waits", &on, ask).await?;
         let ask = async |store: &dyn Store| match store.count().await {
             Ok(counts) => answers::counts(&counts),
             Err(error) => error.to_string(),
@@ -395,7 +404,8 @@ impl<'a> Three<'a> {
             .flatten()
             .filter_map(|record| Some((record.id(), record.last_success_at()?)))
             .collect();
-        let ask = async |store: &dyn Store| match store.events(0, usize::MAX).await {
+        let ask = async |store: &dyn Store| match store.events(0, usize::MAX, Duration::ZERO).await
+        {
             Ok(events) => told(&events, &ids, &kept),
             Err(error) => error.to_string(),
         };

@@ -1,5 +1,6 @@
 //! What holds however many jobs one call is about.
 
+use crate::store::StoreExt as _;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -186,7 +187,8 @@ async fn who_follows_says_whom_it_followed(bench: Bench) {
     };
     bench.accept([job(1), after(2, 1), after(3, 1), fourth, after(5, 4)]).await;
     die(&bench, "boom").await;
-    let (root, events) = (id(1), bench.store.events(0, usize::MAX).await.expect("answered"));
+    let (root, events) =
+        (id(1), bench.store.events(0, usize::MAX, Duration::ZERO).await.expect("answered"));
     for (number, on) in [(2, 1), (3, 1), (4, 3), (5, 4)] {
         let expected = match on {
             1 => format!("depends on job {root}, which is dead: boom"),

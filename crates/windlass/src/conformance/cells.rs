@@ -14,7 +14,7 @@ use windlass_core::time::Timestamp;
 use windlass_core::transition::{self, Input, InputName, Next};
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name};
-use crate::store::{JobAction, Selection};
+use crate::store::{JobAction, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();

@@ -15,7 +15,7 @@ use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 
 use super::{Bench, Case, HOUR, SECOND, claim, id, job, name, named_cases};
-use crate::store::{ClaimedJob, JobAction, Selection};
+use crate::store::{ClaimedJob, JobAction, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![

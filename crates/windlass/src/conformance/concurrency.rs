@@ -15,7 +15,7 @@ use windlass_core::record::Report;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, SECOND, claim, id, job, name, named_cases};
-use crate::store::{ClaimedJob, JobAction, JobActionDone, Selection};
+use crate::store::{ClaimedJob, JobAction, JobActionDone, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![

@@ -1,5 +1,7 @@
 //! What the verbs of people promise: cancel, move, replay, remove, pause, clear, list, count.
 
+use std::time::Duration;
+
 use windlass_core::explain::Reason;
 use windlass_core::filter::Filter;
 use windlass_core::job::{
@@ -12,7 +14,7 @@ use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
-use crate::store::{Cursor, JobAction, JobActionDone, JobActionResult, Selection};
+use crate::store::{Cursor, JobAction, JobActionDone, JobActionResult, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -110,10 +112,13 @@ async fn a_cancelled_job_does_not_start(bench: Bench) {
 async fn running_now_and_moving_change_when_a_job_starts(bench: Bench) {
     bench.accept([NewJob { start: Start::After(HOUR), ..job(1) }, job(2)]).await;
     let now = JobAction::Reschedule(Start::Now);
-    assert_eq!(alter(&bench, id(1), now).await, Ok(JobActionDone::Rescheduled(StateName::Ready)));
+    assert_eq!(
+        alter(&bench, id(1), now.clone()).await,
+        Ok(JobActionDone::Rescheduled(StateName::Ready))
+    );
     let later = JobAction::Reschedule(Start::After(HOUR));
     assert_eq!(
-        alter(&bench, id(2), later).await,
+        alter(&bench, id(2), later.clone()).await,
         Ok(JobActionDone::Rescheduled(StateName::Scheduled))
     );
     assert_eq!(complete(&bench).await, id(1));
@@ -280,7 +285,8 @@ async fn any_cursor_and_any_page_size_is_answered(bench: Bench) {
     }
     assert_eq!(list(Some(0), 10).await, 0);
     for after in [u64::MAX, i64::MAX as u64 + 1] {
-        let events = bench.store.events(after, usize::MAX).await.expect("it is answered");
+        let events =
+            bench.store.events(after, usize::MAX, Duration::ZERO).await.expect("it is answered");
         assert!(events.is_empty(), "nothing has happened after event {after}");
     }
 }

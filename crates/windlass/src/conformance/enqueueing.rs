@@ -1,5 +1,6 @@
 //! What accepting jobs promises.
 
+use crate::store::StoreExt as _;
 use windlass_core::job::{
     DeadReason, Dependency, NewJob, OnFailure, Priority, Start, State, StateName, Timeout, Unique,
     UniqueScope,

@@ -22,7 +22,7 @@ use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
 
 use super::{Bench, Case, SECOND, claim, id, job, name, named_cases};
-use crate::store::{Answer, Cursor, JobAction, ObjectFilter, Selection, StoreError};
+use crate::store::{Answer, Cursor, JobAction, ObjectFilter, Selection, StoreError, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -384,9 +384,9 @@ async fn a_list_may_be_asked_for_with_any_number(bench: Bench) {
         for cursor in LONG_COUNTS {
             let page = bench.store.list(&Filter::default(), Some(Cursor(cursor)), limit).await;
             page.expect("it is answered");
-            bench.store.events(cursor, limit).await.expect("it is answered");
+            bench.store.events(cursor, limit, Duration::ZERO).await.expect("it is answered");
         }
-        let objects = bench.store.objects(&ObjectFilter::default(), None, limit).await;
+        let objects = bench.store.list_objects(&ObjectFilter::default(), None, limit).await;
         objects.expect("it is answered");
     }
     Ids(10).ordinary_job_runs(&bench, "the lists").await;

@@ -10,7 +10,7 @@ use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
-use crate::store::ClaimedJob;
+use crate::store::{ClaimedJob, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![

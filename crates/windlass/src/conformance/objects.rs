@@ -13,7 +13,7 @@ use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
-use crate::store::{ClaimedJob, JobAction, ObjectFilter, Selection};
+use crate::store::{ClaimedJob, JobAction, ObjectFilter, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -307,7 +307,7 @@ async fn objects_are_listed_in_order_by_pages_and_by_what_they_are(bench: Bench)
     let list = |filter: ObjectFilter, after: Option<Address>, limit: usize| {
         let store = bench.store.clone();
         async move {
-            let page = store.objects(&filter, after.as_ref(), limit).await.expect("answered");
+            let page = store.list_objects(&filter, after.as_ref(), limit).await.expect("answered");
             let keys = page.objects.iter().map(|seen| seen.record.address.key().to_string());
             (keys.collect::<Vec<_>>(), page.next)
         }

@@ -15,7 +15,7 @@ use windlass_core::refusal::Refusal;
 use windlass_core::retry::Retry;
 
 use super::{Bench, Case, SECOND, id, job, name, named_cases};
-use crate::store::{ClaimedJob, Cursor, JobAction, JobActionDone, Selection};
+use crate::store::{ClaimedJob, Cursor, JobAction, JobActionDone, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -33,7 +33,8 @@ pub(super) fn cases() -> Vec<Case> {
 impl Bench {
     /// What was told of a job, in order.
     async fn told(&self, job: JobId) -> Vec<EventKind> {
-        let events = self.store.events(0, usize::MAX).await.expect("events are answered");
+        let events =
+            self.store.events(0, usize::MAX, Duration::ZERO).await.expect("events are answered");
         let of_job = events.iter().filter(|event| event.job() == Some(job));
         of_job.map(|event| event.what.clone()).collect()
     }
@@ -211,7 +212,8 @@ async fn the_events_of_a_job_say_who_when_and_what_next(bench: Bench) {
     assert_eq!(told, expected);
     let again: Vec<bool> = told.iter().map(EventKind::will_retry).collect();
     assert_eq!(again, [false, false, true, false, false, false, false]);
-    let events = bench.store.events(0, usize::MAX).await.expect("events are answered");
+    let events =
+        bench.store.events(0, usize::MAX, Duration::ZERO).await.expect("events are answered");
     let last = events.iter().rfind(|event| event.job() == Some(id(1))).expect("there is one");
     assert_eq!(last.at, bench.record(id(1)).await.updated_at);
     let (kind, queue) = (name("work"), name("default"));
@@ -239,8 +241,8 @@ async fn a_finished_graph_is_deleted_in_one_call_or_not_at_all(bench: Bench) {
         |number, state| Err(Refusal::WrongState { job: id(number), state, operation: "remove" });
     let remove = JobAction::RemoveGraph;
     // The one that was accepted first is named.
-    assert_eq!(bench.alter_one(id(1), remove).await, open(4, StateName::Blocked));
-    assert_eq!(bench.alter_one(id(9), remove).await, open(9, StateName::Ready));
+    assert_eq!(bench.alter_one(id(1), remove.clone()).await, open(4, StateName::Blocked));
+    assert_eq!(bench.alter_one(id(9), remove.clone()).await, open(9, StateName::Ready));
     loop {
         let handed = bench.claim(10).await.jobs;
         for handed in &handed {
@@ -253,13 +255,16 @@ async fn a_finished_graph_is_deleted_in_one_call_or_not_at_all(bench: Bench) {
             break;
         }
     }
-    assert_eq!(bench.alter_one(id(1), remove).await, open(5, StateName::Blocked));
+    assert_eq!(bench.alter_one(id(1), remove.clone()).await, open(5, StateName::Blocked));
     for number in [1, 2, 3, 4, 5, 9] {
         bench.record(id(number)).await;
     }
     bench.alter_one(id(5), JobAction::Cancel).await.expect("it waits");
     // A part of it, then the rest in one call with one that is unknown by now.
-    assert_eq!(bench.alter_one(id(2), remove).await, Ok(JobActionDone::GraphRemoved { jobs: 2 }));
+    assert_eq!(
+        bench.alter_one(id(2), remove.clone()).await,
+        Ok(JobActionDone::GraphRemoved { jobs: 2 })
+    );
     let roots = Selection::Jobs([1, 2, 9].map(id).to_vec());
     let altered = bench.store.alter(roots, remove).await.expect("it is answered");
     let results: Vec<_> = altered.into_iter().map(|each| each.result).collect();

@@ -13,7 +13,7 @@ use windlass_core::record::{Progress, Report};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, SECOND, claim, id, job, name, named_cases};
-use crate::store::{ClaimedJob, JobAction, Selection};
+use crate::store::{ClaimedJob, JobAction, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -382,7 +382,7 @@ async fn events_are_numbered_without_gaps_and_ordered_per_job(bench: Bench) {
     for handed in bench.claim(20).await.jobs {
         bench.settle(&handed, Verdict::Complete).await;
     }
-    let events = bench.store.events(0, usize::MAX).await.expect("it is answered");
+    let events = bench.store.events(0, usize::MAX, Duration::ZERO).await.expect("it is answered");
     for (index, event) in events.iter().enumerate() {
         assert_eq!(event.number, index as u64 + 1);
     }
@@ -391,7 +391,7 @@ async fn events_are_numbered_without_gaps_and_ordered_per_job(bench: Bench) {
         let topics: Vec<&str> = of_job.map(|event| event.topic()).collect();
         assert_eq!(topics, ["job.enqueued", "job.started", "job.completed"]);
     }
-    let tail = bench.store.events(15, 2).await.expect("it is answered");
+    let tail = bench.store.events(15, 2, Duration::ZERO).await.expect("it is answered");
     assert_eq!(tail.iter().map(|event| event.number).collect::<Vec<_>>(), [16, 17]);
 }
 
@@ -402,7 +402,7 @@ async fn the_last_failure_tells_both_failed_and_dead(bench: Bench) {
     let error = Some(ErrorText::new("boom"));
     let dead = Settlement { error: error.clone(), ..settlement(&handed, verdict) };
     bench.store.settle(vec![dead]).await.expect("it is answered").remove(0).expect("applied");
-    let events = bench.store.events(2, usize::MAX).await.expect("it is answered");
+    let events = bench.store.events(2, usize::MAX, Duration::ZERO).await.expect("it is answered");
     let failed = &events[0].what;
     assert!(
         matches!(failed, EventKind::JobFailed { attempt: 1, next_retry_at: None, .. }),

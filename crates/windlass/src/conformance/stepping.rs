@@ -11,7 +11,7 @@ use windlass_core::record::{Progress, Report, Step};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, SECOND, id, job, name, named_cases};
-use crate::store::{ClaimedJob, JobAction, Selection};
+use crate::store::{ClaimedJob, JobAction, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![

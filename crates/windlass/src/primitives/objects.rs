@@ -20,7 +20,7 @@ use super::{AlarmRequest, Primitive, TOLD_OF_ALL, Turn, TurnRequests, is_built_i
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::events::is_family;
-use crate::store::{ObjectFilter, ObjectPage, StoreError};
+use crate::store::{ObjectFilter, ObjectPage, StoreError, StoreExt};
 
 /// How often a turn is made anew because another one came first, before the caller is told.
 const TRIES: u32 = 1_000;
@@ -212,7 +212,7 @@ impl<'a, P: Primitive> Objects<'a, P> {
     pub async fn list(&self, after: Option<&Address>, limit: usize) -> Result<ObjectPage, Error> {
         let (kind, name) = (kind_of::<P>()?, Name::new(self.primitive.name())?);
         let filter = ObjectFilter { kind: Some(kind), name: Some(name), status: None };
-        Ok(self.engine.store().objects(&filter, after, limit).await?)
+        Ok(self.engine.store().list_objects(&filter, after, limit).await?)
     }
 }
 

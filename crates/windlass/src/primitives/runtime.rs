@@ -5,6 +5,7 @@
 //! the object are one commit. If another turn of the object came first, the turn is made anew from
 //! what is there now; the user's code does not run again for that.
 
+use crate::store::StoreExt as _;
 use std::sync::Arc;
 
 use serde::Serialize;

@@ -34,7 +34,7 @@ use crate::error::Error;
 use crate::failure::Failure;
 use crate::handler::{Job, KindOptions, RegisteredHandler, Returned};
 use crate::options::new_id;
-use crate::store::{JobAction, JobActionDone, Selection};
+use crate::store::{JobAction, JobActionDone, Selection, StoreExt};
 
 /// Waiting events a lane takes unless the pool says otherwise.
 const LANE_DEPTH: u64 = 10_000;

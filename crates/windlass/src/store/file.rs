@@ -36,32 +36,30 @@ pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
 #[doc(hidden)]
 pub use journal::{Retired, WantedSpare};
+pub use ledger::LedgerOptions;
 #[doc(hidden)]
 pub use ledger::{Commit, JournaledLedger, Need, SelectionProgress, Size};
-pub use ledger::{LedgerOptions, Opened, Space};
 pub use offline::OfflineStore;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
-use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
-    Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue, Enqueued, Heartbeat,
-    Promote, Promoted, QueueChange, Remove, RemoveGraph, Renew, Renewal, Renewed, Replay,
-    ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned,
+    Alter, Claim, Clear, Command, Configure, Counts, Enqueue, Enqueued, Heartbeat, Promote,
+    Promoted, Renew, Renewal, Renewed, Rescue, Rescued, Ring, Settle, Settled, Settlement, Turned,
     WorkerReport,
 };
 use windlass_core::limits;
 use windlass_core::name::Name;
-use windlass_core::object::{Address as ObjectAddress, Alarm, ObjectView, Turn};
-use windlass_core::record::{JobRecord, QueueSettings};
+use windlass_core::object::{Alarm, Turn};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::{Now, Steady};
 
 use super::{
-    Answer, ClaimedBatch, Cursor, Durability, JobAction, JobActionDone, JobActionResult,
-    ObjectFilter, ObjectPage, Page, Selection, Store, StoreError,
+    Answer, ClaimedBatch, Durability, JobAction, JobActionResult, JobQuery, ObjectPage,
+    ObjectQuery, Opened, Page, QueueAction, QueueActionDone, Selection, Space, Store, StoreError,
+    StoreInfo, events_within,
 };
 use crate::clock::Clock;
 use crate::wake::Wake;
@@ -210,7 +208,7 @@ impl Default for FileOptions {
 /// Keeps jobs in a directory. See the module documentation.
 pub struct FileStore {
     shared: Arc<StoreShared>,
-    opened: Opened,
+    opened: Arc<Opened>,
     writer: Mutex<Option<JoinHandle<()>>>,
     /// What it is called; the lock itself goes when the store is closed.
     disk: String,
@@ -337,6 +335,7 @@ impl FileStore {
             let named = std::thread::Builder::new().name("windlass-writer".to_string());
             named.spawn(move || writer.run()).map_err(|e| OpenError::disk("start a thread", e))
         });
+        let opened = Arc::new(opened);
         Ok(Self { shared, opened, writer: Mutex::new(writer.transpose()?), disk: called })
     }
 
@@ -871,42 +870,6 @@ impl Writer {
     }
 }
 
-fn alter_now(
-    ledger: &mut JournaledLedger,
-    jobs: Vec<JobId>,
-    alteration: JobAction,
-    now: Now,
-) -> Answer<Vec<JobActionResult>> {
-    let altered = |(job, result)| JobActionResult { job, result };
-    let results: Vec<Result<JobActionDone, Refusal>> = match alteration {
-        JobAction::Cancel => {
-            let reply = ledger.apply(Cancel { jobs: jobs.clone() }, now)?;
-            reply.into_iter().map(|each| each.map(JobActionDone::Cancel)).collect()
-        }
-        JobAction::Reschedule(start) => {
-            let reply = ledger.apply(Reschedule { jobs: jobs.clone(), start }, now)?;
-            reply.into_iter().map(|each| each.map(JobActionDone::Rescheduled)).collect()
-        }
-        JobAction::Remove => {
-            let reply = ledger.apply(Remove { jobs: jobs.clone() }, now)?;
-            reply.into_iter().map(|each| each.map(|()| JobActionDone::Removed)).collect()
-        }
-        JobAction::RemoveGraph => {
-            let reply = ledger.apply(RemoveGraph { roots: jobs.clone() }, now)?;
-            let done = |jobs| JobActionDone::GraphRemoved { jobs };
-            reply.into_iter().map(|each| each.map(done)).collect()
-        }
-        JobAction::Replay => {
-            let reply = ledger.apply(Replay { jobs }, now)?;
-            let replayed = |(job, each): (JobId, Result<(), Refusal>)| {
-                altered((job, each.map(|()| JobActionDone::Replayed)))
-            };
-            return Ok(reply.into_iter().map(replayed).collect());
-        }
-    };
-    Ok(jobs.into_iter().zip(results).map(altered).collect())
-}
-
 /// About how many bytes a job takes in the journal.
 fn size_of(job: &NewJob) -> u64 {
     let labels: usize = job.metadata.iter().map(|(key, value)| key.len() + value.len() + 8).sum();
@@ -977,17 +940,25 @@ impl Store for FileStore {
         self.commit("promote", Need::Progress(Size::default()), Promote, |_, reply| Ok(reply)).await
     }
 
-    async fn alter(
-        &self,
-        selection: Selection,
-        alteration: JobAction,
-    ) -> Answer<Vec<JobActionResult>> {
+    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
+        selection.check(&action)?;
+        let need = match &action {
+            JobAction::ReplayEdited(edited) => {
+                Need::Growth([size_of(edited)].into_iter().collect())
+            }
+            JobAction::Cancel
+            | JobAction::Reschedule(_)
+            | JobAction::Replay
+            | JobAction::Remove
+            | JobAction::RemoveGraph => Need::Progress(Size::default()),
+        };
         let mut progress = SelectionProgress::default();
         loop {
             let alter = |ledger: &mut JournaledLedger, now| {
-                ledger.admit(Need::Progress(Size::default()), now)?;
+                ledger.admit(need, now)?;
                 let jobs = ledger.select(&selection, &mut progress, now)?;
-                jobs.map(|jobs| alter_now(ledger, jobs, alteration, now)).transpose()
+                let alter = |jobs| ledger.apply(Alter { jobs, action: action.clone() }, now);
+                jobs.map(alter).transpose().map_err(StoreError::from)
             };
             // More records have to be read than is done in one turn.
             let altered = self.with_ledger("change jobs", |_| WaitFor::Landed, alter).await?;
@@ -997,20 +968,19 @@ impl Store for FileStore {
         }
     }
 
-    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
-        let need = Need::Growth([size_of(&edited)].into_iter().collect());
-        self.commit("replay", need, ReplayEdited { job, edited }, |_, reply| Ok(reply)).await
-    }
-
-    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
-        let command = Configure { queue, change };
-        self.commit("configure", Need::Progress(Size::default()), command, |_, reply| Ok(reply))
-            .await
-    }
-
-    async fn clear(&self, queue: Name) -> Answer<Cleared> {
-        self.commit("clear", Need::Progress(Size::default()), Clear { queue }, |_, reply| Ok(reply))
-            .await
+    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
+        let need = Need::Progress(Size::default());
+        match action {
+            QueueAction::Set(change) => {
+                let command = Configure { queue, change };
+                let done = |_: &mut JournaledLedger, reply| Ok(QueueActionDone::Set(reply));
+                self.commit("configure", need, command, done).await
+            }
+            QueueAction::Clear => {
+                let done = |_: &mut JournaledLedger, reply| Ok(QueueActionDone::Cleared(reply));
+                self.commit("clear", need, Clear { queue }, done).await
+            }
+        }
     }
 
     async fn turn(&self, turn: Turn) -> Answer<Turned> {
@@ -1018,23 +988,22 @@ impl Store for FileStore {
         self.commit("turn", need, turn, |_, reply| Ok(reply)).await
     }
 
-    async fn object(&self, address: &ObjectAddress) -> Answer<Option<ObjectView>> {
-        let wait_for = |ledger: &JournaledLedger| match ledger.object_has_landed(address) {
-            true => WaitFor::None,
-            false => WaitFor::Landed,
+    async fn objects(&self, query: &ObjectQuery) -> Answer<ObjectPage> {
+        // Whoever asks for what has landed need not wait for what others are about to write.
+        let wait_for = |ledger: &JournaledLedger| match query {
+            ObjectQuery::Address(address) if ledger.object_has_landed(address) => WaitFor::None,
+            ObjectQuery::Address(_) | ObjectQuery::Page { .. } => WaitFor::Landed,
         };
-        self.with_ledger("look at an object", wait_for, |ledger, now| ledger.object(address, now))
-            .await
-    }
-
-    async fn objects(
-        &self,
-        filter: &ObjectFilter,
-        after: Option<&ObjectAddress>,
-        limit: usize,
-    ) -> Answer<ObjectPage> {
-        let list = |ledger: &mut JournaledLedger, now| ledger.objects(filter, after, limit, now);
-        self.with_ledger("list objects", |_| WaitFor::Landed, list).await
+        self.with_ledger("read objects", wait_for, |ledger, now| match query {
+            ObjectQuery::Address(address) => {
+                let objects = ledger.object(address, now)?.into_iter().collect();
+                Ok(ObjectPage { objects, next: None })
+            }
+            ObjectQuery::Page { filter, after, limit } => {
+                ledger.objects(filter, after.as_ref(), *limit, now)
+            }
+        })
+        .await
     }
 
     async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
@@ -1043,18 +1012,13 @@ impl Store for FileStore {
             .await
     }
 
-    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
+    async fn jobs(&self, query: &JobQuery) -> Answer<Page> {
         // Whoever asks for what has landed need not wait for what others are about to write.
-        let wait_for = |ledger: &JournaledLedger| match ledger.have_landed(jobs) {
-            true => WaitFor::None,
-            false => WaitFor::Landed,
+        let wait_for = |ledger: &JournaledLedger| match query {
+            JobQuery::Ids(jobs) if ledger.have_landed(jobs) => WaitFor::None,
+            JobQuery::Ids(_) | JobQuery::Page { .. } | JobQuery::Count { .. } => WaitFor::Landed,
         };
-        self.with_ledger("find", wait_for, |ledger, now| ledger.find(jobs, now)).await
-    }
-
-    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
-        let list = |ledger: &mut JournaledLedger, now| ledger.list(filter, after, limit, now);
-        self.with_ledger("list", |_| WaitFor::Landed, list).await
+        self.with_ledger("read jobs", wait_for, |ledger, now| ledger.jobs(query, now)).await
     }
 
     async fn count(&self) -> Answer<Counts> {
@@ -1066,28 +1030,20 @@ impl Store for FileStore {
             .await
     }
 
-    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        self.with_ledger("read", |_| WaitFor::Landed, |ledger, _| Ok(ledger.dependents(job))).await
+    async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>> {
+        let told = &self.shared.told;
+        let look = || async { Ok(told.after(after, limit)) };
+        let (clock, committed) = (&*self.shared.clock, told.committed.subscribe());
+        events_within(wait, Duration::MAX, clock, committed, look).await
     }
 
-    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
-        Ok(self.shared.told.after(after, limit))
-    }
-
-    fn committed(&self) -> watch::Receiver<u64> {
-        self.shared.told.committed.subscribe()
-    }
-
-    fn durability(&self) -> Durability {
-        self.shared.durability
-    }
-
-    fn opened(&self) -> Option<&Opened> {
-        Some(&self.opened)
-    }
-
-    fn space(&self) -> Option<Space> {
-        Some(FileStore::space(self))
+    fn info(&self) -> StoreInfo {
+        let last_event = *self.shared.told.committed.borrow();
+        StoreInfo {
+            opened: Some(self.opened.clone()),
+            space: Some(self.space()),
+            ..StoreInfo::new(self.shared.durability, last_event)
+        }
     }
 
     async fn close(&self) {

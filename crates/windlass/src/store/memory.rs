@@ -5,29 +5,30 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
-use windlass_core::filter::{Filter, Order};
+use windlass_core::filter::Filter;
 use windlass_core::job::{Bytes, JobId, NewJob};
 use windlass_core::ledger::{
-    Applied, Cancel, Claim, Clear, Cleared, Command, Configure, Counts, Enqueue, Enqueued,
-    Heartbeat, Ledger, Promote, Promoted, QueueChange, Remove, RemoveGraph, Renew, Renewal,
-    Renewed, Replay, ReplayEdited, Reschedule, Rescue, Rescued, Ring, Settle, Settled, Settlement,
+    Alter, Applied, Claim, Clear, Command, Configure, Counts, Enqueue, Enqueued, Heartbeat, Ledger,
+    Promote, Promoted, Renew, Renewal, Renewed, Rescue, Rescued, Ring, Settle, Settled, Settlement,
     Turned, WorkerReport,
 };
 use windlass_core::limits::{self, Limits};
 use windlass_core::name::Name;
 use windlass_core::object::{Address, ObjectRecord, ObjectView, Turn};
-use windlass_core::record::{Change, JobRecord, QueueSettings};
+use windlass_core::record::{Change, JobRecord};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
 use super::{
-    Answer, ClaimedBatch, ClaimedJob, Cursor, JobAction, JobActionDone, JobActionResult,
-    ObjectFilter, ObjectPage, Page, Selection, Store,
+    Answer, ClaimedBatch, ClaimedJob, Cursor, Durability, JobAction, JobActionResult, JobQuery,
+    ObjectPage, ObjectQuery, Page, QueueAction, QueueActionDone, Selection, Store, StoreInfo,
+    events_within,
 };
 use crate::clock::Clock;
 use crate::wake::Wake;
@@ -196,6 +197,37 @@ impl MemoryLedger {
         }
     }
 
+    /// The jobs of a list from a place on, as far as `keep` takes them or one page looks.
+    fn page(
+        &self,
+        filter: &Filter,
+        after: Option<Cursor>,
+        now: Timestamp,
+        mut keep: impl FnMut(&mut Page, &JobRecord) -> bool,
+    ) -> Page {
+        let (mut page, mut full) = (Page::default(), false);
+        let candidates = self.ledger.candidates(filter, after.map(|Cursor(at)| at));
+        for (looked_at, summary) in candidates.enumerate() {
+            if full || looked_at == limits::PAGE_SCAN {
+                page.next = Some(Cursor(filter.order.cursor(summary.sequence)));
+                break;
+            }
+            let record = self.record(summary.id).filter(|record| filter.matches(record, now));
+            if let Some(record) = record {
+                page.count += 1;
+                full = !keep(&mut page, record);
+            }
+        }
+        page
+    }
+
+    fn events_after(&self, after: u64, limit: usize) -> Vec<Arc<Event>> {
+        let first = self.events.front().map_or(1, |event| event.number);
+        let skip =
+            usize::try_from(after.saturating_add(1).saturating_sub(first)).unwrap_or(usize::MAX);
+        self.events.iter().skip(skip).take(limit).cloned().collect()
+    }
+
     fn hand(&self, claims: windlass_core::ledger::Claims) -> ClaimedBatch {
         let jobs = claims.jobs.into_iter().filter_map(|claimed| {
             let record = self.record(claimed.id)?;
@@ -242,122 +274,70 @@ impl Store for MemoryStore {
         self.commit(Promote, |_, reply| reply).await
     }
 
-    async fn alter(
-        &self,
-        selection: Selection,
-        alteration: JobAction,
-    ) -> Answer<Vec<JobActionResult>> {
-        let mut chosen = Vec::new();
-        let choose = |book: &MemoryLedger, now| {
-            chosen = book.select(selection, now);
-            chosen.clone()
+    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
+        selection.check(&action)?;
+        let alter = |book: &MemoryLedger, now| {
+            let jobs = book.select(selection, now);
+            Alter { jobs, action }
         };
-        let (reply, rings) = match alteration {
-            JobAction::Cancel => self.commit_chosen(
-                |book, now| Cancel { jobs: choose(book, now) },
-                |_, reply| {
-                    reply.into_iter().map(|r| r.map(JobActionDone::Cancel)).collect::<Vec<_>>()
-                },
-            ),
-            JobAction::Reschedule(start) => self.commit_chosen(
-                |book, now| Reschedule { jobs: choose(book, now), start },
-                |_, reply| reply.into_iter().map(|r| r.map(JobActionDone::Rescheduled)).collect(),
-            ),
-            JobAction::Remove => self.commit_chosen(
-                |book, now| Remove { jobs: choose(book, now) },
-                |_, reply| reply.into_iter().map(|r| r.map(|()| JobActionDone::Removed)).collect(),
-            ),
-            JobAction::RemoveGraph => self.commit_chosen(
-                |book, now| RemoveGraph { roots: choose(book, now) },
-                |_, reply| {
-                    let done = |jobs| JobActionDone::GraphRemoved { jobs };
-                    reply.into_iter().map(|each| each.map(done)).collect()
-                },
-            ),
-            JobAction::Replay => {
-                let (reply, rings) = self.commit_chosen(
-                    |book, now| Replay { jobs: choose(book, now) },
-                    |_, reply| reply,
-                );
-                self.ring(&rings).await;
-                let altered = |(job, result): (JobId, Result<(), Refusal>)| JobActionResult {
-                    job,
-                    result: result.map(|()| JobActionDone::Replayed),
-                };
-                return reply.map(|reply| reply.into_iter().map(altered).collect());
-            }
-        };
+        let (reply, rings) = self.commit_chosen(alter, |_, reply| reply);
         self.ring(&rings).await;
-        let altered = |(job, result)| JobActionResult { job, result };
-        reply.map(|results| chosen.into_iter().zip(results).map(altered).collect())
+        reply
     }
 
-    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
-        self.commit(ReplayEdited { job, edited }, |_, reply| reply).await
-    }
-
-    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
-        self.commit(Configure { queue, change }, |_, reply| reply).await
-    }
-
-    async fn clear(&self, queue: Name) -> Answer<Cleared> {
-        self.commit(Clear { queue }, |_, reply| reply).await
+    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
+        match action {
+            QueueAction::Set(change) => {
+                self.commit(Configure { queue, change }, |_, reply| QueueActionDone::Set(reply))
+                    .await
+            }
+            QueueAction::Clear => {
+                self.commit(Clear { queue }, |_, reply| QueueActionDone::Cleared(reply)).await
+            }
+        }
     }
 
     async fn turn(&self, turn: Turn) -> Answer<Turned> {
         self.commit(turn, |_, reply| reply).await
     }
 
-    async fn object(&self, address: &Address) -> Answer<Option<ObjectView>> {
+    async fn objects(&self, query: &ObjectQuery) -> Answer<ObjectPage> {
         let mut book = self.book()?;
         book.ledger.glance(self.clock.now());
-        Ok(book.object(address))
-    }
-
-    async fn objects(
-        &self,
-        filter: &ObjectFilter,
-        after: Option<&Address>,
-        limit: usize,
-    ) -> Answer<ObjectPage> {
-        let mut book = self.book()?;
-        book.ledger.glance(self.clock.now());
-        let (addresses, next) = filter.choose(&book.ledger, after, limit);
-        let objects = addresses.iter().filter_map(|address| book.object(address)).collect();
-        Ok(ObjectPage { objects, next })
+        Ok(match query {
+            ObjectQuery::Address(address) => {
+                ObjectPage { objects: book.object(address).into_iter().collect(), next: None }
+            }
+            ObjectQuery::Page { filter, after, limit } => {
+                let (addresses, next) = filter.choose(&book.ledger, after.as_ref(), *limit);
+                let objects = addresses.iter().filter_map(|address| book.object(address)).collect();
+                ObjectPage { objects, next }
+            }
+        })
     }
 
     async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
         self.commit(Heartbeat { worker, news }, |_, reply| reply).await
     }
 
-    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
+    async fn jobs(&self, query: &JobQuery) -> Answer<Page> {
         let mut book = self.book()?;
         let now = book.ledger.glance(self.clock.now()).wall;
-        let seen = |record: &JobRecord| record.clone().seen_at(now);
-        Ok(jobs.iter().map(|job| book.record(*job).map(seen)).collect())
-    }
-
-    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
-        let mut book = self.book()?;
-        let now = book.ledger.glance(self.clock.now()).wall;
-        let limit = limit.clamp(1, limits::PAGE_JOBS);
-        let before = after.map_or(u64::MAX, |Cursor(sequence)| sequence);
-        let mut page = Page::default();
-        let records: Box<dyn Iterator<Item = _> + Send> = match filter.order {
-            Order::NewestFirst => Box::new(book.records.range(..before).rev()),
-            Order::OldestFirst => Box::new(book.records.range(after.map_or(0, |at| at.0)..)),
-        };
-        for (looked_at, (sequence, record)) in records.enumerate() {
-            if page.jobs.len() == limit || looked_at == limits::PAGE_SCAN {
-                page.next = Some(Cursor(filter.order.cursor(*sequence)));
-                break;
+        match query {
+            JobQuery::Ids(jobs) => {
+                let found = jobs.iter().filter_map(|job| book.record(*job));
+                Ok(Page::of(found.map(|record| record.clone().seen_at(now)).collect()))
             }
-            if filter.matches(record, now) {
-                page.jobs.push(record.clone().seen_at(now));
+            JobQuery::Page { filter, after, limit } => {
+                let limit = (*limit).clamp(1, limits::PAGE_JOBS);
+                let keep = |page: &mut Page, record: &JobRecord| {
+                    page.jobs.push(record.clone().seen_at(now));
+                    page.jobs.len() < limit
+                };
+                Ok(book.page(filter, *after, now, keep))
             }
+            JobQuery::Count { filter, after } => Ok(book.page(filter, *after, now, |_, _| true)),
         }
-        Ok(page)
     }
 
     async fn count(&self) -> Answer<Counts> {
@@ -368,19 +348,13 @@ impl Store for MemoryStore {
         Ok(self.book()?.ledger.explain(job, self.clock.now())?)
     }
 
-    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        Ok(self.book()?.ledger.dependents(job))
+    async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>> {
+        let look = || async { Ok(self.book()?.events_after(after, limit)) };
+        let committed = self.committed.subscribe();
+        events_within(wait, Duration::MAX, &*self.clock, committed, look).await
     }
 
-    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
-        let book = self.book()?;
-        let first = book.events.front().map_or(1, |event| event.number);
-        let skip =
-            usize::try_from(after.saturating_add(1).saturating_sub(first)).unwrap_or(usize::MAX);
-        Ok(book.events.iter().skip(skip).take(limit).cloned().collect())
-    }
-
-    fn committed(&self) -> watch::Receiver<u64> {
-        self.committed.subscribe()
+    fn info(&self) -> StoreInfo {
+        StoreInfo::new(Durability::None, *self.committed.borrow())
     }
 }

@@ -14,6 +14,7 @@ pub(crate) mod connect;
 mod event;
 mod explain;
 mod fault;
+mod jobs;
 mod migrate;
 pub(in crate::store) mod moving;
 mod record;
@@ -42,7 +43,7 @@ use tokio_postgres::types::{ToSql, Type};
 use windlass_core::batch;
 use windlass_core::event::{Event, EventKind};
 use windlass_core::explain::Explanation;
-use windlass_core::filter::{Filter, Order};
+use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, LeaseToken, NewJob, Priority, Start, StateName};
 use windlass_core::ledger::{
     CancelAnswer, Claim, Cleared, Counts, Enqueued, LaneCount, Promoted, QueueChange, QueueCount,
@@ -54,7 +55,7 @@ use windlass_core::name::Name;
 use windlass_core::object::{Address, ObjectMeta, ObjectRecord, ObjectView, Turn};
 use windlass_core::outcome::{ErrorText, Verdict as Outcome};
 use windlass_core::rate::Rate;
-use windlass_core::record::{JobRecord, QueueSettings, Report};
+use windlass_core::record::{QueueSettings, Report};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
@@ -66,8 +67,9 @@ use self::fault::Verdict;
 use self::vacuum::{LowWater, Vacuum};
 use self::wire::{Placed, Read, Sparse};
 use super::{
-    Answer, ClaimedBatch, Cursor, Durability, JobAction, JobActionDone, JobActionResult,
-    ObjectFilter, ObjectPage, Page, Selection, Store, StoreError,
+    Answer, ClaimedBatch, Durability, JobAction, JobActionDone, JobActionResult, JobQuery,
+    ObjectFilter, ObjectPage, ObjectQuery, Page, QueueAction, QueueActionDone, Selection, Store,
+    StoreError, StoreInfo, events_within,
 };
 use crate::clock::{Clock, SystemClock};
 use crate::wake::Wake;
@@ -77,6 +79,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long closing may take to tell the others.
 const A_WORD: Duration = Duration::from_secs(1);
+
+/// How often a reader that waits for events looks by itself: other processes commit too, and do
+/// not tell.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// How often a call is made again when the database rolled it back for the sake of others.
 const TRIES: u32 = 10;
@@ -363,6 +369,9 @@ impl PostgresStore {
         }
         if let Some(parent) = filter.parent {
             said["parent"] = parent.to_string().into();
+        }
+        if let Some(on) = filter.blocked_by {
+            said["blocked_by"] = on.to_string().into();
         }
         Ok(Some(said))
     }
@@ -847,6 +856,127 @@ fn read_counts(value: &Value) -> Option<Counts> {
     })
 }
 
+/// Parts of the verbs.
+impl PostgresStore {
+    async fn replay_edited(&self, job: JobId, edited: &Arc<NewJob>) -> Answer<Enqueued> {
+        let edited = [edited.clone()];
+        check_batch(&edited, &self.limits)?;
+        let (id, edited) = (wire::uuid(job), wire::whole_job(&edited[0]));
+        let parameters: [Parameter<'_>; 2] = [(&id, Type::UUID), (&edited, Type::JSONB)];
+        let sql = "select * from windlass.replay_edited($1, $2)";
+        let row = match self.one("replay an edited job", sql, &parameters).await {
+            Err(StoreError::Refused(Refusal::KeyTaken { holder, .. })) => {
+                return Err(Refusal::KeyTaken { job, holder }.into());
+            }
+            other => other?,
+        };
+        let placed = understood(Placed::of_json(&row.get("placed")))?;
+        self.committed_and_rings(row.get("rings")).await;
+        understood(placed.into_enqueued())
+    }
+
+    async fn configure(&self, queue: &Name, change: &QueueChange) -> Answer<QueueSettings> {
+        // What is wrong with it whatever the settings are.
+        match change {
+            QueueChange::PauseLane(_) => {}
+            other => drop(other.clone().apply(&QueueSettings::default())?),
+        }
+        let (what, value) = write_change(change);
+        let queue = queue.as_str();
+        let parameters: [Parameter<'_>; 3] =
+            [(&queue, Type::TEXT), (&what, Type::TEXT), (&value, Type::JSONB)];
+        let sql = "select * from windlass.configure($1, $2, $3)";
+        let row = self.one("configure a queue", sql, &parameters).await?;
+        self.committed_and_rings(row.get("rings")).await;
+        understood(wire::settings(&row.get("settings")))
+    }
+
+    async fn clear(&self, queue: &Name) -> Answer<Cleared> {
+        let queue = queue.as_str();
+        let sql = "select * from windlass.clear($1)";
+        let row = self.one("clear a queue", sql, &[(&queue, Type::TEXT)]).await?;
+        self.committed_and_rings(row.get("rings")).await;
+        Ok(Cleared {
+            cleared: row.get::<_, i64>("cleared").cast_unsigned(),
+            followed: row.get::<_, i64>("followed").cast_unsigned(),
+        })
+    }
+
+    async fn list_objects(
+        &self,
+        filter: &ObjectFilter,
+        after: Option<&Address>,
+        limit: usize,
+    ) -> Answer<ObjectPage> {
+        let limit = limit.clamp(1, limits::PAGE_JOBS);
+        let kind = filter.kind.as_ref().map(Name::as_str);
+        let name = filter.name.as_ref().map(Name::as_str);
+        let status = filter.status.map(wire::status_number);
+        let (after_kind, after_name, after_key) = match after {
+            Some(after) => (after.kind().as_str(), after.name().as_str(), after.key()),
+            None => ("", "", ""),
+        };
+        let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
+        let parameters: [Parameter<'_>; 7] = [
+            (&after_kind, Type::TEXT),
+            (&after_name, Type::TEXT),
+            (&after_key, Type::TEXT),
+            (&kind, Type::TEXT),
+            (&name, Type::TEXT),
+            (&status, Type::INT2),
+            (&most, Type::INT8),
+        ];
+        let status = "(o.kind, o.name, o.key) \
+               > ($1 collate \"C\", $2 collate \"C\", $3 collate \"C\") \
+             and ($4 is null or o.kind = $4) \
+             and ($5 is null or o.name = $5) and ($6 is null or o.status = $6) \
+             order by o.kind, o.name, o.key limit $7";
+        let mut objects = self.objects_where(status, &parameters).await?;
+        let more = objects.len() > limit;
+        objects.truncate(limit);
+        let last = objects.last().map(|object| object.record.address.clone());
+        Ok(ObjectPage { next: last.filter(|_| more), objects })
+    }
+
+    async fn events_after(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
+        let number = signed(after);
+        let rows = i32::try_from(limit).unwrap_or(i32::MAX);
+        let parameters: [Parameter<'_>; 2] = [(&number, Type::INT8), (&rows, Type::INT4)];
+        let sql = "select * from windlass.events($1, $2)";
+        let rows = self.call("read events", sql, &parameters).await?;
+        let mut told = Vec::with_capacity(rows.len());
+        for row in &rows {
+            match row.get::<_, Option<i64>>("last") {
+                Some(last) => {
+                    let last = last.cast_unsigned();
+                    self.committed.send_if_modified(|known| {
+                        *known = last.max(*known);
+                        false
+                    });
+                }
+                None => told.push(EventRow::of(row)),
+            }
+        }
+        let unknown = |told: &EventRow| {
+            let names = self.names();
+            told.lines.iter().any(|line| !names.of_line.contains_key(line))
+        };
+        if told.iter().any(unknown) {
+            self.learn_lines().await?;
+        }
+        let mut events = Vec::new();
+        for told in &told {
+            events.extend(understood(told.events(&self.names().of_line, after))?);
+            if events.len() >= limit {
+                break;
+            }
+        }
+        events.truncate(limit);
+        self.look_up_results(&mut events).await?;
+        Ok(events.into_iter().map(Arc::new).collect())
+    }
+}
+
 #[async_trait]
 impl Store for PostgresStore {
     async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>> {
@@ -1041,11 +1171,17 @@ impl Store for PostgresStore {
         })
     }
 
-    async fn alter(
-        &self,
-        selection: Selection,
-        alteration: JobAction,
-    ) -> Answer<Vec<JobActionResult>> {
+    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
+        selection.check(&action)?;
+        if let (JobAction::ReplayEdited(edited), Selection::Jobs(jobs)) = (&action, &selection)
+            && let [job] = jobs.as_slice()
+        {
+            let result = match self.replay_edited(*job, edited).await {
+                Err(StoreError::Refused(refusal)) => Err(refusal),
+                other => Ok(JobActionDone::Replaced(other?)),
+            };
+            return Ok(vec![JobActionResult { job: *job, result }]);
+        }
         let (ids, filter) = match selection {
             Selection::Jobs(jobs) => (Some(jobs), None),
             Selection::Matching(filter) => match self.filter(&filter).await? {
@@ -1054,13 +1190,13 @@ impl Store for PostgresStore {
             },
         };
         let ids: Option<Vec<uuid::Uuid>> = ids.map(|ids| ids.into_iter().map(wire::uuid).collect());
-        let (what, start) = match alteration {
+        let (what, start) = match action {
             JobAction::Cancel => (0_i32, Start::Now),
             JobAction::Reschedule(start) => {
                 start.check(about_now())?;
                 (1, start)
             }
-            JobAction::Replay => (2, Start::Now),
+            JobAction::Replay | JobAction::ReplayEdited(_) => (2, Start::Now),
             JobAction::Remove => (3, Start::Now),
             JobAction::RemoveGraph => (4, Start::Now),
         };
@@ -1086,13 +1222,13 @@ impl Store for PostgresStore {
                 Some(detail) => {
                     Err(fault::refusal(&detail, Some(job)).unwrap_or(Refusal::UnknownJob { job }))
                 }
-                None => Ok(match (alteration, row.get::<_, i32>("deed")) {
+                None => Ok(match (&action, row.get::<_, i32>("deed")) {
                     (JobAction::Cancel, 0) => JobActionDone::Cancel(CancelAnswer::Cancelled),
                     (JobAction::Cancel, _) => JobActionDone::Cancel(CancelAnswer::Requested),
                     (JobAction::Reschedule(_), state) => {
                         JobActionDone::Rescheduled(understood(wire::state_name(state.into()))?)
                     }
-                    (JobAction::Replay, _) => JobActionDone::Replayed,
+                    (JobAction::Replay | JobAction::ReplayEdited(_), _) => JobActionDone::Replayed,
                     (JobAction::Remove, _) => JobActionDone::Removed,
                     (JobAction::RemoveGraph, jobs) => {
                         JobActionDone::GraphRemoved { jobs: jobs.unsigned_abs().into() }
@@ -1105,48 +1241,13 @@ impl Store for PostgresStore {
         Ok(altered)
     }
 
-    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
-        let edited = [Arc::new(edited)];
-        check_batch(&edited, &self.limits)?;
-        let (id, edited) = (wire::uuid(job), wire::whole_job(&edited[0]));
-        let parameters: [Parameter<'_>; 2] = [(&id, Type::UUID), (&edited, Type::JSONB)];
-        let sql = "select * from windlass.replay_edited($1, $2)";
-        let row = match self.one("replay an edited job", sql, &parameters).await {
-            Err(StoreError::Refused(Refusal::KeyTaken { holder, .. })) => {
-                return Err(Refusal::KeyTaken { job, holder }.into());
+    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
+        match action {
+            QueueAction::Set(change) => {
+                self.configure(&queue, &change).await.map(QueueActionDone::Set)
             }
-            other => other?,
-        };
-        let placed = understood(Placed::of_json(&row.get("placed")))?;
-        self.committed_and_rings(row.get("rings")).await;
-        understood(placed.into_enqueued())
-    }
-
-    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
-        // What is wrong with it whatever the settings are.
-        match &change {
-            QueueChange::PauseLane(_) => {}
-            other => drop(other.clone().apply(&QueueSettings::default())?),
+            QueueAction::Clear => self.clear(&queue).await.map(QueueActionDone::Cleared),
         }
-        let (what, value) = write_change(&change);
-        let queue = queue.as_str();
-        let parameters: [Parameter<'_>; 3] =
-            [(&queue, Type::TEXT), (&what, Type::TEXT), (&value, Type::JSONB)];
-        let sql = "select * from windlass.configure($1, $2, $3)";
-        let row = self.one("configure a queue", sql, &parameters).await?;
-        self.committed_and_rings(row.get("rings")).await;
-        understood(wire::settings(&row.get("settings")))
-    }
-
-    async fn clear(&self, queue: Name) -> Answer<Cleared> {
-        let queue = queue.as_str();
-        let sql = "select * from windlass.clear($1)";
-        let row = self.one("clear a queue", sql, &[(&queue, Type::TEXT)]).await?;
-        self.committed_and_rings(row.get("rings")).await;
-        Ok(Cleared {
-            cleared: row.get::<_, i64>("cleared").cast_unsigned(),
-            followed: row.get::<_, i64>("followed").cast_unsigned(),
-        })
     }
 
     async fn turn(&self, turn: Turn) -> Answer<Turned> {
@@ -1164,46 +1265,18 @@ impl Store for PostgresStore {
         Ok(Turned { version, jobs: jobs.collect::<Answer<_>>()? })
     }
 
-    async fn object(&self, address: &Address) -> Answer<Option<ObjectView>> {
-        let address = address.to_string();
-        let found = self.objects_where("o.address = $1", &[(&address, Type::TEXT)]).await?;
-        Ok(found.into_iter().next())
-    }
-
-    async fn objects(
-        &self,
-        filter: &ObjectFilter,
-        after: Option<&Address>,
-        limit: usize,
-    ) -> Answer<ObjectPage> {
-        let limit = limit.clamp(1, limits::PAGE_JOBS);
-        let kind = filter.kind.as_ref().map(Name::as_str);
-        let name = filter.name.as_ref().map(Name::as_str);
-        let status = filter.status.map(wire::status_number);
-        let (after_kind, after_name, after_key) = match after {
-            Some(after) => (after.kind().as_str(), after.name().as_str(), after.key()),
-            None => ("", "", ""),
-        };
-        let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
-        let parameters: [Parameter<'_>; 7] = [
-            (&after_kind, Type::TEXT),
-            (&after_name, Type::TEXT),
-            (&after_key, Type::TEXT),
-            (&kind, Type::TEXT),
-            (&name, Type::TEXT),
-            (&status, Type::INT2),
-            (&most, Type::INT8),
-        ];
-        let status = "(o.kind, o.name, o.key) \
-               > ($1 collate \"C\", $2 collate \"C\", $3 collate \"C\") \
-             and ($4 is null or o.kind = $4) \
-             and ($5 is null or o.name = $5) and ($6 is null or o.status = $6) \
-             order by o.kind, o.name, o.key limit $7";
-        let mut objects = self.objects_where(status, &parameters).await?;
-        let more = objects.len() > limit;
-        objects.truncate(limit);
-        let last = objects.last().map(|object| object.record.address.clone());
-        Ok(ObjectPage { next: last.filter(|_| more), objects })
+    async fn objects(&self, query: &ObjectQuery) -> Answer<ObjectPage> {
+        match query {
+            ObjectQuery::Address(address) => {
+                let address = address.to_string();
+                let address: [Parameter<'_>; 1] = [(&address, Type::TEXT)];
+                let objects = self.objects_where("o.address = $1", &address).await?;
+                Ok(ObjectPage { objects, next: None })
+            }
+            ObjectQuery::Page { filter, after, limit } => {
+                self.list_objects(filter, after.as_ref(), *limit).await
+            }
+        }
     }
 
     async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
@@ -1231,83 +1304,8 @@ impl Store for PostgresStore {
         Ok(())
     }
 
-    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
-        let ids: Vec<uuid::Uuid> = jobs.iter().copied().map(wire::uuid).collect();
-        let sql = format!(
-            "select (select windlass.now_us()) as now, {} from {} where j.id = any ($1)",
-            record::COLUMNS,
-            record::TABLES
-        );
-        let rows = self.call("read jobs", &sql, &[(&ids, Type::UUID_ARRAY)]).await?;
-        let mut found = HashMap::with_capacity(rows.len());
-        for row in &rows {
-            let record = understood(record::read(row))?.seen_at(wire::time(row.get("now")));
-            found.insert(record.id(), record);
-        }
-        Ok(jobs.iter().map(|job| found.get(job).cloned()).collect())
-    }
-
-    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
-        let limit = limit.clamp(1, limits::PAGE_JOBS);
-        let Some(said) = self.filter(filter).await? else { return Ok(Page::default()) };
-        let before = after.map_or(i64::MAX, |Cursor(sequence)| signed(sequence));
-        let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
-        let scan = i64::try_from(limits::PAGE_SCAN).unwrap_or(i64::MAX);
-        let (start, beyond, way, last) = match filter.order {
-            Order::NewestFirst => (before, "<", "desc", "min"),
-            Order::OldestFirst => {
-                let from = after.map_or(0, |Cursor(sequence)| sequence);
-                (i64::try_from(from).unwrap_or(i64::MAX), ">=", "asc", "max")
-            }
-        };
-        // There is an index of jobs by their parent, so that others need not be looked at.
-        let of_parent = match filter.parent {
-            Some(_) => "and spec ? 'parent' and spec->>'parent' = $3->>'parent'",
-            None => "",
-        };
-        let sql = format!(
-            "with scanned as materialized (\
-               select seq from windlass.job where seq {beyond} $1 {of_parent} \
-                 order by seq {way} limit $2), \
-             ends as (select count(*) as n, {last}(seq) as last from scanned) \
-             select (select windlass.now_us()) as now, x.n, x.last, y.* \
-             from ends x left join lateral (\
-               select {} from {} where j.seq in (select seq from scanned) \
-                 and windlass._matches($3, case when p.state = 1 \
-                   and p.at <= (select windlass.now_us()) then 2 else p.state end, \
-                   j.queue_kind, j.spec, j.created_at) \
-               order by j.seq {way} limit $4) y on true order by y.seq {way}",
-            record::COLUMNS,
-            record::TABLES
-        );
-        let parameters: [Parameter<'_>; 4] =
-            [(&start, Type::INT8), (&scan, Type::INT8), (&said, Type::JSONB), (&most, Type::INT8)];
-        let rows = self.call("list jobs", &sql, &parameters).await?;
-        let mut page = Page::default();
-        for row in &rows {
-            let now = wire::time(row.get("now"));
-            if record::id(row).is_none() {
-                break;
-            }
-            let record = understood(record::read(row))?.seen_at(now);
-            if page.jobs.len() == limit {
-                page.next = Some(Cursor(filter.order.cursor(record.sequence)));
-                return Ok(page);
-            }
-            page.jobs.push(record);
-        }
-        let scanned =
-            rows.first().map(|row| (row.get::<_, i64>("n"), row.get::<_, Option<i64>>("last")));
-        if let Some((n, Some(last))) = scanned
-            && n == scan
-        {
-            let beyond = match filter.order {
-                Order::NewestFirst => last - 1,
-                Order::OldestFirst => last + 1,
-            };
-            page.next = Some(Cursor(filter.order.cursor(beyond.cast_unsigned())));
-        }
-        Ok(page)
+    async fn jobs(&self, query: &JobQuery) -> Answer<Page> {
+        jobs::read(self, query).await
     }
 
     async fn count(&self) -> Answer<Counts> {
@@ -1320,62 +1318,14 @@ impl Store for PostgresStore {
         explain::explain(self, job).await
     }
 
-    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        let job = wire::uuid(job);
-        let sql = "select j.id from windlass.dependency e join windlass.job j on j.seq = e.seq \
-             where e.on_id = $1 and not e.met order by j.id";
-        let rows = self.call("read dependents", sql, &[(&job, Type::UUID)]).await?;
-        Ok(rows.iter().map(|row| wire::job_id(row.get(0))).collect())
+    async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>> {
+        let (committed, look) = (self.committed.subscribe(), || self.events_after(after, limit));
+        events_within(wait, LOOK_AGAIN, &self.clock, committed, look).await
     }
 
-    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
-        let number = signed(after);
-        let rows = i32::try_from(limit).unwrap_or(i32::MAX);
-        let parameters: [Parameter<'_>; 2] = [(&number, Type::INT8), (&rows, Type::INT4)];
-        let sql = "select * from windlass.events($1, $2)";
-        let rows = self.call("read events", sql, &parameters).await?;
-        let mut told = Vec::with_capacity(rows.len());
-        for row in &rows {
-            match row.get::<_, Option<i64>>("last") {
-                Some(last) => {
-                    let last = last.cast_unsigned();
-                    self.committed.send_if_modified(|known| {
-                        *known = last.max(*known);
-                        false
-                    });
-                }
-                None => told.push(EventRow::of(row)),
-            }
-        }
-        let unknown = |told: &EventRow| {
-            let names = self.names();
-            told.lines.iter().any(|line| !names.of_line.contains_key(line))
-        };
-        if told.iter().any(unknown) {
-            self.learn_lines().await?;
-        }
-        let mut events = Vec::new();
-        for told in &told {
-            events.extend(understood(told.events(&self.names().of_line, after))?);
-            if events.len() >= limit {
-                break;
-            }
-        }
-        events.truncate(limit);
-        self.look_up_results(&mut events).await?;
-        Ok(events.into_iter().map(Arc::new).collect())
-    }
-
-    fn committed(&self) -> watch::Receiver<u64> {
-        self.committed.subscribe()
-    }
-
-    fn durability(&self) -> Durability {
-        Durability::Sync
-    }
-
-    fn schema(&self) -> Option<&Schema> {
-        Some(&self.schema)
+    fn info(&self) -> StoreInfo {
+        let schema = Some(self.schema.shared());
+        StoreInfo { schema, ..StoreInfo::new(Durability::Sync, *self.committed.borrow()) }
     }
 
     async fn close(&self) {

@@ -50,7 +50,7 @@ pub(super) struct Pace {
 
 impl Pace {
     fn committed(&self) -> u64 {
-        *self.engine.store().committed().borrow()
+        self.engine.store().info().last_event
     }
 
     async fn counts(&self) -> Counts {
@@ -78,13 +78,8 @@ impl Pace {
 
     /// Waits for the next commit, at most for so long. Says whether there was one.
     async fn commit_within(&self, patience: Duration) -> bool {
-        let mut committed = self.engine.store().committed();
-        committed.mark_unchanged();
-        tokio::select! {
-            biased;
-            changed = committed.changed() => changed.is_ok(),
-            () = self.clock.sleep(patience) => false,
-        }
+        let events = self.engine.store().events(self.committed(), 1, patience).await;
+        events.is_ok_and(|events| !events.is_empty())
     }
 
     /// Lets jobs run until none runs and none can start now. Time passes only as far as handlers

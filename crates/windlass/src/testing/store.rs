@@ -7,28 +7,26 @@
 use std::collections::BTreeMap;
 use std::future::{Future, pending};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
-use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
-    Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed, Rescue, Rescued,
-    Settled, Settlement, Turned, WorkerReport,
+    Claim, Counts, Enqueued, Promoted, Renewal, Renewed, Rescue, Rescued, Settled, Settlement,
+    Turned, WorkerReport,
 };
 use windlass_core::name::Name;
-use windlass_core::object::{Address, ObjectView, Turn};
-use windlass_core::record::{JobRecord, QueueSettings};
+use windlass_core::object::Turn;
 use windlass_core::refusal::Refusal;
 
 use super::disk::MemoryDisk;
 use crate::clock::Clock;
-use crate::store::file::{FileOptions, LedgerOptions, OpenError, Opened, Space};
+use crate::store::file::{FileOptions, LedgerOptions, OpenError};
 use crate::store::{
-    Answer, ClaimedBatch, Cursor, Durability, FileStore, JobAction, JobActionResult, ObjectFilter,
-    ObjectPage, Page, Selection, Store,
+    Answer, ClaimedBatch, FileStore, JobAction, JobActionResult, JobQuery, ObjectPage, ObjectQuery,
+    Page, QueueAction, QueueActionDone, Selection, Store, StoreInfo,
 };
 use crate::wake::Wake;
 
@@ -145,34 +143,24 @@ impl Store for MortalStore {
         self.ask(|| "the passing of time".to_string(), self.inner.promote()).await
     }
 
-    async fn alter(
-        &self,
-        selection: Selection,
-        alteration: JobAction,
-    ) -> Answer<Vec<JobActionResult>> {
-        let of = match alteration {
-            JobAction::Cancel => "the cancelling of jobs",
-            JobAction::Reschedule(_) => "the rescheduling of jobs",
-            JobAction::Replay => "the replay of jobs",
-            JobAction::Remove => "the removal of jobs",
-            JobAction::RemoveGraph => "the removal of graphs",
+    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
+        let of = match &action {
+            JobAction::Cancel => "the cancelling of jobs".to_string(),
+            JobAction::Reschedule(_) => "the rescheduling of jobs".to_string(),
+            JobAction::Replay => "the replay of jobs".to_string(),
+            JobAction::ReplayEdited(edited) => format!("the edited replay of `{}`", edited.kind),
+            JobAction::Remove => "the removal of jobs".to_string(),
+            JobAction::RemoveGraph => "the removal of graphs".to_string(),
         };
-        self.ask(|| of.to_string(), self.inner.alter(selection, alteration)).await
+        self.ask(|| of, self.inner.alter(selection, action)).await
     }
 
-    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
-        let of = format!("the edited replay of `{}`", edited.kind);
-        self.ask(|| of, self.inner.replay_edited(job, edited)).await
-    }
-
-    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
-        let of = format!("a setting of queue `{queue}`");
-        self.ask(|| of, self.inner.configure(queue, change)).await
-    }
-
-    async fn clear(&self, queue: Name) -> Answer<Cleared> {
-        let of = format!("the clearing of queue `{queue}`");
-        self.ask(|| of, self.inner.clear(queue)).await
+    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
+        let of = match &action {
+            QueueAction::Set(_) => format!("a setting of queue `{queue}`"),
+            QueueAction::Clear => format!("the clearing of queue `{queue}`"),
+        };
+        self.ask(|| of, self.inner.alter_queue(queue, action)).await
     }
 
     async fn turn(&self, turn: Turn) -> Answer<Turned> {
@@ -180,29 +168,16 @@ impl Store for MortalStore {
         self.ask(|| of, Store::turn(&self.inner, turn)).await
     }
 
-    async fn object(&self, address: &Address) -> Answer<Option<ObjectView>> {
-        self.ask(|| "a read".to_string(), self.inner.object(address)).await
-    }
-
-    async fn objects(
-        &self,
-        filter: &ObjectFilter,
-        after: Option<&Address>,
-        limit: usize,
-    ) -> Answer<ObjectPage> {
-        self.ask(|| "a read".to_string(), self.inner.objects(filter, after, limit)).await
+    async fn objects(&self, query: &ObjectQuery) -> Answer<ObjectPage> {
+        self.ask(|| "a read".to_string(), self.inner.objects(query)).await
     }
 
     async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
         self.ask(|| "the news of a worker".to_string(), self.inner.heartbeat(worker, news)).await
     }
 
-    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
-        self.ask(|| "a read".to_string(), self.inner.find(jobs)).await
-    }
-
-    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
-        self.ask(|| "a read".to_string(), self.inner.list(filter, after, limit)).await
+    async fn jobs(&self, query: &JobQuery) -> Answer<Page> {
+        self.ask(|| "a read".to_string(), self.inner.jobs(query)).await
     }
 
     async fn count(&self) -> Answer<Counts> {
@@ -213,28 +188,12 @@ impl Store for MortalStore {
         self.ask(|| "a read".to_string(), self.inner.explain(job)).await
     }
 
-    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        self.ask(|| "a read".to_string(), self.inner.dependents(job)).await
+    async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>> {
+        self.ask(|| "a read".to_string(), self.inner.events(after, limit, wait)).await
     }
 
-    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
-        self.ask(|| "a read".to_string(), self.inner.events(after, limit)).await
-    }
-
-    fn committed(&self) -> watch::Receiver<u64> {
-        self.inner.committed()
-    }
-
-    fn durability(&self) -> Durability {
-        self.inner.durability()
-    }
-
-    fn opened(&self) -> Option<&Opened> {
-        self.inner.opened()
-    }
-
-    fn space(&self) -> Option<Space> {
-        Some(self.inner.space())
+    fn info(&self) -> StoreInfo {
+        self.inner.info()
     }
 
     async fn close(&self) {

@@ -9,22 +9,20 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
-use windlass::core::filter::Filter;
 use windlass::core::job::{LeaseToken, NewJob};
 use windlass::core::ledger::{
-    Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed, Rescue, Rescued,
-    Ring, Settled, Settlement, Turned, WorkerReport,
+    Claim, Counts, Enqueued, Promoted, Renewal, Renewed, Rescue, Rescued, Ring, Settled,
+    Settlement, Turned, WorkerReport,
 };
-use windlass::core::object::{Address as ObjectAddress, ObjectView, Turn};
-use windlass::core::record::QueueSettings;
+use windlass::core::object::Turn;
 use windlass::store::{
-    Answer, ClaimedBatch, ClaimedJob, Cursor, JobAction, JobActionResult, MemoryStore,
-    ObjectFilter, ObjectPage, Page, Selection, Store, StoreError,
+    Answer, ClaimedBatch, ClaimedJob, JobAction, JobActionResult, JobQuery, MemoryStore,
+    ObjectPage, ObjectQuery, Page, QueueAction, QueueActionDone, Selection, Store, StoreError,
+    StoreInfo,
 };
 use windlass::testing::VirtualClock;
 use windlass::wake::{Interest, Listener, LocalWake, Wake};
-use windlass::{Engine, Event, Explanation, Job, JobId, JobRecord, Limits, Name, Refusal};
+use windlass::{Engine, Event, Explanation, Job, JobId, Limits, Name, Refusal};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
@@ -357,53 +355,36 @@ impl Store for Tampered {
         self.call("promote", self.inner.promote()).await
     }
 
-    async fn alter(
-        &self,
-        selection: Selection,
-        alteration: JobAction,
-    ) -> Answer<Vec<JobActionResult>> {
-        self.call("alter", self.inner.alter(selection, alteration)).await
+    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
+        self.call("alter", self.inner.alter(selection, action)).await
     }
 
-    async fn replay_edited(&self, job: JobId, edited: NewJob) -> Answer<Enqueued> {
-        self.call("replay_edited", self.inner.replay_edited(job, edited)).await
-    }
-
-    async fn configure(&self, queue: Name, change: QueueChange) -> Answer<QueueSettings> {
-        self.call("configure", self.inner.configure(queue, change)).await
-    }
-
-    async fn clear(&self, queue: Name) -> Answer<Cleared> {
-        self.call("clear", self.inner.clear(queue)).await
+    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
+        self.call("alter_queue", self.inner.alter_queue(queue, action)).await
     }
 
     async fn turn(&self, turn: Turn) -> Answer<Turned> {
         self.call("turn", self.inner.turn(turn)).await
     }
 
-    async fn object(&self, address: &ObjectAddress) -> Answer<Option<ObjectView>> {
-        self.call("object", self.inner.object(address)).await
-    }
-
-    async fn objects(
-        &self,
-        filter: &ObjectFilter,
-        after: Option<&ObjectAddress>,
-        limit: usize,
-    ) -> Answer<ObjectPage> {
-        self.call("objects", self.inner.objects(filter, after, limit)).await
+    async fn objects(&self, query: &ObjectQuery) -> Answer<ObjectPage> {
+        let verb = match query {
+            ObjectQuery::Address(_) => "object",
+            ObjectQuery::Page { .. } => "objects",
+        };
+        self.call(verb, self.inner.objects(query)).await
     }
 
     async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
         self.call("announce", self.inner.heartbeat(worker, news)).await
     }
 
-    async fn find(&self, jobs: &[JobId]) -> Answer<Vec<Option<JobRecord>>> {
-        self.call("find", self.inner.find(jobs)).await
-    }
-
-    async fn list(&self, filter: &Filter, after: Option<Cursor>, limit: usize) -> Answer<Page> {
-        self.call("list", self.inner.list(filter, after, limit)).await
+    async fn jobs(&self, query: &JobQuery) -> Answer<Page> {
+        let verb = match query {
+            JobQuery::Ids(_) => "find",
+            JobQuery::Page { .. } | JobQuery::Count { .. } => "list",
+        };
+        self.call(verb, self.inner.jobs(query)).await
     }
 
     async fn count(&self) -> Answer<Counts> {
@@ -414,16 +395,12 @@ impl Store for Tampered {
         self.call("explain", self.inner.explain(job)).await
     }
 
-    async fn dependents(&self, job: JobId) -> Answer<Vec<JobId>> {
-        self.call("dependents", self.inner.dependents(job)).await
+    async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>> {
+        self.inner.events(after, limit, wait).await
     }
 
-    async fn events(&self, after: u64, limit: usize) -> Answer<Vec<Arc<Event>>> {
-        self.inner.events(after, limit).await
-    }
-
-    fn committed(&self) -> watch::Receiver<u64> {
-        self.inner.committed()
+    fn info(&self) -> StoreInfo {
+        self.inner.info()
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use windlass::core::job::NewJob;
 use windlass::store::file::{Disk, FileOptions, LedgerOptions, OpenError, RealDisk};
-use windlass::store::{Durability, FileStore, Store};
+use windlass::store::{Durability, FileStore, Store, StoreExt};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
 use windlass::{Engine, JobId, Name};

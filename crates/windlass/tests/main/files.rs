@@ -27,7 +27,7 @@ use windlass::store::file::{
     SelectionProgress, back_up, check,
 };
 use windlass::store::{
-    ClaimedBatch, Durability, FileStore, JobAction, Selection, Store, StoreError,
+    ClaimedBatch, Durability, FileStore, JobAction, Selection, Store, StoreError, StoreExt,
 };
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
@@ -210,7 +210,7 @@ async fn what_was_running_is_recovered_before_the_first_answer_counted_and_cappe
         assert_eq!(claim(&store, 1).await.jobs.len(), 1, "recovery {recovery}");
         drop(store);
         store = bench.open();
-        assert_eq!(store.opened().expect("a file store tells").recovered.len(), 1);
+        assert_eq!(store.info().opened.expect("a file store tells").recovered.len(), 1);
         let record = everything(&store).await.remove(0);
         assert_eq!((record.status.recoveries, record.state()), (recovery, StateName::Scheduled));
         bench.clock.step_forward(SECOND);
@@ -231,10 +231,10 @@ async fn observing_leaves_a_running_job_alone_and_says_so() {
     drop(store);
     bench.options.ledger.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
     let store = bench.open();
-    let opened = store.opened().expect("a file store tells");
+    let opened = store.info().opened.expect("a file store tells");
     assert_eq!((opened.recovered.len(), opened.observed), (0, 1));
     assert_eq!(everything(&store).await[0].state(), StateName::Running);
-    let events = store.events(0, 100).await.expect("events are answered");
+    let events = store.events(0, 100, Duration::ZERO).await.expect("events are answered");
     let topics: Vec<&str> = events.iter().map(|event| event.topic()).collect();
     assert_eq!(topics, ["recovery.detected"]);
 }
@@ -258,7 +258,7 @@ async fn a_stale_worker_of_before_is_refused_and_no_token_or_event_number_comes_
             assert!(tokens.insert(handed.lease.token));
             held = Some((handed.job.id, handed.lease.token));
         }
-        for event in store.events(0, 1_000).await.expect("answered") {
+        for event in store.events(0, 1_000, Duration::ZERO).await.expect("answered") {
             assert!(events.last().is_none_or(|last| event.number > *last));
             assert!(events.insert(event.number));
         }
@@ -462,7 +462,7 @@ async fn a_commit_larger_than_a_segment_is_all_or_nothing() {
     }
     let disk = Arc::new(RealDisk::open(&cut).expect("the copy is nobody's"));
     let store = bench.open_on(disk).expect("a torn tail is no damage");
-    assert!(store.opened().expect("told").torn.is_some());
+    assert!(store.info().opened.expect("told").torn.is_some());
     assert!(everything(&store).await.is_empty());
 }
 
@@ -524,7 +524,7 @@ async fn an_opening_from_a_checkpoint_finds_what_reading_everything_finds() {
         assert_eq!(before, everything(&store).await);
         let recounted = store.count().await.expect("counted");
         assert_eq!((&counts.lines, &counts.queues), (&recounted.lines, &recounted.queues));
-        commits.push(store.opened().expect("told").commits);
+        commits.push(store.info().opened.expect("told").commits);
         store.close().await;
     }
     assert!(commits[1] < commits[0] / 2, "{commits:?} commits were read");
@@ -811,7 +811,7 @@ async fn nothing_is_answered_or_told_before_the_sync_has_returned() {
     let store = FileStore::with_writer(disk, &options, clock, wake).expect("it opens");
     let store = Arc::new(store);
     accept(&store, [job(1)]).await;
-    let told = *store.committed().borrow();
+    let told = store.info().last_event;
     gate.set(false);
     // A ring left over from the first sync would be taken for that of the second.
     let _ = tokio::time::timeout(Duration::ZERO, gate.reached.notified()).await;
@@ -825,13 +825,13 @@ async fn nothing_is_answered_or_told_before_the_sync_has_returned() {
     }
     assert!(!enqueue.is_finished(), "it was acknowledged before the sync");
     assert!(!find.is_finished(), "a read showed what was not durable");
-    assert_eq!(*store.committed().borrow(), told, "it was told before the sync");
+    assert_eq!(store.info().last_event, told, "it was told before the sync");
     let unharmed = store.find(&[id(1)]).await.expect("what has landed can be read");
     assert!(unharmed[0].is_some());
     gate.set(true);
     (&mut enqueue).await.expect("no panic").expect("acknowledged");
     assert!((&mut find).await.expect("no panic").expect("found")[0].is_some());
-    assert!(*store.committed().borrow() > told);
+    assert!(store.info().last_event > told);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1231,7 +1231,7 @@ async fn a_backup_of_a_store_in_use_opens_as_of_one_moment_with_fresh_tokens() {
     let outcome = copy.handle::<Work>(ids[0]).outcome().await.expect("done");
     assert_eq!(outcome, 0);
     worker.stop().await.expect("stopped");
-    let mut held = copy.store().events(0, 1_000).await.expect("answered");
+    let mut held = copy.store().events(0, 1_000, Duration::ZERO).await.expect("answered");
     held.retain(|event| event.topic() == "job.started");
     assert!(!held.is_empty());
     copy.enqueue(work(99)).await.expect("accepted");

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use windlass::core::filter::Filter;
 use windlass::core::ledger::{Recovery, RecoveryMode};
 use windlass::store::file::{FileOptions, LedgerOptions, RealDisk, check};
-use windlass::store::{Durability, FileStore, Store};
+use windlass::store::{Durability, FileStore, Store, StoreExt};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
 

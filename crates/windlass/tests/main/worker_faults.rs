@@ -15,7 +15,7 @@ use tokio::sync::Barrier;
 use tokio::time::Instant;
 use windlass::core::job::NewJob;
 use windlass::core::ledger::Recovery;
-use windlass::store::MemoryStore;
+use windlass::store::{MemoryStore, StoreExt};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
 use windlass::{
@@ -460,7 +460,8 @@ impl Trial {
     }
 
     async fn judge(&mut self) {
-        let events = self.store.inner().events(0, 100_000).await.expect("it answers");
+        let events =
+            self.store.inner().events(0, 100_000, Duration::ZERO).await.expect("it answers");
         let count = |job: JobId, topic: &str| {
             events.iter().filter(|e| e.job() == Some(job) && e.topic() == topic).count()
         };

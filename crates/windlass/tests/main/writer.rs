@@ -16,7 +16,7 @@ use windlass::core::ledger::{Claim, KindClaim, QueueChange, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::time::Now;
 use windlass::store::file::{Disk, DiskFile, FileOptions, LedgerOptions};
-use windlass::store::{Answer, ClaimedBatch, Durability, FileStore, Store};
+use windlass::store::{Answer, ClaimedBatch, Durability, FileStore, Store, StoreExt};
 use windlass::wake::LocalWake;
 use windlass::{JobId, Name};
 

@@ -11,7 +11,7 @@ use windlass::core::job::LeaseToken;
 use windlass::core::ledger::{CancelAnswer, QueueChange, Recovery, Renewal, Rescue, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::Report;
-use windlass::store::{ClaimedJob, JobAction, JobActionDone, Selection};
+use windlass::store::{ClaimedJob, JobAction, JobActionDone, Selection, StoreExt};
 use windlass::{Engine, JobId, StateName};
 
 use crate::common::{Dice, Ground, claim, count, name, raw, records, until};

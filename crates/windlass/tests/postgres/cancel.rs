@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use windlass::Limits;
-use windlass::store::Store;
+use windlass::store::StoreExt;
 use windlass::store::postgres::{PostgresAddress, PostgresStore};
 use windlass::wake::LocalWake;
 use windlass_testbed::{Pgbouncer, Postgres, or_skip};

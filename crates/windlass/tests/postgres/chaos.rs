@@ -347,7 +347,9 @@ async fn check(engine: &Engine, account: &Account) {
     let total: u64 = counts.lines.iter().map(|line| line.totals.completed).sum();
     assert_eq!((completed, total), (all.len() as u64, all.len() as u64), "L8");
     let mut told: BTreeMap<JobId, u32> = BTreeMap::new();
-    for event in engine.store().events(0, usize::MAX).await.expect("events are answered") {
+    for event in
+        engine.store().events(0, usize::MAX, Duration::ZERO).await.expect("events are answered")
+    {
         if let (EventKind::JobCompleted { .. }, Subject::Job { id, .. }) =
             (&event.what, &event.subject)
         {

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use windlass::store::StoreExt as _;
 
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, NoTls};

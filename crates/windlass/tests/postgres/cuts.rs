@@ -17,7 +17,7 @@ use windlass::core::outcome::Verdict;
 use windlass::core::record::{Report, Step};
 use windlass::store::postgres::PostgresStore;
 use windlass::store::{
-    Answer, ClaimedJob, JobAction, JobActionResult, ObjectFilter, Selection, Store,
+    Answer, ClaimedJob, JobAction, JobActionResult, ObjectFilter, Selection, Store, StoreExt,
 };
 use windlass::store::{JobActionDone, StoreError};
 use windlass::{
@@ -98,7 +98,8 @@ impl Rig {
 
     /// How many events of these there were.
     async fn told(&self, meant: impl Fn(&EventKind) -> bool) -> usize {
-        let events = self.truth.events(0, usize::MAX).await.expect("events are answered");
+        let events =
+            self.truth.events(0, usize::MAX, Duration::ZERO).await.expect("events are answered");
         events.iter().filter(|event| meant(&event.what)).count()
     }
 
@@ -303,7 +304,7 @@ async fn an_alteration_that_lost_its_answer_happens_once() {
     // Moved.
     let later = rig.accepted(raw(2)).await;
     let move_it = JobAction::Reschedule(Start::After(HOUR));
-    rig.lose(rig.store.alter(one(later), move_it)).await;
+    rig.lose(rig.store.alter(one(later), move_it.clone())).await;
     assert_eq!(
         rig.alter(later, move_it).await,
         Ok(JobActionDone::Rescheduled(StateName::Scheduled))
@@ -430,13 +431,15 @@ async fn a_question_that_lost_its_answer_is_answered_when_asked_again() {
     store.explain(job).await.expect("it is answered");
     rig.lose(store.dependents(job)).await;
     assert!(store.dependents(job).await.expect("it is answered").is_empty());
-    rig.lose(store.events(0, 10)).await;
-    assert!(!store.events(0, 10).await.expect("it is answered").is_empty());
+    rig.lose(store.events(0, 10, Duration::ZERO)).await;
+    assert!(!store.events(0, 10, Duration::ZERO).await.expect("it is answered").is_empty());
     rig.lose(store.object(&thing())).await;
     assert!(store.object(&thing()).await.expect("it is answered").is_none());
     let objects = ObjectFilter::default();
-    rig.lose(store.objects(&objects, None, 10)).await;
-    assert!(store.objects(&objects, None, 10).await.expect("it is answered").objects.is_empty());
+    rig.lose(store.list_objects(&objects, None, 10)).await;
+    assert!(
+        store.list_objects(&objects, None, 10).await.expect("it is answered").objects.is_empty()
+    );
 }
 
 /// How far apart the bytes are at which a request or an answer is cut: a divisor of nothing in it.

@@ -14,7 +14,7 @@ use windlass::JobId;
 use windlass::core::job::{Dependency, Lane, NewJob, OnFailure, Unique, UniqueScope};
 use windlass::core::ledger::QueueChange;
 use windlass::store::postgres::Schema;
-use windlass::store::{ClaimedJob, JobAction, Selection};
+use windlass::store::{ClaimedJob, JobAction, Selection, StoreExt};
 
 use crate::common::{Ground, claim, name, open, raw};
 use crate::schemas::{Bug, Plot};

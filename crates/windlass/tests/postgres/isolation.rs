@@ -47,7 +47,7 @@ async fn release_a_late_dependent(ground: &Ground, address: &str) {
     let first = engine.enqueue(work(1)).await.expect("it is accepted").id();
     let handed = store.claim(claim("w", 1)).await.expect("answered").jobs.remove(0);
     let producer = ground.client().await;
-    let schema = store.schema().expect("it has one");
+    let schema = store.info().schema.expect("it has one");
     let dependent = format!(
         "begin isolation level read committed; select {schema}.enqueue('work', \
          '{{\"number\":2}}', depends_on => array['{first}'::uuid])"

@@ -13,7 +13,7 @@ use windlass::core::ledger::{QueueChange, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::AttemptEnd;
 use windlass::primitives::{Debounce, Flush};
-use windlass::store::{ClaimedJob, JobAction, Selection, StoreError};
+use windlass::store::{ClaimedJob, JobAction, Selection, StoreError, StoreExt};
 use windlass::{
     Acceptance, Attempt, CancelReason, Dependency, Engine, Error, EventKind, Failure, JobId,
     JobState, OnFailure, Rate, Refusal, Start, StateName, UniqueScope,
@@ -403,7 +403,8 @@ async fn a_pause_holds_in_every_engine_from_the_moment_it_returns() {
     let queue = engines[0].queue("default").expect("a name");
     for round in 0..10 {
         queue.pause().await.expect("it is answered");
-        let paused = engines[0].store().events(0, usize::MAX).await.expect("events");
+        let paused =
+            engines[0].store().events(0, usize::MAX, Duration::ZERO).await.expect("events");
         let paused = paused.last().expect("a pause is told").number;
         let batch = (0..20).map(|number| raw(round * 20 + number)).collect();
         let jobs = accept(&engines[usize::try_from(round % 3).unwrap_or(0)], batch).await;
@@ -413,7 +414,8 @@ async fn a_pause_holds_in_every_engine_from_the_moment_it_returns() {
             records(&engines[0], &jobs).await.iter().all(is_completed)
         })
         .await;
-        let events = engines[0].store().events(paused, usize::MAX).await.expect("events");
+        let events =
+            engines[0].store().events(paused, usize::MAX, Duration::ZERO).await.expect("events");
         let resumed = events.iter().position(|event| event.what == EventKind::QueueResumed);
         let started =
             events.iter().position(|event| matches!(event.what, EventKind::JobStarted { .. }));
@@ -657,7 +659,7 @@ async fn dependents_of_jobs_that_end_in_many_batches_at_once_are_released_once()
         assert_eq!(record.status.state.name(), StateName::Ready, "{record:?}");
         assert_eq!(record.met.len(), 20, "{record:?}");
     }
-    let events = engines[3].store().events(0, usize::MAX).await.expect("events");
+    let events = engines[3].store().events(0, usize::MAX, Duration::ZERO).await.expect("events");
     let unblocked = events.iter().filter(|event| event.what == EventKind::JobUnblocked);
     assert_eq!(unblocked.count(), 40);
     assert_eq!(count(&engines[3], StateName::Blocked).await, 0);

@@ -16,7 +16,7 @@ use windlass::core::object::{Alarm, Purge, RunResult, Turn};
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::Report;
 use windlass::store::file::{FileOptions, OfflineStore};
-use windlass::store::{FileStore, JobAction, ObjectFilter, Selection, Store, move_store};
+use windlass::store::{FileStore, JobAction, ObjectFilter, Selection, Store, StoreExt, move_store};
 use windlass::wake::LocalWake;
 use windlass::{
     CancelReason, Counts, DeadReason, Dependency, Engine, JobId, JobRecord, LogLine, Name,
@@ -328,7 +328,7 @@ async fn ask(store: &dyn Store) -> Contents {
             break;
         }
     }
-    let page = store.objects(&ObjectFilter::default(), None, 100).await.expect("a page");
+    let page = store.list_objects(&ObjectFilter::default(), None, 100).await.expect("a page");
     let counts = normal(store.count().await.expect("it answers"));
     Contents { jobs, objects: page.objects, counts }
 }

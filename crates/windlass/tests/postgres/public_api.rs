@@ -1,6 +1,7 @@
 //! Enqueueing with one SELECT from any language, by a role that can do nothing else.
 
 use std::time::Duration;
+use windlass::store::StoreExt as _;
 
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{AsyncMessage, Client, NoTls};
@@ -390,7 +391,7 @@ async fn what_stands_in_front_of_the_path_is_not_called() {
     let later = engine.enqueue(work(3)).delay(Duration::from_secs(3_600)).await.expect("accepted");
     later.cancel().await.expect("it is cancelled");
     // What is read, too.
-    engine.store().events(0, 100).await.expect("events are answered");
+    engine.store().events(0, 100, Duration::ZERO).await.expect("events are answered");
     engine.jobs().page(None, 10).await.expect("a list is answered");
     engine.store().dependents(first.id()).await.expect("dependents are answered");
     engine.store().explain(first.id()).await.expect("an explanation is answered");

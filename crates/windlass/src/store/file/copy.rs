@@ -15,7 +15,7 @@ use super::OpenError;
 use super::disk::{RealDisk, open_plain, open_to_read};
 use super::layout::FORMAT;
 use super::ledger::{COPY_MARK, JournaledLedger, LedgerOptions};
-use crate::store::file::Space;
+use crate::store::Space;
 
 /// What a check found.
 #[derive(Clone, Debug, Default)]

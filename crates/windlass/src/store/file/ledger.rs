@@ -22,8 +22,7 @@ use windlass_core::explain::Explanation;
 use windlass_core::filter::{Filter, Order};
 use windlass_core::job::{JobId, JobStatus, Lease, State, StateName};
 use windlass_core::ledger::{
-    Applied, Claims, Command, Counts, JobSummary, Ledger, Recovery, Rescue, RescuedJob, Restore,
-    Ring,
+    Applied, Claims, Command, Counts, JobSummary, Ledger, Recovery, Rescue, Restore, Ring,
 };
 use windlass_core::limits::{self, Limits};
 use windlass_core::record::{Change, JobRecord, RecordLocation, Update};
@@ -41,7 +40,9 @@ use super::journal::{
 };
 use super::layout::{DEPTH_MAX, Place, Unreadable};
 use super::scan::Found;
-use crate::store::{ClaimedBatch, ClaimedJob, Cursor, Page, Selection, StoreError};
+use crate::store::{
+    ClaimedBatch, ClaimedJob, Cursor, JobQuery, Opened, Page, Selection, Space, StoreError,
+};
 
 /// Lease tokens are handed out before their claim is on the disk. A reopened store goes on this
 /// far beyond the last one it knows of, and no more are ever handed out ahead of the disk.
@@ -91,23 +92,6 @@ pub struct LedgerOptions {
     /// a store must not be opened with fewer than before.
     #[doc(hidden)]
     pub tokens_ahead: Option<u64>,
-}
-
-/// What was found and done when a store was opened.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Opened {
-    /// Jobs in the store.
-    pub jobs: u64,
-    /// Jobs that were running when the store was last open, and what became of them.
-    pub recovered: Vec<RescuedJob>,
-    /// Jobs that were running and were left so, because recovery only observes.
-    pub observed: u64,
-    /// Commits that were read.
-    pub commits: u64,
-    /// Where an unfinished commit was cut off. It had not been acknowledged.
-    pub torn: Option<String>,
-    /// How long reading took.
-    pub took: Duration,
 }
 
 /// How much a command may write.
@@ -628,6 +612,17 @@ impl JournaledLedger {
         self.awaited() <= self.landed_commit() || jobs.iter().all(landed)
     }
 
+    /// Reads jobs by id, a page of them, or how many there are.
+    pub fn jobs(&mut self, query: &JobQuery, now: Now) -> Result<Page, StoreError> {
+        match query {
+            JobQuery::Ids(jobs) => {
+                Ok(Page::of(self.find(jobs, now)?.into_iter().flatten().collect()))
+            }
+            JobQuery::Page { filter, after, limit } => self.list(filter, *after, *limit, now),
+            JobQuery::Count { filter, after } => self.count_part(filter, *after, now),
+        }
+    }
+
     /// Reads jobs by id.
     pub fn find(&mut self, jobs: &[JobId], now: Now) -> Result<Vec<Option<JobRecord>>, StoreError> {
         self.usable()?;
@@ -635,7 +630,28 @@ impl JournaledLedger {
         jobs.iter().map(|job| self.record(*job, now)).collect()
     }
 
-    /// Reads a page of jobs, the last accepted first.
+    /// Candidates that match as far as the ledger knows, from a place on: at most `most` of them,
+    /// and as many as one page looks at.
+    fn choose(
+        &self,
+        filter: &Filter,
+        after: Option<Cursor>,
+        most: usize,
+    ) -> (Vec<(u64, JobId)>, Option<Cursor>) {
+        let mut chosen = Vec::new();
+        let candidates = self.ledger.candidates(filter, after.map(|Cursor(at)| at));
+        for (looked_at, summary) in candidates.enumerate() {
+            if looked_at == limits::PAGE_SCAN || chosen.len() == most {
+                return (chosen, Some(Cursor(filter.order.cursor(summary.sequence))));
+            }
+            if filter.may_match(&summary) {
+                chosen.push((summary.sequence, summary.id));
+            }
+        }
+        (chosen, None)
+    }
+
+    /// Reads a page of jobs that match.
     pub fn list(
         &mut self,
         filter: &Filter,
@@ -646,26 +662,8 @@ impl JournaledLedger {
         self.usable()?;
         let now = self.ledger.glance(now).wall;
         let limit = limit.clamp(1, limits::PAGE_JOBS);
-        let before = after.map_or(u64::MAX, |Cursor(sequence)| sequence);
-        let mut chosen = Vec::new();
-        let mut next = None;
-        let summaries: Box<dyn Iterator<Item = JobSummary<'_>>> = match filter.order {
-            Order::NewestFirst => Box::new(self.ledger.summaries_before(before)),
-            Order::OldestFirst => {
-                let first = after.map_or(0, |Cursor(sequence)| sequence);
-                Box::new(self.ledger.summaries_after(first.saturating_sub(1)))
-            }
-        };
-        for (looked_at, summary) in summaries.enumerate() {
-            if looked_at == limits::PAGE_SCAN || chosen.len() == limit.max(PAGE_READS) {
-                next = Some(Cursor(filter.order.cursor(summary.sequence)));
-                break;
-            }
-            if filter.may_match(&summary) {
-                chosen.push((summary.sequence, summary.id));
-            }
-        }
-        let mut page = Page { jobs: Vec::new(), next };
+        let (chosen, next) = self.choose(filter, after, limit.max(PAGE_READS));
+        let mut page = Page { next, ..Page::default() };
         for (sequence, job) in chosen {
             if page.jobs.len() == limit {
                 page.next = Some(Cursor(filter.order.cursor(sequence)));
@@ -673,6 +671,27 @@ impl JournaledLedger {
             }
             let record = self.record(job, now)?;
             page.jobs.extend(record.filter(|record| filter.matches(record, now)));
+        }
+        page.count = page.jobs.len() as u64;
+        Ok(page)
+    }
+
+    /// How many jobs match, as far as one page looks; records are read only if they must be.
+    fn count_part(
+        &mut self,
+        filter: &Filter,
+        after: Option<Cursor>,
+        now: Now,
+    ) -> Result<Page, StoreError> {
+        self.usable()?;
+        let now = self.ledger.glance(now).wall;
+        let most = if filter.needs_record() { PAGE_READS } else { limits::PAGE_SCAN };
+        let (chosen, next) = self.choose(filter, after, most);
+        let mut page = Page { next, ..Page::default() };
+        for (_, job) in chosen {
+            let matches = !filter.needs_record()
+                || self.record(job, now)?.is_some_and(|record| filter.matches(&record, now));
+            page.count += u64::from(matches);
         }
         Ok(page)
     }
@@ -698,7 +717,9 @@ impl JournaledLedger {
                 && filter.may_match(summary)
                 && !progress.is_meant.contains_key(&summary.id)
         };
-        let summaries = self.ledger.summaries_after(progress.after).filter(open);
+        let by_acceptance = Filter { order: Order::OldestFirst, ..filter.clone() };
+        let from = progress.after.saturating_add(1);
+        let summaries = self.ledger.candidates(&by_acceptance, Some(from)).filter(open);
         let unread: Vec<(u64, JobId)> =
             summaries.map(|summary| (summary.sequence, summary.id)).take(PAGE_READS).collect();
         for (sequence, job) in &unread {
@@ -718,7 +739,8 @@ impl JournaledLedger {
             filter.may_match(summary)
                 && progress.is_meant.get(&summary.id).is_none_or(|meant| *meant)
         };
-        let meant = self.ledger.summaries_after(0).filter(is_meant).map(|summary| summary.id);
+        let candidates = self.ledger.candidates(&by_acceptance, None);
+        let meant = candidates.filter(is_meant).map(|summary| summary.id);
         Ok(Some(meant.collect()))
     }
 
@@ -844,19 +866,6 @@ fn agree(stored: &JobStatus, known: &JobStatus) -> bool {
     };
     let counters = |status: &JobStatus| (status.attempts, status.recoveries, status.generation);
     same_state && counters(stored) == counters(known)
-}
-
-/// What a store takes on its disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Space {
-    /// Bytes of the journal.
-    pub used: u64,
-    /// Bytes of them that belong to jobs that are kept.
-    pub live: u64,
-    /// Files.
-    pub segments: usize,
-    /// Bytes written to the journal since it was opened; what compaction copies is among them.
-    pub written: u64,
 }
 
 /// Takes over one entry of the journal.

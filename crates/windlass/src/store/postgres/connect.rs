@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,17 +13,18 @@ use tokio_postgres::{AsyncMessage, Client, Connection, Error, NoTls, Row};
 
 use super::fault::{OpenFault, causes, open_fault};
 use super::tls::{Asked, Tls};
+use crate::store::StoreInfo;
 
 /// How long a connection may take to be made, and a caller waits for a free one.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The schema everything stands in: a plain name, so that it needs no quotes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Schema(String);
+pub struct Schema(Arc<str>);
 
 impl Default for Schema {
     fn default() -> Self {
-        Self("windlass".to_string())
+        Self("windlass".into())
     }
 }
 
@@ -46,14 +48,24 @@ impl FromStr for Schema {
                 "`{text}` is no name for a schema; use up to 40 of a-z, 0-9 and _, a letter first"
             )));
         }
-        Ok(Self(text.to_string()))
+        Ok(Self(text.into()))
     }
 }
 
 impl Schema {
+    /// Its name, to be handed on.
+    pub(super) fn shared(&self) -> Arc<str> {
+        self.0.clone()
+    }
+
+    /// The schema that a store says it has.
+    pub(super) fn of(info: &StoreInfo) -> Option<Self> {
+        info.schema.clone().map(Self)
+    }
+
     /// SQL that speaks of `windlass`, for this schema.
     pub(super) fn in_sql(&self, sql: &str) -> String {
-        if self.0 == "windlass" {
+        if &*self.0 == "windlass" {
             return sql.to_string();
         }
         sql.replace("windlass.", &format!("{}.", self.0))

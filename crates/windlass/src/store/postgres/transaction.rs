@@ -158,8 +158,8 @@ pub async fn complete_in<T: serde::Serialize>(
     Ok(())
 }
 
-fn schema_of(engine: &Engine) -> Result<&Schema, Error> {
-    engine.store().schema().ok_or(Error::NotPostgres)
+fn schema_of(engine: &Engine) -> Result<Schema, Error> {
+    Schema::of(&engine.store().info()).ok_or(Error::NotPostgres)
 }
 
 fn nonsense() -> Error {

@@ -130,6 +130,8 @@ create function windlass._select(_filter jsonb, _now bigint) returns uuid[] lang
   select coalesce(array_agg(j.id order by j.seq), '{}') from windlass.job j join windlass.job_state_now p on p.seq = j.seq
     where windlass._matches(_filter, case when p.state = 1 and p.at <= _now then 2 else p.state end, j.queue_kind, j.spec,
       j.created_at)
+      and (not (_filter ? 'blocked_by') or j.seq in (select d.seq from windlass.dependency d
+        where d.on_id = (_filter->>'blocked_by')::uuid and not d.met))
 $$;
 
 -- Each of these jobs after those of them that it depends on, otherwise by acceptance.
