@@ -14,6 +14,7 @@
 
 mod address;
 pub mod file;
+mod ledger;
 mod memory;
 mod moving;
 #[cfg(feature = "postgres")]
@@ -25,6 +26,7 @@ use std::sync::Arc;
 pub use address::Address;
 use async_trait::async_trait;
 pub use file::FileStore;
+pub use ledger::LedgerStore;
 pub use memory::MemoryStore;
 pub use moving::{Moved, move_store};
 #[cfg(feature = "postgres")]
