@@ -22,6 +22,7 @@ mod address;
 mod ext;
 pub mod file;
 mod info;
+mod ledger;
 mod memory;
 mod moving;
 #[cfg(feature = "postgres")]
@@ -41,6 +42,7 @@ use async_trait::async_trait;
 pub use ext::StoreExt;
 pub use file::FileStore;
 pub use info::{Durability, Opened, Space, StoreInfo};
+pub use ledger::LedgerStore;
 pub use memory::MemoryStore;
 pub use moving::{Moved, move_store};
 #[cfg(feature = "postgres")]

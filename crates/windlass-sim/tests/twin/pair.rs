@@ -174,7 +174,7 @@ impl Pair {
         }
         self.same("the answer to a claim", &twin, &ledger)?;
         let Ok(claims) = ledger else { return Ok(()) };
-        for handed in self.ledger.hand(claims).map_err(|error| error.to_string())?.jobs {
+        for handed in self.ledger.hand_out(claims).map_err(|error| error.to_string())?.jobs {
             let record = &self.records[&handed.job.id];
             self.same("a job that was handed out", &record.job, &handed.job)?;
             let (first, since) = (record.first_started_at, Some(handed.first_started_at));

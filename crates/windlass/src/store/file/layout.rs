@@ -5,7 +5,9 @@ use windlass_core::time::Timestamp;
 
 /// The version of the format this program writes. It reads every version up to it.
 pub(super) const VERSION: u32 = 1;
-pub(super) const SEGMENT_MAGIC: [u8; 8] = *b"WINDLASS";
+pub(super) const SEGMENT_MAGIC: [u8; 8] = *b"Windlass";
+/// What development versions began a segment with, before the format was fixed.
+const DEVELOPMENT_MAGIC: [u8; 8] = *b"WINDLASS";
 /// Bytes in front of the first fragment of a segment.
 pub(super) const SEGMENT_HEADER: u32 = 64;
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"wlfr");
@@ -155,7 +157,7 @@ pub(super) fn length_at(bytes: &[u8], at: usize) -> Option<usize> {
 }
 
 pub(super) fn entry_at(bytes: &[u8], at: usize, place: Place) -> Result<Vec<u8>, Unreadable> {
-    let unreadable = |why: &str| Unreadable(format!("{}: {why}", show(place)));
+    let unreadable = |why: &str| Unreadable::at(place, why);
     let length = length_at(bytes, at).ok_or_else(|| unreadable("it is cut off"))?;
     let check = length_at(bytes, at + 4).ok_or_else(|| unreadable("it is cut off"))?;
     let from = at + ENTRY_HEADER;
@@ -182,6 +184,13 @@ pub(super) fn last_header(segment: u32, content: &[u8]) -> Option<Header> {
 /// Why an entry could not be read back.
 #[derive(Debug)]
 pub(super) struct Unreadable(pub(super) String);
+
+impl Unreadable {
+    /// What is wrong with the entry that stands there.
+    pub(super) fn at(place: Place, why: &str) -> Self {
+        Self(format!("{}: {why}", show(place)))
+    }
+}
 
 /// The entries of a body that was checked, each with its offset, from `at` on.
 pub(super) fn entries_from(body: &[u8], mut at: usize) -> impl Iterator<Item = (usize, &[u8])> {
@@ -213,6 +222,8 @@ pub(super) fn check_body(header: &Header, body: &[u8]) -> Result<(), &'static st
 
 pub(super) enum SegmentProblem {
     Newer(u32),
+    /// It was written before the format was fixed.
+    Development,
     /// A file has its full size before it becomes a segment, so no crash leaves a shorter one.
     Cut(&'static str),
     /// The header may not have been written yet when the power was lost.
@@ -230,7 +241,11 @@ pub(super) fn check_segment_header(
         return Err(SegmentProblem::Cut("it is shorter than its header"));
     };
     let short = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or([0; 4]));
-    if head[..8] != SEGMENT_MAGIC || short(24) != crc32fast::hash(&head[..24]) {
+    let whole = short(24) == crc32fast::hash(&head[..24]);
+    if head[..8] == DEVELOPMENT_MAGIC && whole {
+        return Err(SegmentProblem::Development);
+    }
+    if head[..8] != SEGMENT_MAGIC || !whole {
         return unreadable("its header is damaged");
     }
     if short(8) > VERSION {

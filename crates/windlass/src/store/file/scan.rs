@@ -248,6 +248,7 @@ impl Scan {
             Err(SegmentProblem::Newer(version)) => {
                 Err(OpenError::Newer { version, known: VERSION })
             }
+            Err(SegmentProblem::Development) => Err(OpenError::Development),
             Err(SegmentProblem::Cut(why)) => Err(OpenError::damaged(&segment_name(number), 0, why)),
             Err(SegmentProblem::Unreadable(why)) => {
                 self.headless.push((number, why));

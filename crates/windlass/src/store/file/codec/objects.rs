@@ -1,45 +1,40 @@
-//! Objects as bytes.
+//! Objects: their address, what is known of them, and their state.
 
 use windlass_core::object::{Address, ObjectMeta, ObjectRecord, ObjectStatus};
-use windlass_core::record::RecordLocation;
 
-use super::{EntryReader, RANGE, Wrong, bytes, error, option, text, time, varint};
+use super::Wrong;
+use super::bytes::{EntryReader, RANGE, bytes, error, id, name, option, text, time, varint};
 
-/// Writes a whole object.
-pub(in crate::store::file) fn encode_object(record: &ObjectRecord, to: &mut Vec<u8>) {
-    to.push(super::OBJECT);
+pub(super) fn object(record: &ObjectRecord, to: &mut Vec<u8>) {
     address(&record.address, to);
-    meta(&record.meta, to);
+    object_meta(&record.meta, to);
     bytes(&record.state, to);
 }
 
-/// Writes what is known of an object without its state, and where that is kept.
-pub(in crate::store::file) fn encode_object_checkpoint_entry(
-    object: &Address,
-    known: &ObjectMeta,
-    kept: RecordLocation,
-    to: &mut Vec<u8>,
-) {
-    to.push(super::OBJECT_SKETCH);
-    address(object, to);
-    meta(known, to);
-    to.extend(kept.place.to_le_bytes());
-    varint(kept.weight.into(), to);
-}
-
-/// The object that an entry is a whole record of, without decoding the rest.
-pub(in crate::store::file) fn whole_object(body: &[u8]) -> Option<Address> {
-    let (kind, rest) = body.split_first()?;
-    (*kind == super::OBJECT).then(|| EntryReader { left: rest }.address().ok()).flatten()
+impl EntryReader<'_> {
+    pub(super) fn object(&mut self) -> Result<ObjectRecord, Wrong> {
+        Ok(ObjectRecord {
+            address: self.address()?,
+            meta: self.object_meta()?,
+            state: self.bytes()?.into(),
+        })
+    }
 }
 
 pub(super) fn address(address: &Address, to: &mut Vec<u8>) {
-    text(address.kind().as_str(), to);
-    text(address.name().as_str(), to);
+    name(address.kind(), to);
+    name(address.name(), to);
     text(address.key(), to);
 }
 
-fn meta(meta: &ObjectMeta, to: &mut Vec<u8>) {
+impl EntryReader<'_> {
+    pub(super) fn address(&mut self) -> Result<Address, Wrong> {
+        let (kind, name, key) = (self.name()?, self.name()?, self.text()?);
+        Address::new(kind, name, key).map_err(|_| "a key in it is not a key")
+    }
+}
+
+pub(super) fn object_meta(meta: &ObjectMeta, to: &mut Vec<u8>) {
     varint(meta.version, to);
     varint(meta.incarnation, to);
     to.push(match meta.status {
@@ -55,24 +50,11 @@ fn meta(meta: &ObjectMeta, to: &mut Vec<u8>) {
     varint(meta.failures, to);
     varint(meta.recoveries.into(), to);
     option(meta.last_recovery_at, to, time);
-    option(meta.alarm, to, |alarm, to| to.extend(alarm.to_bytes()));
+    option(meta.alarm, to, id);
     option(meta.purge_at, to, time);
 }
 
 impl EntryReader<'_> {
-    pub(super) fn address(&mut self) -> Result<Address, Wrong> {
-        let (kind, name, key) = (self.name()?, self.name()?, self.text()?);
-        Address::new(kind, name, key).map_err(|_| "a key in it is not a key")
-    }
-
-    pub(super) fn object(&mut self) -> Result<ObjectRecord, Wrong> {
-        Ok(ObjectRecord {
-            address: self.address()?,
-            meta: self.object_meta()?,
-            state: self.bytes()?.into(),
-        })
-    }
-
     pub(super) fn object_meta(&mut self) -> Result<ObjectMeta, Wrong> {
         Ok(ObjectMeta {
             version: self.varint()?,

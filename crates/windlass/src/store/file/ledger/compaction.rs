@@ -12,15 +12,44 @@ use windlass_core::record::JobRecord;
 use super::super::codec;
 use super::super::journal::Fragment;
 use super::super::layout::{ENTRY_HEADER, Place, SEGMENT_HEADER, Unreadable};
-use super::JournaledLedger;
-use crate::store::StoreError;
+use super::super::records::JournalRecords;
+use crate::store::Answer;
+use crate::store::ledger::RecordedLedger;
 
 /// About how many bytes a checkpoint entry takes.
 const SKETCH_BYTES: u64 = 96;
 
+/// See [`super::LedgerOptions::checkpoint_bytes`].
+const CHECKPOINT_BYTES: u64 = 256 << 20;
+
+/// What is under way.
+#[derive(Debug)]
+pub(in crate::store::file) struct Compaction {
+    sweep: Option<Sweep>,
+    survey: Option<Survey>,
+    /// What was dead in the journal when the oldest segment was last found to be too alive to leave
+    /// a full disk.
+    dead_when_surveyed: Option<u64>,
+    checkpoint: Option<Checkpoint>,
+    checkpoint_bytes: u64,
+}
+
+impl Compaction {
+    /// Nothing yet. A checkpoint is due after so many bytes; `None` for the default.
+    pub(super) fn new(checkpoint_bytes: Option<u64>) -> Self {
+        Self {
+            sweep: None,
+            survey: None,
+            dead_when_surveyed: None,
+            checkpoint: None,
+            checkpoint_bytes: checkpoint_bytes.unwrap_or(CHECKPOINT_BYTES),
+        }
+    }
+}
+
 /// How much of the oldest segment was found to be alive so far.
 #[derive(Debug)]
-pub(super) struct Survey {
+struct Survey {
     segment: u32,
     at: u32,
     alive: u64,
@@ -28,7 +57,7 @@ pub(super) struct Survey {
 
 /// How far the oldest segment has been cleared.
 #[derive(Debug)]
-pub(super) struct Sweep {
+struct Sweep {
     segment: u32,
     at: u32,
     fragment: Option<Fragment>,
@@ -37,7 +66,7 @@ pub(super) struct Sweep {
 /// A checkpoint that is being written: an entry for every object, then of every job, in order of
 /// acceptance.
 #[derive(Debug)]
-pub(super) struct Checkpoint {
+struct Checkpoint {
     /// Where it began.
     position: u64,
     /// What had been written since the opening when it began.
@@ -64,7 +93,7 @@ impl Alive {
     }
 }
 
-impl JournaledLedger {
+impl RecordedLedger<JournalRecords> {
     /// Whether the journal holds more than half as much again as what is alive, or the disk is full
     /// and a segment could make room.
     pub fn wants_compaction(&self) -> bool {
@@ -72,40 +101,41 @@ impl JournaledLedger {
             return self.wants_survey();
         }
         let live = self.ledger.kept_bytes();
-        let allowed = live + live / 2 + u64::from(self.journal.wanted_size());
-        self.sweep.is_some()
-            || self.journal.filled() > allowed && self.journal.oldest_closed().is_some()
+        let allowed = live + live / 2 + u64::from(self.records.journal.wanted_size());
+        self.records.compaction.sweep.is_some()
+            || self.records.journal.filled() > allowed
+                && self.records.journal.oldest_closed().is_some()
     }
 
     /// Whether more can be written than what is asked for: on a full disk, what room is left is for
     /// those who wait for an answer.
     fn can_tend(&self) -> bool {
-        self.broken.is_none() && self.journal.room() > 2 * self.reserve
+        !self.records.is_broken() && self.records.journal.room() > 2 * self.records.room.reserve
     }
 
     /// Whether to look for room in the store itself: the disk is full, and more has died since that
     /// was last in vain.
     fn wants_survey(&self) -> bool {
-        let enough = |then| self.dead() >= then + self.reserve / 256;
-        self.full
-            && self.broken.is_none()
-            && self.dead_when_surveyed.is_none_or(enough)
-            && self.journal.oldest_closed().is_some()
+        let enough = |then| self.dead() >= then + self.records.room.reserve / 256;
+        self.records.room.full
+            && !self.records.is_broken()
+            && self.records.compaction.dead_when_surveyed.is_none_or(enough)
+            && self.records.journal.oldest_closed().is_some()
     }
 
     fn dead(&self) -> u64 {
-        self.journal.filled().saturating_sub(self.ledger.kept_bytes())
+        self.records.journal.filled().saturating_sub(self.ledger.kept_bytes())
     }
 
     /// How much may be copied from a segment that is to leave a full disk. With a part of the
     /// reserve: what leaves gives back more.
     fn room_for_survivors(&self) -> u64 {
-        self.journal.room().saturating_sub(self.reserve / 2)
+        self.records.journal.room().saturating_sub(self.records.room.reserve / 2)
     }
 
     /// What may be written of `budget` bytes without touching the reserve.
     fn within_room(&self, budget: u64) -> u64 {
-        budget.min(self.journal.room().saturating_sub(self.reserve))
+        budget.min(self.records.journal.room().saturating_sub(self.records.room.reserve))
     }
 
     /// Clears the oldest segment by about `budget` bytes: what is still alive in it is copied into
@@ -113,23 +143,24 @@ impl JournaledLedger {
     ///
     /// On a full disk it first looks how much that would be. A segment with little that is alive
     /// then leaves at once, and any other stays.
-    pub fn compact(&mut self, budget: u64) -> Result<(), StoreError> {
+    pub fn compact(&mut self, budget: u64) -> Answer<()> {
         self.usable()?;
         let compacted = if self.can_tend() {
             self.sweep(self.within_room(budget))
         } else {
             self.survey(budget)
         };
-        compacted.map_err(|unreadable| self.break_down(unreadable))
+        compacted.map_err(|unreadable| self.records.fail_unreadable(unreadable).into())
     }
 
     fn survey(&mut self, budget: u64) -> Result<(), Unreadable> {
-        let Some(segment) = self.journal.oldest_closed() else { return Ok(()) };
-        let begun = self.survey.take().filter(|survey| survey.segment == segment);
+        let Some(segment) = self.records.journal.oldest_closed() else { return Ok(()) };
+        let begun =
+            self.records.compaction.survey.take().filter(|survey| survey.segment == segment);
         let mut survey = begun.unwrap_or(Survey { segment, at: SEGMENT_HEADER, alive: 0 });
         let mut looked_at = 0;
         while looked_at < budget && survey.alive < self.room_for_survivors() {
-            let Some(mut fragment) = self.journal.fragment(segment, survey.at)? else {
+            let Some(mut fragment) = self.records.journal.fragment(segment, survey.at)? else {
                 return self.clear_at_once(survey);
             };
             looked_at += u64::from(fragment.next - survey.at);
@@ -137,17 +168,18 @@ impl JournaledLedger {
             while let Some((place, entry)) = fragment.next_entry() {
                 survey.alive += match Alive::of(entry) {
                     Some(Alive::Job(job)) => self.alive(job, place)?.map_or(0, |found| found.1),
-                    Some(Alive::Object(address)) => {
-                        self.object_at(&address, place)?.map_or(0, |found| found.1)
-                    }
+                    Some(Alive::Object(address)) => self
+                        .records
+                        .object_at(&self.ledger, &address, place)?
+                        .map_or(0, |found| found.1),
                     None => 0,
                 };
             }
         }
         if survey.alive < self.room_for_survivors() {
-            self.survey = Some(survey);
+            self.records.compaction.survey = Some(survey);
         } else {
-            self.dead_when_surveyed = Some(self.dead());
+            self.records.compaction.dead_when_surveyed = Some(self.dead());
         }
         Ok(())
     }
@@ -161,29 +193,30 @@ impl JournaledLedger {
             codec::encode_change(&change, &mut image);
         }
         if survey.alive + image.len() as u64 >= self.room_for_survivors() {
-            self.dead_when_surveyed = Some(self.dead());
+            self.records.compaction.dead_when_surveyed = Some(self.dead());
             return Ok(());
         }
-        self.dead_when_surveyed = None;
+        self.records.compaction.dead_when_surveyed = None;
         self.sweep(u64::MAX)
     }
 
     fn sweep(&mut self, budget: u64) -> Result<(), Unreadable> {
-        if self.sweep.is_none() {
-            let Some(segment) = self.journal.oldest_closed() else { return Ok(()) };
-            self.sweep = Some(Sweep { segment, at: SEGMENT_HEADER, fragment: None });
+        if self.records.compaction.sweep.is_none() {
+            let Some(segment) = self.records.journal.oldest_closed() else { return Ok(()) };
+            self.records.compaction.sweep =
+                Some(Sweep { segment, at: SEGMENT_HEADER, fragment: None });
         }
         let mut looked_at = 0;
         while looked_at < budget
-            && let Some(mut sweep) = self.sweep.take()
+            && let Some(mut sweep) = self.records.compaction.sweep.take()
         {
             let Some(mut fragment) = sweep.fragment.take() else {
-                let next = self.journal.fragment(sweep.segment, sweep.at);
+                let next = self.records.journal.fragment(sweep.segment, sweep.at);
                 match next? {
                     Some(fragment) => {
                         sweep.at = fragment.next;
                         sweep.fragment = Some(fragment);
-                        self.sweep = Some(sweep);
+                        self.records.compaction.sweep = Some(sweep);
                     }
                     None => self.let_go(sweep.segment)?,
                 }
@@ -199,7 +232,7 @@ impl JournaledLedger {
             }
             // At the end of the fragment, the next round reads the next one.
             sweep.fragment = (alive.is_some() || looked_at >= budget).then_some(fragment);
-            self.sweep = Some(sweep);
+            self.records.compaction.sweep = Some(sweep);
             looked_at += match alive {
                 Some((Alive::Job(job), place)) => self.copy_if_alive(job, place)?,
                 Some((Alive::Object(address), place)) => self.copy_object(&address, place)?,
@@ -212,27 +245,34 @@ impl JournaledLedger {
     /// Whether so much was written since the last checkpoint that opening would take long.
     pub fn wants_checkpoint(&self) -> bool {
         let checkpoint_entries = (self.ledger.jobs() + self.ledger.object_count()) * SKETCH_BYTES;
-        let due = self.journal.since_begin()
-            > self.checkpoint_bytes.saturating_add(4 * checkpoint_entries);
-        self.can_tend() && self.checkpoint.as_ref().map_or(due, |begun| begun.complete.is_none())
+        let due = self.records.journal.since_begin()
+            > self.records.compaction.checkpoint_bytes.saturating_add(4 * checkpoint_entries);
+        self.can_tend()
+            && self
+                .records
+                .compaction
+                .checkpoint
+                .as_ref()
+                .map_or(due, |begun| begun.complete.is_none())
     }
 
     /// Writes about `budget` bytes of a checkpoint into the commit that is being gathered.
-    pub fn checkpoint(&mut self, budget: u64) -> Result<(), StoreError> {
+    pub fn checkpoint(&mut self, budget: u64) -> Answer<()> {
         self.usable()?;
         self.checkpoint_entry(self.within_room(budget))
-            .map_err(|unreadable| self.break_down(unreadable))
+            .map_err(|unreadable| self.records.fail_unreadable(unreadable).into())
     }
 
     fn checkpoint_entry(&mut self, budget: u64) -> Result<(), Unreadable> {
-        let (position, before) = (self.journal.position(), self.journal.bytes_written());
+        let (position, before) =
+            (self.records.journal.position(), self.records.journal.bytes_written());
         let last = self.ledger.next_ids().sequence.saturating_sub(1);
-        if self.checkpoint.is_none() {
+        if self.records.compaction.checkpoint.is_none() {
             // What is not a job is sketched first.
             let image = self.ledger.image();
-            self.persist(image)?;
+            self.records.persist(&mut self.ledger, image)?;
         }
-        let begun = self.checkpoint.get_or_insert(Checkpoint {
+        let begun = self.records.compaction.checkpoint.get_or_insert(Checkpoint {
             position,
             before,
             object: None,
@@ -246,7 +286,9 @@ impl JournaledLedger {
         for (address, meta, kept) in self.ledger.objects_after(begun.object.as_ref()).take(count) {
             objects += 1;
             begun.object = Some(address.clone());
-            self.journal.stage(|to| codec::encode_object_checkpoint_entry(address, meta, kept, to));
+            self.records
+                .journal
+                .stage(|to| codec::encode_object_checkpoint_entry(address, meta, kept, to));
         }
         let count = count - objects;
         let mut checkpointed = 0;
@@ -257,43 +299,46 @@ impl JournaledLedger {
             }
             checkpointed += 1;
             begun.checkpointed = checkpoint_entry.sequence;
-            self.journal.stage(|to| codec::encode_checkpoint_entry(&checkpoint_entry, to));
+            self.records.journal.stage(|to| codec::encode_checkpoint_entry(&checkpoint_entry, to));
         }
         if checkpointed < count {
-            self.journal.touch();
-            begun.complete = Some(self.journal.next_commit());
+            self.records.journal.touch();
+            begun.complete = Some(self.records.journal.next_commit());
         }
         Ok(())
     }
 
     /// Once all of a checkpoint is on stable storage, reading may begin with it.
     pub(super) fn conclude_checkpoint(&mut self) {
-        if let Some(Checkpoint { position, before, complete: Some(commit), .. }) = self.checkpoint
-            && commit <= self.journal.landed_commit()
+        if let Some(Checkpoint { position, before, complete: Some(commit), .. }) =
+            self.records.compaction.checkpoint
+            && commit <= self.records.journal.landed_commit()
         {
-            self.journal.begin_at(position, self.journal.bytes_written() - before);
-            self.checkpoint = None;
+            self.records.journal.begin_at(position, self.records.journal.bytes_written() - before);
+            self.records.compaction.checkpoint = None;
         }
     }
 
     /// Copies a job to the end of the journal if `base` is where its chain starts.
     fn copy_if_alive(&mut self, job: JobId, base: Place) -> Result<u64, Unreadable> {
         let Some((record, weight)) = self.alive(job, base)? else { return Ok(0) };
-        self.persist_whole(&record);
+        self.records.persist_whole(&mut self.ledger, &record);
         Ok(weight)
     }
 
     /// Copies an object to the end of the journal if its record is the one at `place`.
     fn copy_object(&mut self, address: &Address, place: Place) -> Result<u64, Unreadable> {
-        let Some((record, weight)) = self.object_at(address, place)? else { return Ok(0) };
-        self.write_object(&record);
+        let Some((record, weight)) = self.records.object_at(&self.ledger, address, place)? else {
+            return Ok(0);
+        };
+        self.records.write_object(&mut self.ledger, &record);
         Ok(weight)
     }
 
     /// A job and how many bytes it takes, if `base` is where its chain starts.
     fn alive(&mut self, job: JobId, base: Place) -> Result<Option<(JobRecord, u64)>, Unreadable> {
         let Some(kept) = self.ledger.kept(job) else { return Ok(None) };
-        let (chain, record) = self.chain(job, Place::unpack(kept.place))?;
+        let (chain, record) = self.records.chain(job, Place::unpack(kept.place))?;
         let here = (chain.segment, chain.offset) == (base.segment, base.offset);
         Ok(here.then_some((record, kept.weight.into())))
     }
@@ -302,9 +347,9 @@ impl JournaledLedger {
     /// what is not a job is written anew, because it may have stood there alone.
     fn let_go(&mut self, segment: u32) -> Result<(), Unreadable> {
         let image = self.ledger.image();
-        self.persist(image)?;
-        self.journal.touch();
-        self.journal.let_go_before(segment + 1);
+        self.records.persist(&mut self.ledger, image)?;
+        self.records.journal.touch();
+        self.records.journal.let_go_before(segment + 1);
         Ok(())
     }
 }

@@ -9,28 +9,26 @@ use windlass_core::record::{Change, JobRecord, NextIds};
 use super::super::codec;
 use super::super::journal::Full;
 use super::super::layout::Place;
-use super::JournaledLedger;
-use crate::store::StoreError;
+use super::super::records::JournalRecords;
+use crate::store::Answer;
+use crate::store::ledger::RecordedLedger;
 
-impl JournaledLedger {
+impl RecordedLedger<JournalRecords> {
     /// Jobs accepted after `sequence`, in that order: at most so many, and not many more bytes.
     pub(in crate::store) fn records_after(
         &mut self,
         sequence: u64,
         most: usize,
         bytes: usize,
-    ) -> Result<Vec<JobRecord>, StoreError> {
+    ) -> Answer<Vec<JobRecord>> {
         let summaries = self.ledger.summaries_after(sequence).take(most);
         let jobs: Vec<_> = summaries.map(|summary| summary.id).collect();
         let (mut records, mut size) = (Vec::with_capacity(jobs.len()), 0);
         for job in jobs {
-            let Some(kept) = self.ledger.kept(job) else { continue };
-            let record = self.stored(job, Place::unpack(kept.place));
-            let mut record = record.map_err(|why| self.break_down(why))?;
-            if let Some(status) = self.ledger.status_of(job) {
-                record.status = status;
-            }
-            size += kept.weight as usize;
+            let Some((record, bytes_of_it)) = self.records.record(&self.ledger, job)? else {
+                continue;
+            };
+            size += bytes_of_it as usize;
             records.push(record);
             if size > bytes {
                 break;
@@ -45,13 +43,13 @@ impl JournaledLedger {
         address: Option<&Address>,
         most: usize,
         bytes: usize,
-    ) -> Result<Vec<ObjectRecord>, StoreError> {
+    ) -> Answer<Vec<ObjectRecord>> {
         let objects = self.ledger.objects_after(address).take(most);
         let places: Vec<_> = objects.map(|(address, _, kept)| (address.clone(), kept)).collect();
         let (mut records, mut size) = (Vec::with_capacity(places.len()), 0);
         for (address, kept) in places {
-            let record = self.stored_object(&address, Place::unpack(kept.place));
-            records.push(record.map_err(|why| self.break_down(why))?);
+            let record = self.records.stored_object(&address, Place::unpack(kept.place));
+            records.push(record.map_err(|why| self.records.fail_unreadable(why))?);
             size += kept.weight as usize;
             if size > bytes {
                 break;
@@ -69,32 +67,32 @@ impl JournaledLedger {
         changes: &[Change],
         next_ids: NextIds,
     ) -> io::Result<()> {
-        self.journal.touch();
+        self.records.journal.touch();
         for record in jobs {
-            self.journal.stage(|to| codec::encode_whole(record, to));
+            self.records.journal.stage(|to| codec::encode_whole(record, to));
         }
         for record in objects {
-            self.journal.stage(|to| codec::encode_object(record, to));
+            self.records.journal.stage(|to| codec::encode_object(record, to));
         }
         for change in changes {
-            self.journal.stage(|to| codec::encode_change(change, to));
+            self.records.journal.stage(|to| codec::encode_change(change, to));
         }
-        self.journal.allocate_files().map_err(|Full(error)| error)?;
-        let batch = self.journal.take(next_ids, self.journal.landed_commit());
+        self.records.journal.allocate_files().map_err(|Full(error)| error)?;
+        let batch = self.records.journal.take(next_ids, self.records.journal.landed_commit());
         batch.write()?;
         super::super::journal::CommitBytes::sync(std::iter::once(&*batch))?;
-        self.journal.written(batch.number);
+        self.records.journal.written(batch.number);
         // Nothing that was written is let go, so no segment may leave.
-        drop(self.journal.landed(&batch));
-        self.journal.reuse(batch);
-        self.journal.mark_used()
+        drop(self.records.journal.landed(&batch));
+        self.records.journal.reuse(batch);
+        self.records.journal.mark_used()
     }
 
-    /// Begins an opening without recovering anything, for [`JournaledLedger::take_over`].
+    /// Begins an opening without recovering anything, for [`Self::take_over`].
     pub(in crate::store::file) fn begin_empty(
         &mut self,
         found: &super::super::scan::Found,
     ) -> io::Result<()> {
-        self.journal.begin(found)
+        self.records.journal.begin(found)
     }
 }

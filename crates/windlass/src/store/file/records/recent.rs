@@ -2,12 +2,12 @@
 //! soon after that, and need not be read back from the disk for it.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 
-use windlass_core::job::{JobId, NewJob};
-use windlass_core::outcome::ErrorText;
-use windlass_core::record::{Accepted, JobRecord, Step, Update};
+use windlass_core::job::JobId;
+use windlass_core::record::{Accepted, JobRecord, Update};
 use windlass_core::time::Timestamp;
+
+use crate::store::ledger::ClaimHistory;
 
 /// Jobs accepted lately whose data is still at hand, and their bytes: what is claimed soon after
 /// it was enqueued is not read back from the disk.
@@ -33,30 +33,6 @@ enum RecentJob {
     /// Nothing has happened yet.
     Accepted(Box<Accepted>),
     Record(Box<JobRecord>),
-}
-
-/// What a worker needs of a job it claimed, beside its lease.
-pub(super) struct ClaimHistory {
-    pub(super) job: Arc<NewJob>,
-    pub(super) created_at: Timestamp,
-    /// Now, unless it did before.
-    pub(super) first_started_at: Timestamp,
-    /// What earlier attempts have finished.
-    pub(super) steps: Vec<Step>,
-    /// What went wrong in the attempt before.
-    pub(super) last_error: Option<ErrorText>,
-}
-
-impl ClaimHistory {
-    pub(super) fn of(record: JobRecord, now: Timestamp) -> Self {
-        Self {
-            job: record.job,
-            created_at: record.created_at,
-            first_started_at: record.first_started_at.unwrap_or(now),
-            steps: record.steps,
-            last_error: record.error,
-        }
-    }
 }
 
 impl RecentJob {
@@ -138,20 +114,16 @@ impl RecentJobs {
                 steps: Vec::new(),
                 last_error: None,
             },
-            RecentJob::Record(record) => ClaimHistory {
-                job: record.job.clone(),
-                created_at: record.created_at,
-                first_started_at: record.first_started_at.unwrap_or(now),
-                steps: record.steps.clone(),
-                last_error: record.error.clone(),
-            },
+            RecentJob::Record(record) => ClaimHistory::of(record, now),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use windlass_core::job::{JobStatus, State};
+    use std::sync::Arc;
+
+    use windlass_core::job::{JobStatus, NewJob, State};
     use windlass_core::name::Name;
 
     use super::*;

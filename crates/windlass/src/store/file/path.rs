@@ -1,0 +1,381 @@
+//! From a decision to its answer: which commit an answer waits for, who waits for which, and the
+//! order in which commits are written.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use windlass_core::ledger::Ring;
+
+use super::disk::Disk;
+use super::journal::CommitBytes;
+use super::ledger::{Commit, JournaledLedger};
+use super::records::JournalRecords;
+use super::writer::Writer;
+use super::{FileOptions, OpenError};
+use crate::clock::Clock;
+use crate::store::ledger::{Basis, CommitPath, EventBuffer, LedgerState, SharedLedger};
+use crate::store::{Answer, Durability, Opened, Space, StoreError, StoreInfo};
+use crate::wake::Wake;
+
+/// Answers wait for their commit.
+pub struct JournalPath {
+    write_order: Mutex<WriteOrder>,
+    /// There is something for the writer to do.
+    pub(super) work: Condvar,
+    pub(super) durability: Durability,
+    /// For rings and answers of a writer thread; `None` if callers drive the writer.
+    runtime: Option<Handle>,
+    driver: Mutex<WriterDriver>,
+    opened: Arc<Opened>,
+    /// What the disk is called; the lock itself goes when the store is closed.
+    disk: String,
+}
+
+/// Who takes the writer's steps.
+pub(super) enum WriterDriver {
+    Thread(JoinHandle<()>),
+    Callers(Writer),
+    /// Whoever opened it, or nobody any more.
+    Nobody,
+}
+
+/// Commits that were taken and are not in the files yet, in their order.
+#[derive(Default)]
+struct WriteOrder {
+    unwritten: VecDeque<Arc<CommitBytes>>,
+    /// One could not be written: then none after it is.
+    failed: bool,
+}
+
+/// Who waits for which commit, under the lock of the ledger.
+#[derive(Debug)]
+pub struct CommitState {
+    /// Who waits, by the commit that must have landed.
+    waiting: VecDeque<(u64, CommitWaiter)>,
+    /// Commits that their callers have written, and nobody has synced.
+    pub(super) written: Vec<Commit>,
+    /// The last commit of which callers were told: it has landed, or need not have.
+    answered: u64,
+    /// How many calls there have been.
+    pub(super) calls: u64,
+    pub(super) writer_sleeps: bool,
+    pub(super) closing: bool,
+}
+
+pub(super) type CommitWaiter = oneshot::Sender<Landing>;
+
+/// Whether a commit has landed, or why nothing is known of it.
+type Landing = Result<(), Arc<str>>;
+
+/// A commit could not be made durable.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotLanded(Arc<str>);
+
+/// What an answer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WaitFor {
+    /// Everything it has seen is on stable storage.
+    Landed,
+    /// Everything it has decided survives the process.
+    Written,
+    /// Nothing.
+    None,
+}
+
+impl WaitFor {
+    fn of(basis: Basis<'_>, ledger: &JournaledLedger) -> Self {
+        match basis {
+            Basis::Everything => Self::Landed,
+            // A token must not come twice, and an opening skips only so many of them.
+            Basis::Claim if ledger.tokens_run_out() => Self::Landed,
+            Basis::Claim => Self::Written,
+            // Whoever asks for what has landed need not wait for what others are about to write.
+            Basis::Jobs(jobs) if ledger.have_landed(jobs) => Self::None,
+            Basis::Object(address) if ledger.object_has_landed(address) => Self::None,
+            Basis::Jobs(_) | Basis::Object(_) => Self::Landed,
+            Basis::Nothing => Self::None,
+        }
+    }
+}
+
+impl fmt::Debug for JournalPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileStore({}, {})", self.disk, self.durability)
+    }
+}
+
+impl JournalPath {
+    /// Opens a store on a disk. Nobody drives its writer yet.
+    #[doc(hidden)]
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        options: &FileOptions,
+        clock: Arc<dyn Clock>,
+        wake: Arc<dyn Wake>,
+        runtime: Option<Handle>,
+    ) -> Result<(Arc<SharedLedger<Self>>, Writer), OpenError> {
+        let called = format!("{disk:?}");
+        let began = clock.now().steady;
+        let (mut ledger, mut opened) = JournaledLedger::open(disk, &options.ledger, clock.now())?;
+        opened.took = clock.now().steady.since(began);
+        let events = EventBuffer::new(ledger.last_event());
+        events.keep(ledger.opening_events());
+        let commits = CommitState {
+            waiting: VecDeque::new(),
+            written: Vec::new(),
+            answered: ledger.landed_commit(),
+            calls: 0,
+            writer_sleeps: false,
+            closing: false,
+        };
+        // Without a thread nobody would come back for a sync that was put off.
+        let put_off = match options.durability {
+            Durability::Relaxed(every) if runtime.is_some() => Some(every),
+            Durability::Relaxed(_) | Durability::Sync | Durability::None => None,
+        };
+        let writer = Writer::new(put_off, clock.now().steady);
+        let path = Self {
+            write_order: Mutex::default(),
+            work: Condvar::new(),
+            durability: options.durability,
+            runtime,
+            driver: Mutex::new(WriterDriver::Nobody),
+            opened: Arc::new(opened),
+            disk: called,
+        };
+        let state = Mutex::new(LedgerState { ledger: Some(ledger), commits });
+        Ok((Arc::new(SharedLedger { state, path, events, clock, wake }), writer))
+    }
+
+    /// What a store takes on its disk; nothing once it is closed.
+    pub(super) fn space_of(shared: &SharedLedger<Self>) -> Space {
+        let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.ledger.as_ref().map(JournaledLedger::space).unwrap_or_default()
+    }
+
+    fn driver(&self) -> MutexGuard<'_, WriterDriver> {
+        self.driver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn driven_by_callers(&self, writer: Writer) {
+        *self.driver() = WriterDriver::Callers(writer);
+    }
+
+    pub(super) fn driven_by(&self, thread: JoinHandle<()>) {
+        *self.driver() = WriterDriver::Thread(thread);
+    }
+
+    fn write_order(&self) -> MutexGuard<'_, WriteOrder> {
+        self.write_order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A commit is to be written next. Said with the ledger in hand, so that commits are written in
+    /// the order in which they were taken.
+    pub(super) fn add_to_write(&self, commit: &Commit) {
+        self.write_order().unwritten.push_back(commit.batch.clone());
+    }
+
+    /// Writes all commits that were taken, whoever took them. None is written behind one that could
+    /// not be: whoever took that may not have told the ledger yet.
+    pub(super) fn write_all(&self) -> std::io::Result<()> {
+        let mut order = self.write_order();
+        if order.failed {
+            return Err(std::io::Error::other("an earlier commit could not be written"));
+        }
+        while let Some(next) = order.unwritten.front() {
+            if let Err(error) = next.write() {
+                order.failed = true;
+                return Err(error);
+            }
+            order.unwritten.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Tells callers that their commit has landed. Many are told from within the runtime: from a
+    /// thread outside each of them would have to be handed over to it alone.
+    pub(super) fn answer(&self, waiting: Vec<CommitWaiter>) {
+        let landed = Landed(waiting);
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| landed.0.len() > 1) {
+            runtime.spawn(async move { drop(landed) });
+        }
+    }
+
+    /// Rings, from where nobody can wait: nearly every wake is done at the first try.
+    pub(super) fn ring(&self, wake: &Arc<dyn Wake>, rings: Vec<Ring>) {
+        if rings.is_empty() {
+            return;
+        }
+        let wake = wake.clone();
+        let mut ringing = Box::pin(async move { wake.ring(&rings).await });
+        let polled = ringing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let runtime = || self.runtime.clone().or_else(|| Handle::try_current().ok());
+        if polled == Poll::Pending
+            && let Some(runtime) = runtime()
+        {
+            runtime.spawn(ringing);
+        }
+    }
+}
+
+/// Callers whose commit has landed. They are told when this is dropped, wherever that is.
+struct Landed(Vec<CommitWaiter>);
+
+impl Drop for Landed {
+    fn drop(&mut self) {
+        for waiter in self.0.drain(..) {
+            let _ = waiter.send(Ok(()));
+        }
+    }
+}
+
+impl CommitState {
+    /// Those who waited for a commit up to this one.
+    pub(super) fn answer(&mut self, commit: u64) -> Vec<CommitWaiter> {
+        self.answered = self.answered.max(commit);
+        let many = self.waiting.partition_point(|(awaited, _)| *awaited <= commit);
+        self.waiting.drain(..many).map(|(_, waiter)| waiter).collect()
+    }
+}
+
+impl LedgerState<JournalPath> {
+    /// A promise to tell when everything that was seen until now has landed; `None` if it has.
+    fn landing(&mut self) -> Option<oneshot::Receiver<Landing>> {
+        let awaited = self.ledger.as_ref()?.awaited();
+        if awaited <= self.commits.answered {
+            return None;
+        }
+        let (tell, landing) = oneshot::channel();
+        self.commits.waiting.push_back((awaited, tell));
+        Some(landing)
+    }
+
+    /// Refuses everything from now on, and tells everyone who waits that nothing is known.
+    pub(super) fn fail(&mut self, why: &str) -> Arc<str> {
+        let why: Arc<str> = why.into();
+        if let Some(ledger) = self.ledger.as_mut() {
+            ledger.fail(why.to_string());
+        }
+        for (_, waiter) in self.commits.waiting.drain(..) {
+            let _ = waiter.send(Err(why.clone()));
+        }
+        why
+    }
+
+    /// Closes the commit that is being gathered, to be written next.
+    pub(super) fn take(&mut self, path: &JournalPath) -> Option<Commit> {
+        let commit = self.ledger.as_mut()?.take()?;
+        path.add_to_write(&commit);
+        Some(commit)
+    }
+
+    /// Writes what was gathered on the caller's own time, and leaves the sync to the writer.
+    fn write_here(&mut self, path: &JournalPath, doing: &'static str) -> Answer<()> {
+        if !self.ledger.as_ref().is_some_and(JournaledLedger::is_gathering) {
+            return Ok(());
+        }
+        let Some(commit) = self.take(path) else {
+            return Err(unknown(doing, "there is no room for it".into()));
+        };
+        if let Err(error) = path.write_all() {
+            let why = self.fail(&format!("a write to the disk failed ({error})"));
+            return Err(unknown(doing, why));
+        }
+        if let Some(ledger) = self.ledger.as_mut() {
+            ledger.written(commit.number());
+        }
+        self.commits.written.push(commit);
+        Ok(())
+    }
+
+    /// Wakes a writer thread that sleeps and should not.
+    fn wake_writer(&mut self, path: &JournalPath) {
+        // Of a commit that waits for room it must know, to ask for it now and then; and a call that
+        // was turned away may have found the disk to be full.
+        let has_work = |ledger: &JournaledLedger| {
+            ledger.is_gathering() || ledger.usable().is_err() || ledger.wants_compaction()
+        };
+        let has_work = || self.ledger.as_ref().is_some_and(has_work);
+        if self.commits.writer_sleeps && (!self.commits.written.is_empty() || has_work()) {
+            self.commits.writer_sleeps = false;
+            path.work.notify_one();
+        }
+    }
+}
+
+fn unknown(doing: &'static str, why: Arc<str>) -> StoreError {
+    StoreError::Unknown { doing, source: Box::new(NotLanded(why)) }
+}
+
+impl CommitPath for JournalPath {
+    type Records = JournalRecords;
+    type State = CommitState;
+    type Pending = Option<oneshot::Receiver<Landing>>;
+
+    fn decided(
+        shared: &SharedLedger<Self>,
+        state: &mut LedgerState<Self>,
+        basis: Basis<'_>,
+        doing: &'static str,
+    ) -> Answer<Self::Pending> {
+        state.commits.calls += 1;
+        let wait_for = state.ledger.as_ref().map_or(WaitFor::None, |l| WaitFor::of(basis, l));
+        let landing = match wait_for {
+            WaitFor::Landed => state.landing(),
+            WaitFor::Written => state.write_here(&shared.path, doing).map(|()| None)?,
+            WaitFor::None => None,
+        };
+        state.wake_writer(&shared.path);
+        Ok(landing)
+    }
+
+    async fn committed(
+        shared: &Arc<SharedLedger<Self>>,
+        landing: Self::Pending,
+        doing: &'static str,
+    ) -> Answer<()> {
+        let driven_here = match &mut *shared.path.driver() {
+            WriterDriver::Callers(writer) => {
+                writer.run_to_rest(shared);
+                true
+            }
+            WriterDriver::Thread(_) | WriterDriver::Nobody => false,
+        };
+        let Some(mut landing) = landing else { return Ok(()) };
+        let landed = match driven_here {
+            true => landing.try_recv().unwrap_or_else(|_| Err("the disk is full".into())),
+            false => landing.await.unwrap_or_else(|_| Err("the writer is gone".into())),
+        };
+        landed.map_err(|why| unknown(doing, why))
+    }
+
+    /// Lets the writer finish, and lets go of the directory.
+    fn close(shared: &Arc<SharedLedger<Self>>) {
+        // Also after a call has crashed: a writer that sleeps must learn of it, to be waited for.
+        shared.state.lock().unwrap_or_else(PoisonError::into_inner).commits.closing = true;
+        shared.path.work.notify_all();
+        let driver = std::mem::replace(&mut *shared.path.driver(), WriterDriver::Nobody);
+        match driver {
+            WriterDriver::Thread(thread) => drop(thread.join()),
+            WriterDriver::Callers(mut writer) => writer.run_to_rest(shared),
+            WriterDriver::Nobody => {}
+        }
+        let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.fail("the store was closed");
+        state.ledger = None;
+    }
+
+    fn info(shared: &SharedLedger<Self>) -> StoreInfo {
+        StoreInfo {
+            opened: Some(shared.path.opened.clone()),
+            space: Some(Self::space_of(shared)),
+            ..StoreInfo::new(shared.path.durability, 0)
+        }
+    }
+}

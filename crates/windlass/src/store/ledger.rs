@@ -1,0 +1,308 @@
+//! The one store over a ledger: the memory store and the file store are both this.
+//!
+//! ```text
+//!   Store verb ─► SharedLedger::decide ─► RecordedLedger ─► Ledger (the rules)
+//!                        │                       └────────► Records (a map, or a journal)
+//!                        └─► CommitPath: when the answer may be given
+//! ```
+//!
+//! How a call reaches the ledger stands in [`SharedLedger::decide`] alone: it takes a lock, decides
+//! at once, and leaves with what its answer still waits for.
+
+mod events;
+mod need;
+mod pages;
+mod recorded;
+mod records;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+pub(super) use events::EventBuffer;
+pub(super) use need::Verb;
+pub use need::{Need, Size};
+pub use pages::SelectionProgress;
+pub(super) use recorded::RecordedLedger;
+pub(super) use records::{ClaimHistory, Records};
+use windlass_core::event::Event;
+use windlass_core::explain::Explanation;
+use windlass_core::job::{JobId, NewJob};
+use windlass_core::ledger::{
+    Alter, Claim, Clear, Configure, Counts, Enqueue, Enqueued, Heartbeat, Promote, Promoted, Renew,
+    Renewal, Renewed, Rescue, Rescued, Settle, Settled, Settlement, Turned, WorkerReport,
+};
+use windlass_core::name::Name;
+use windlass_core::object::{Address as ObjectAddress, Turn};
+use windlass_core::refusal::Refusal;
+use windlass_core::time::Now;
+
+use super::{
+    Answer, ClaimedBatch, Durability, JobAction, JobActionResult, JobQuery, ObjectPage,
+    ObjectQuery, Page, QueueAction, QueueActionDone, Selection, Store, StoreError, StoreInfo,
+    events_within,
+};
+use crate::clock::Clock;
+use crate::wake::Wake;
+
+/// What an answer is based on, and so what must be committed before it may be given.
+#[derive(Clone, Copy, Debug)]
+pub enum Basis<'a> {
+    /// All that the ledger holds.
+    Everything,
+    /// The claim itself: losing it only means that its jobs run again.
+    Claim,
+    /// These jobs.
+    Jobs(&'a [JobId]),
+    /// This object.
+    Object(&'a ObjectAddress),
+    /// Nothing: the call was turned away before it saw anything.
+    Nothing,
+}
+
+/// How what was decided becomes an answer: at once, or when it is on the disk.
+pub trait CommitPath: fmt::Debug + Send + Sync + Sized + 'static {
+    /// Where the records are kept.
+    type Records: Records;
+    /// What it keeps beside the ledger, under the same lock.
+    type State: fmt::Debug + Send;
+    /// What a caller takes along when it lets go of the ledger.
+    type Pending: Send;
+
+    /// A call was decided, and the ledger is still in its hands.
+    fn decided(
+        shared: &SharedLedger<Self>,
+        state: &mut LedgerState<Self>,
+        basis: Basis<'_>,
+        doing: &'static str,
+    ) -> Answer<Self::Pending>;
+
+    /// Waits, without the ledger, until the answer may be given.
+    fn committed(
+        shared: &Arc<SharedLedger<Self>>,
+        pending: Self::Pending,
+        doing: &'static str,
+    ) -> impl Future<Output = Answer<()>> + Send;
+
+    /// Makes everything durable and lets go of what is held.
+    fn close(_shared: &Arc<SharedLedger<Self>>) {}
+
+    /// See [`Store::info`]; the last event is put in later.
+    fn info(_shared: &SharedLedger<Self>) -> StoreInfo {
+        StoreInfo::new(Durability::None, 0)
+    }
+}
+
+/// A ledger that many callers share.
+#[derive(Debug)]
+pub struct SharedLedger<P: CommitPath> {
+    pub(super) state: Mutex<LedgerState<P>>,
+    pub(super) path: P,
+    pub(super) events: EventBuffer,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) wake: Arc<dyn Wake>,
+}
+
+/// What is under the lock.
+#[derive(Debug)]
+pub struct LedgerState<P: CommitPath> {
+    /// `None` once closed.
+    pub(super) ledger: Option<RecordedLedger<P::Records>>,
+    pub(super) commits: P::State,
+}
+
+impl<P: CommitPath> SharedLedger<P> {
+    pub(super) fn lock(&self) -> Answer<MutexGuard<'_, LedgerState<P>>> {
+        self.state.lock().map_err(|_| {
+            // Half a change cannot be told from a whole one.
+            let why = "an earlier call crashed while changing it".to_string();
+            Refusal::StoreBroken { why }.into()
+        })
+    }
+
+    /// Asks something of the ledger: the only way in. Returns its answer, and what must come to
+    /// pass before it may be given.
+    pub fn decide<T>(
+        &self,
+        doing: &'static str,
+        basis: Basis<'_>,
+        ask: impl FnOnce(&mut RecordedLedger<P::Records>, Now) -> Answer<T>,
+    ) -> Answer<(Answer<T>, P::Pending)> {
+        let mut state = self.lock()?;
+        let now = self.clock.now();
+        let ledger = state.ledger.as_mut().ok_or_else(closed)?;
+        let answer = ledger.usable().and_then(|()| ask(ledger, now));
+        // Nothing is committed any more in a broken store.
+        let nothing = ledger.usable().is_err() || is_turned_away(&answer);
+        let basis = if nothing { Basis::Nothing } else { basis };
+        let pending = P::decided(self, &mut state, basis, doing)?;
+        Ok((answer, pending))
+    }
+}
+
+fn closed() -> StoreError {
+    Refusal::Unavailable { why: "it was closed".to_string() }.into()
+}
+
+/// Whether a call was turned away for want of room, before anything was decided.
+fn is_turned_away<T>(answer: &Answer<T>) -> bool {
+    let Err(error) = answer else { return false };
+    matches!(error, StoreError::Unknown { .. } | StoreError::Refused(Refusal::StoreFull { .. }))
+}
+
+/// A store whose rules are a ledger's: [`super::MemoryStore`] and [`super::FileStore`].
+pub struct LedgerStore<P: CommitPath> {
+    pub(super) shared: Arc<SharedLedger<P>>,
+}
+
+impl<P: CommitPath> LedgerStore<P> {
+    /// Decides a verb; everything it saw must be committed before it is answered.
+    async fn commit<V: Verb>(&self, verb: V) -> Answer<V::Reply> {
+        self.ask(V::DOING, Basis::Everything, |ledger, now| ledger.commit(verb, now)).await
+    }
+
+    async fn ask<T>(
+        &self,
+        doing: &'static str,
+        basis: Basis<'_>,
+        ask: impl FnOnce(&mut RecordedLedger<P::Records>, Now) -> Answer<T>,
+    ) -> Answer<T> {
+        let (answer, pending) = self.shared.decide(doing, basis, ask)?;
+        P::committed(&self.shared, pending, doing).await?;
+        answer
+    }
+}
+
+impl<P: CommitPath> fmt::Debug for LedgerStore<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.path.fmt(f)
+    }
+}
+
+impl<P: CommitPath> Drop for LedgerStore<P> {
+    fn drop(&mut self) {
+        P::close(&self.shared);
+    }
+}
+
+#[async_trait]
+impl<P: CommitPath> Store for LedgerStore<P> {
+    async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>> {
+        self.commit(Enqueue { jobs }).await
+    }
+
+    async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch> {
+        self.ask(Claim::DOING, Basis::Claim, |ledger, now| {
+            let claims = ledger.commit(claim, now)?;
+            ledger.hand_out(claims)
+        })
+        .await
+    }
+
+    async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {
+        self.commit(Renew { renewals }).await
+    }
+
+    async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>> {
+        self.commit(Settle { settlements }).await
+    }
+
+    async fn rescue(&self, rescue: Rescue) -> Answer<Rescued> {
+        self.commit(rescue).await
+    }
+
+    async fn promote(&self) -> Answer<Promoted> {
+        self.commit(Promote).await
+    }
+
+    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
+        selection.check(&action)?;
+        let mut progress = SelectionProgress::default();
+        loop {
+            let alter = |ledger: &mut RecordedLedger<P::Records>, now| {
+                ledger.admit(Need::of_action(&action), now)?;
+                let jobs = ledger.select(&selection, &mut progress, now)?;
+                let alter = |jobs| ledger.apply(Alter { jobs, action: action.clone() }, now);
+                jobs.map(alter).transpose()
+            };
+            // More records have to be read than is done in one go.
+            if let Some(altered) = self.ask("change jobs", Basis::Everything, alter).await? {
+                return Ok(altered);
+            }
+        }
+    }
+
+    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
+        match action {
+            QueueAction::Set(change) => {
+                self.commit(Configure { queue, change }).await.map(QueueActionDone::Set)
+            }
+            QueueAction::Clear => self.commit(Clear { queue }).await.map(QueueActionDone::Cleared),
+        }
+    }
+
+    async fn turn(&self, turn: Turn) -> Answer<Turned> {
+        self.commit(turn).await
+    }
+
+    async fn objects(&self, query: &ObjectQuery) -> Answer<ObjectPage> {
+        let basis = match query {
+            ObjectQuery::Address(address) => Basis::Object(address),
+            ObjectQuery::Page { .. } => Basis::Everything,
+        };
+        self.ask("read objects", basis, |ledger, now| match query {
+            ObjectQuery::Address(address) => {
+                let objects = ledger.object(address, now)?.into_iter().collect();
+                Ok(ObjectPage { objects, next: None })
+            }
+            ObjectQuery::Page { filter, after, limit } => {
+                ledger.objects(filter, after.as_ref(), *limit, now)
+            }
+        })
+        .await
+    }
+
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
+        self.commit(Heartbeat { worker, news }).await
+    }
+
+    async fn jobs(&self, query: &JobQuery) -> Answer<Page> {
+        let basis = match query {
+            JobQuery::Ids(jobs) => Basis::Jobs(jobs),
+            JobQuery::Page { .. } | JobQuery::Count { .. } => Basis::Everything,
+        };
+        self.ask("read jobs", basis, |ledger, now| match query {
+            JobQuery::Ids(jobs) => {
+                Ok(Page::of(ledger.find(jobs, now)?.into_iter().flatten().collect()))
+            }
+            JobQuery::Page { filter, after, limit } => ledger.list(filter, *after, *limit, now),
+            JobQuery::Count { filter, after } => ledger.count_matching(filter, *after, now),
+        })
+        .await
+    }
+
+    async fn count(&self) -> Answer<Counts> {
+        self.ask("count", Basis::Everything, |ledger, now| Ok(ledger.count(now))).await
+    }
+
+    async fn explain(&self, job: JobId) -> Answer<Explanation> {
+        self.ask("explain", Basis::Everything, |ledger, now| ledger.explain(job, now)).await
+    }
+
+    async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>> {
+        let (clock, events) = (&*self.shared.clock, &self.shared.events);
+        let look = || async { Ok(events.after(after, limit)) };
+        // Every commit is one of this process, so there is nothing to look for in between.
+        events_within(wait, Duration::MAX, clock, events.committed(), look).await
+    }
+
+    fn info(&self) -> StoreInfo {
+        StoreInfo { last_event: *self.shared.events.committed().borrow(), ..P::info(&self.shared) }
+    }
+
+    async fn close(&self) {
+        P::close(&self.shared);
+    }
+}

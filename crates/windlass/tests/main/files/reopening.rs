@@ -1,0 +1,221 @@
+//! What a store holds when it is opened again, and what becomes of what was running.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn everything_is_as_it_was_after_closing_and_opening() {
+    let mut bench = Bench::new();
+    // So that opening changes nothing by itself.
+    bench.options.ledger.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
+    let store = bench.open();
+    a_bit_of_everything(&store, &bench.clock).await;
+    let (before, counts) = (everything(&store).await, store.count().await.expect("counted"));
+    store.close().await;
+    let store = bench.open();
+    let (after, recounted) = (everything(&store).await, store.count().await.expect("counted"));
+    assert_eq!(before, after);
+    assert_eq!((counts.lines, counts.queues), (recounted.lines, recounted.queues));
+    assert_eq!(before.len(), 9);
+    let dead = before.iter().filter(|record| record.state() == StateName::Dead);
+    assert_eq!(dead.count(), 2, "the dead job took its dependent with it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn everything_is_as_it_was_after_a_crash() {
+    let mut bench = Bench::new();
+    bench.options.ledger.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
+    let store = bench.open();
+    a_bit_of_everything(&store, &bench.clock).await;
+    let before = everything(&store).await;
+    // Not closed, not dropped: the copy is what a killed process leaves.
+    let left = bench.directory.path().join("left");
+    copy_directory(&bench.path(), &left);
+    let disk = Arc::new(RealDisk::open(&left).expect("the copy is nobody's"));
+    let store = bench.open_on(disk).expect("the copy opens");
+    assert_eq!(before, everything(&store).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_running_is_recovered_before_the_first_answer_counted_and_capped() {
+    let bench = Bench::new();
+    let mut poison = job(1);
+    poison.max_attempts = Some(100);
+    let mut store = bench.open();
+    accept(&store, [poison]).await;
+    for recovery in 1..=3 {
+        assert_eq!(claim(&store, 1).await.jobs.len(), 1, "recovery {recovery}");
+        drop(store);
+        store = bench.open();
+        assert_eq!(store.info().opened.expect("a file store tells").recovered.len(), 1);
+        let record = everything(&store).await.remove(0);
+        assert_eq!((record.status.recoveries, record.state()), (recovery, StateName::Scheduled));
+        bench.clock.step_forward(SECOND);
+    }
+    assert_eq!(claim(&store, 1).await.jobs.len(), 1);
+    drop(store);
+    let record = everything(&bench.open()).await.remove(0);
+    assert_eq!(record.state(), StateName::Dead, "the fourth crash is one too many");
+    assert!(record.error.expect("a reason").as_str().contains("crashed"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn observing_leaves_a_running_job_alone_and_says_so() {
+    let mut bench = Bench::new();
+    let store = bench.open();
+    accept(&store, [job(1)]).await;
+    claim(&store, 1).await;
+    drop(store);
+    bench.options.ledger.recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
+    let store = bench.open();
+    let opened = store.info().opened.expect("a file store tells");
+    assert_eq!((opened.recovered.len(), opened.observed), (0, 1));
+    assert_eq!(everything(&store).await[0].state(), StateName::Running);
+    let events = store.events(0, 100, Duration::ZERO).await.expect("events are answered");
+    let topics: Vec<&str> = events.iter().map(|event| event.topic()).collect();
+    assert_eq!(topics, ["recovery.detected"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_worker_of_before_is_refused_and_no_token_or_event_number_comes_twice() {
+    let bench = Bench::new();
+    let (mut tokens, mut events) = (BTreeSet::new(), BTreeSet::new());
+    let mut held = None;
+    for round in 0..5 {
+        let store = bench.open();
+        if let Some((job, token)) = held {
+            let stale = Settlement::new(job, token, Verdict::Complete);
+            let answer = store.settle(vec![stale]).await.expect("answered").remove(0);
+            assert!(matches!(answer, Err(Refusal::LeaseLost { .. })));
+        }
+        accept(&store, [job(100 + round)]).await;
+        bench.clock.step_forward(SECOND);
+        for handed in claim(&store, 10).await.jobs {
+            assert!(tokens.last().is_none_or(|last| handed.lease.token > *last));
+            assert!(tokens.insert(handed.lease.token));
+            held = Some((handed.job.id, handed.lease.token));
+        }
+        for event in store.events(0, 1_000, Duration::ZERO).await.expect("answered") {
+            assert!(events.last().is_none_or(|last| event.number > *last));
+            assert!(events.insert(event.number));
+        }
+        store.close().await;
+    }
+    assert!(tokens.len() >= 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_commit() {
+    let bench = Bench::new();
+    let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
+    let (mut ledger, _) =
+        JournaledLedger::open(disk, &bench.options.ledger, bench.clock.now()).expect("it opens");
+    let tagged = |number: u128| {
+        let tags = if number.is_multiple_of(2) { vec![name("even")] } else { Vec::new() };
+        Arc::new(NewJob { tags, ..job(number) })
+    };
+    let now = bench.clock.now();
+    ledger.apply(Enqueue { jobs: (1..=5_000).map(tagged).collect() }, now).expect("accepted");
+    let filter = Filter { tags: vec![name("even")], ..Filter::default() };
+    let filter = Filter { states: vec![StateName::Ready], ..filter };
+    let selection = Selection::Matching(filter);
+    let (mut sifted, mut turns) = (SelectionProgress::default(), 0);
+    let meant = loop {
+        turns += 1;
+        if let Some(meant) = ledger.select(&selection, &mut sifted, now).expect("answered") {
+            break meant;
+        }
+        // Between two turns: one no longer matches, and one more does.
+        ledger.apply(Cancel { jobs: vec![id(turns * 2)] }, now).expect("cancelled");
+        ledger.apply(Enqueue { jobs: vec![tagged(6_000 + turns * 2)] }, now).expect("accepted");
+    };
+    assert!(turns > 2, "5,000 records were read in {turns} turns");
+    let left = (turns..=2_500).map(|half| half * 2);
+    let more = (1..turns).map(|turn| 6_000 + turn * 2);
+    assert_eq!(meant, left.chain(more).map(id).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_due_time_does_not_move_when_the_clock_falls_back_over_a_restart() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let mut later = job(1);
+    later.start = Start::After(HOUR);
+    accept(&store, [later]).await;
+    bench.clock.step_forward(HOUR);
+    accept(&store, [job(2)]).await;
+    store.close().await;
+    bench.clock.step_back(24 * HOUR);
+    let store = bench.open();
+    assert_eq!(claim(&store, 10).await.jobs.len(), 2, "what was due stays due");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_chain_of_reports_is_read_back_whole() {
+    let bench = Bench::new();
+    let store = bench.open();
+    accept(&store, [job(1)]).await;
+    let handed = claim(&store, 1).await.jobs.remove(0);
+    for number in 0..300u32 {
+        let line = LogLine { at: Timestamp::default(), attempt: 1, text: number.to_string() };
+        let report = Report { lines: vec![line], ..Report::default() };
+        let (job, token) = (handed.job.id, handed.lease.token);
+        let renewal = Renewal { job, token, lease: 30 * SECOND, report };
+        store.renew(vec![renewal]).await.expect("answered").remove(0).expect("held");
+    }
+    let record = everything(&store).await.remove(0);
+    assert_eq!((record.log.len(), record.log_dropped), (100, 200));
+    store.close().await;
+    let store = bench.open();
+    assert_eq!(record.log, everything(&store).await.remove(0).log);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_larger_than_a_segment_is_all_or_nothing() {
+    let bench = Bench::new();
+    let store = bench.open();
+    accept(&store, (1..=900).map(|number| NewJob { payload: vec![7; 500].into(), ..job(number) }))
+        .await;
+    let before = everything(&store).await;
+    assert!(store.space().segments > 3, "{:?}", store.space());
+    drop(store);
+    let whole = bench.path();
+    let names = segments(&whole);
+    let store = bench.open();
+    assert_eq!(before, everything(&store).await);
+    drop(store);
+    // Without its end the commit does not count; what was before it does.
+    let cut = bench.directory.path().join("cut");
+    copy_directory(&whole, &cut);
+    for name in names.iter().skip(2) {
+        fs::remove_file(cut.join(name)).expect("removed");
+    }
+    let disk = Arc::new(RealDisk::open(&cut).expect("the copy is nobody's"));
+    let store = bench.open_on(disk).expect("a torn tail is no damage");
+    assert!(store.info().opened.expect("told").torn.is_some());
+    assert!(everything(&store).await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_on_a_directory_survives_closing_with_work_left() {
+    let directory = Directory::new();
+    let path = directory.path().join("jobs").to_str().expect("a path").to_string();
+    let engine = Engine::open(&path).await.expect("it opens");
+    assert_eq!(engine.durability(), Durability::Sync);
+    let first = engine.enqueue(work(1)).await.expect("accepted").id();
+    engine.close().await;
+    let refused = engine.enqueue(work(2)).await.expect_err("it is closed").to_string();
+    assert!(refused.contains("shutting down"), "{refused}");
+    let engine = Engine::open(&path).await.expect("the lock was given back");
+    let worker =
+        engine.worker().handle(|work: Work| async move { Ok::<_, Error>(work.number * 2) });
+    let worker = worker.start().await.expect("started");
+    assert_eq!(engine.handle::<Work>(first).outcome().await.expect("done"), 2);
+    let second = engine.enqueue(work(21)).await.expect("accepted");
+    assert_eq!(second.outcome().await.expect("done"), 42);
+    worker.stop().await.expect("stopped");
+    engine.close().await;
+    let engine = Engine::open(&path).await.expect("it opens");
+    let record = engine.find(second.id()).await.expect("found").expect("kept");
+    assert_eq!(record.output.as_deref(), Some(b"42".as_slice()));
+    engine.close().await;
+}
