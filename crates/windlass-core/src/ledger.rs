@@ -53,7 +53,7 @@ pub use checkpoint_entry::CheckpointEntry;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
 pub use control::{
     Cancel, CancelAnswer, Clear, Cleared, Configure, Heartbeat, QueueChange, Remove, RemoveGraph,
-    Replay, ReplayEdited, Reschedule, WorkerInfo, WorkerKind, WorkerReport, nearest,
+    Replay, ReplayEdited, Reschedule, WorkerInfo, WorkerKind, WorkerReport,
 };
 pub use enqueue::{Acceptance, Enqueue, Enqueued, LanePosition};
 pub use entries::Partition;

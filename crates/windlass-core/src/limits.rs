@@ -118,6 +118,8 @@ pub const LEASE_MAX: Duration = Duration::from_secs(86_400);
 
 /// How deep an explanation follows blocked jobs.
 pub const EXPLAIN_DEPTH: usize = 16;
+/// How many of the jobs that one waits for are explained themselves: more would bury the first.
+pub const EXPLAIN_BLOCKERS: usize = 3;
 /// How many jobs ahead in line an explanation counts before it says "at least".
 pub const EXPLAIN_AHEAD: usize = 1_000;
 

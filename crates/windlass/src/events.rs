@@ -12,8 +12,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use windlass_core::event::{Event, Subject, TOPICS};
 use windlass_core::job::JobId;
-use windlass_core::ledger::nearest;
-use windlass_core::name::Name;
+use windlass_core::name::{Name, nearest};
 use windlass_core::record::JobRecord;
 use windlass_core::refusal::Refusal;
 

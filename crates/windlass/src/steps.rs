@@ -193,7 +193,7 @@ impl Attempt {
             let answer = tokio::select! {
                 biased;
                 () = self.lease_lost() => return Err(lost()),
-                answer = self.shared().renew_one(renewal.clone()) => answer,
+                answer = self.host().renew(renewal.clone()) => answer,
             };
             match answer {
                 Ok(Ok(renewed)) => {

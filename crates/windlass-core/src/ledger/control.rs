@@ -691,27 +691,3 @@ impl Ledger {
         }
     }
 }
-
-/// The most similar of some names, if any is similar at all.
-pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a Name>) -> Option<Name> {
-    let tolerance = 2 + name.len() / 4;
-    known
-        .map(|candidate| (distance(name.as_bytes(), candidate.as_str().as_bytes()), candidate))
-        .filter(|(distance, _)| *distance <= tolerance)
-        .min_by_key(|(distance, candidate)| (*distance, format!("{candidate}")))
-        .map(|(_, candidate)| candidate.clone())
-}
-
-/// Letters to insert, delete or replace to get from one name to the other.
-fn distance(from: &[u8], to: &[u8]) -> usize {
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.iter().enumerate() {
-        let mut diagonal = core::mem::replace(&mut row[0], i + 1);
-        for (j, b) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[to.len()]
-}

@@ -1,4 +1,4 @@
-//! Looking at the ledger: counters, dependents, workers, and why a job is not running.
+//! Looking at the ledger: counters, dependents, workers, and the facts that explain a job.
 //!
 //! Counters are kept with every change; nothing here counts by scanning.
 
@@ -8,9 +8,12 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use super::Ledger;
-use super::control::{WORKER_SILENCE, WorkerInfo, nearest};
+use super::control::{WORKER_SILENCE, WorkerInfo};
 use super::entries::Phase;
-use crate::explain::{Explanation, Reason};
+use crate::explain::{
+    ExplainFacts, Explanation, JobFacts, LaneFacts, QueueKindFacts, StateFacts, blockers_shown,
+    explain,
+};
 use crate::job::{JobId, Priority, StateName};
 use crate::limits;
 use crate::name::Name;
@@ -191,11 +194,11 @@ impl WorkerInfo {
         self.handles(&line.kind) && self.listens_to(&line.queue)
     }
 
-    fn handles(&self, kind: &Name) -> bool {
+    pub(crate) fn handles(&self, kind: &Name) -> bool {
         self.kinds.iter().any(|known| known.kind == *kind)
     }
 
-    fn listens_to(&self, queue: &Name) -> bool {
+    pub(crate) fn listens_to(&self, queue: &Name) -> bool {
         self.queues.as_ref().is_none_or(|queues| queues.contains(queue))
     }
 }
@@ -260,90 +263,77 @@ impl Ledger {
     /// Why a job is not running, at the time `reading`.
     pub fn explain(&mut self, job: JobId, reading: Now) -> Result<Explanation, Refusal> {
         let now = self.glance(reading);
-        let slot = self.slot(job)?;
-        Ok(self.explain_slot(slot, now, limits::EXPLAIN_DEPTH))
+        let job = self.job_facts(self.slot(job)?, 0);
+        Ok(explain(&ExplainFacts { now: now.wall, workers: self.live_workers(now), job }))
     }
 
-    fn explain_slot(&self, slot: u32, now: Now, depth: usize) -> Explanation {
+    /// What bears on why a job is not running, `depth` jobs away from the one that was asked about.
+    fn job_facts(&self, slot: u32, depth: usize) -> JobFacts {
         let entry = self.entry(slot);
-        let reasons = match entry.phase {
-            Phase::Running { token } => {
-                let cancel_requested = self.leases[&token].lease.cancel_requested;
-                alloc::vec![Reason::Running { cancel_requested }]
-            }
-            Phase::Completed { at } => alloc::vec![Reason::Completed { at }],
-            Phase::Dead { at, reason } => alloc::vec![Reason::Dead { at, reason }],
-            Phase::Cancelled { at, reason } => alloc::vec![Reason::Cancelled { at, reason }],
-            Phase::Blocked { .. } => self.explain_blocked(slot, now, depth),
+        let state = match entry.phase {
+            Phase::Blocked { .. } => self.blocked_facts(slot, depth),
             Phase::Scheduled { at } => {
-                let mut reasons =
-                    alloc::vec![Reason::ScheduledFor { at, attempts: entry.attempts }];
-                reasons.extend(self.explain_line(slot, now));
-                reasons
+                let (attempts, queue_kind) = (entry.attempts, self.queue_kind_facts(slot));
+                StateFacts::Scheduled { at, attempts, queue_kind }
             }
             Phase::Ready { .. } => {
-                let mut reasons = self.explain_line(slot, now);
-                reasons.extend(self.explain_place(slot, now));
-                reasons
+                let (queue_kind, lane) = (self.queue_kind_facts(slot), self.lane_facts(slot));
+                StateFacts::Ready { queue_kind, lane, ahead: self.ready_ahead(slot) }
             }
+            Phase::Running { token } => {
+                let cancel_requested = self.leases[&token].lease.cancel_requested;
+                StateFacts::Running { cancel_requested }
+            }
+            Phase::Completed { at } => StateFacts::Completed { at },
+            Phase::Dead { at, reason } => StateFacts::Dead { at, reason },
+            Phase::Cancelled { at, reason } => StateFacts::Cancelled { at, reason },
         };
-        Explanation { job: entry.id, state: entry.phase.name(), reasons }
+        JobFacts { job: entry.id, state }
     }
 
-    fn explain_blocked(&self, slot: u32, now: Now, depth: usize) -> Vec<Reason> {
-        const SHOWN: usize = 3;
+    fn blocked_facts(&self, slot: u32, depth: usize) -> StateFacts {
         let entry = self.entry(slot);
         let unmet = entry.dependencies().filter(|dependency| {
             self.edges.get(&(dependency.on, entry.id)).is_some_and(|edge| !edge.met)
         });
         let blockers: Vec<u32> = unmet.filter_map(|dependency| self.find(dependency.on)).collect();
-        let shown = if depth == 0 { 0 } else { SHOWN.min(blockers.len()) };
-        let mut reasons: Vec<Reason> = blockers[..shown]
-            .iter()
-            .map(|slot| Reason::BlockedBy(self.explain_slot(*slot, now, depth - 1)))
-            .collect();
-        if blockers.len() > shown {
-            let jobs = u32::try_from(blockers.len() - shown).unwrap_or(u32::MAX);
-            reasons.push(Reason::BlockedByMore { jobs });
-        }
-        reasons
+        let shown = blockers.iter().take(blockers_shown(depth));
+        let by = shown.map(|blocker| self.job_facts(*blocker, depth + 1)).collect();
+        StateFacts::Blocked { by, of: blockers.len() }
     }
 
-    /// What keeps every job of this queue and kind from starting.
-    fn explain_line(&self, slot: u32, now: Now) -> Vec<Reason> {
+    fn queue_kind_facts(&self, slot: u32) -> QueueKindFacts {
         let line = &self.lines[self.entry(slot).line as usize];
         let queue = &self.queues[line.queue as usize];
         let kind = &self.kinds[line.kind as usize];
-        let mut reasons = Vec::new();
-        if queue.settings.paused {
-            reasons.push(Reason::QueuePaused { queue: queue.name.clone() });
+        QueueKindFacts {
+            queue: queue.name.clone(),
+            paused: queue.settings.paused,
+            kind: kind.name.clone(),
+            running: kind.running,
+            full_at: kind.full_at,
         }
-        let live: Vec<WorkerView> =
-            self.live_workers(now).into_iter().filter(|worker| !worker.stopping).collect();
-        let handling: Vec<&WorkerView> =
-            live.iter().filter(|worker| worker.info.handles(&kind.name)).collect();
-        if handling.is_empty() {
-            let known = live.iter().flat_map(|worker| worker.info.kinds.iter().map(|k| &k.kind));
-            let nearest = nearest(kind.name.as_str(), known);
-            reasons.push(Reason::NoWorkerForKind { kind: kind.name.clone(), nearest });
-        } else if !handling.iter().any(|worker| worker.info.listens_to(&queue.name)) {
-            reasons.push(Reason::NoWorkerForQueue { queue: queue.name.clone() });
-        }
-        let mut terms = handling.iter().flat_map(|worker| worker.info.kinds.iter());
-        let terms = terms.rfind(|terms| terms.kind == kind.name);
-        let Some(terms) = terms else { return reasons };
-        if let Some(limit) = terms.concurrency
-            && kind.running >= u64::from(limit)
-        {
-            let (kind, running) = (kind.name.clone(), kind.running);
-            reasons.push(Reason::ConcurrencyLimit { kind, running, limit });
-        }
-        if let Some(rate) = terms.rate
-            && let Err(wait) = rate.admit(kind.full_at, now.wall)
-        {
-            reasons.push(Reason::RateLimit { kind: kind.name.clone(), wait });
-        }
-        reasons
+    }
+
+    fn lane_facts(&self, slot: u32) -> Option<LaneFacts> {
+        let spot = self.spot(slot)?;
+        let lane = self.lanes.get(&(spot.queue, spot.lane))?;
+        let holder = lane.held.get(&spot.partition).filter(|holder| **holder != slot);
+        let paused = self.is_paused(spot.queue, spot.lane);
+        Some(LaneFacts {
+            paused: paused.then(|| u32::try_from(spot.lane).unwrap_or(u32::MAX)),
+            holder: holder.map(|holder| self.entry(*holder).id),
+            busy: lane.running > 0,
+            first: lane.ready.first_key_value().is_some_and(|(_, next)| *next == slot),
+            ahead: self.position(slot),
+        })
+    }
+
+    /// Ready jobs of the same queue and kind that come before this one, counted up to a bound.
+    fn ready_ahead(&self, slot: u32) -> u64 {
+        let ready = &self.lines[self.entry(slot).line as usize].ready;
+        ready.values().take(limits::EXPLAIN_AHEAD).take_while(|ahead| **ahead != slot).count()
+            as u64
     }
 
     fn lane_counts(&self, queue: u32) -> Vec<LaneCount> {
@@ -355,56 +345,6 @@ impl Ledger {
             LaneCount { waiting, running, paused: self.is_paused(queue, lane.into()), totals }
         };
         (0..lanes).map(count).collect()
-    }
-
-    /// What keeps this ready job from being the next of its lane.
-    fn explain_lane(&self, slot: u32) -> Option<Reason> {
-        let spot = self.spot(slot)?;
-        let lane = self.lanes.get(&(spot.queue, spot.lane))?;
-        if let Some(holder) = lane.held.get(&spot.partition).filter(|holder| **holder != slot) {
-            return Some(Reason::BehindItsKey { job: self.entry(*holder).id });
-        }
-        if self.is_paused(spot.queue, spot.lane) {
-            let lane = u32::try_from(spot.lane).unwrap_or(u32::MAX);
-            return Some(Reason::LanePaused { lane });
-        }
-        let offered = lane.ready.first_key_value().is_some_and(|(_, next)| *next == slot);
-        let ahead = self.position(slot);
-        match (lane.running > 0, offered) {
-            (true, _) => Some(Reason::LaneBusy { ahead }),
-            (false, true) => None,
-            (false, false) => Some(Reason::BehindOthers { ahead, at_least: false }),
-        }
-    }
-
-    /// What keeps this ready job from being the next of its line.
-    fn explain_place(&self, slot: u32, now: Now) -> Vec<Reason> {
-        let entry = self.entry(slot);
-        let line = &self.lines[entry.line as usize];
-        let mut reasons = Vec::new();
-        reasons.extend(self.explain_lane(slot));
-        if !reasons.is_empty() {
-            return reasons;
-        }
-        let place =
-            line.ready.values().take(limits::EXPLAIN_AHEAD).position(|ready| *ready == slot);
-        let ahead = place.unwrap_or(limits::EXPLAIN_AHEAD) as u64;
-        if ahead > 0 {
-            reasons.push(Reason::BehindOthers { ahead, at_least: place.is_none() });
-        }
-        let queue = &self.queues[line.queue as usize].name;
-        let kind = &self.kinds[line.kind as usize].name;
-        let takers: Vec<WorkerView> = self.live_workers(now);
-        let takers = takers.iter().filter(|worker| {
-            !worker.stopping && worker.info.handles(kind) && worker.info.listens_to(queue)
-        });
-        let (busy, slots) = takers.fold((0, 0), |(busy, slots), worker| {
-            (busy + worker.running, slots + u64::from(worker.info.slots))
-        });
-        if slots > 0 && busy >= slots {
-            reasons.push(Reason::WorkersBusy { busy, slots });
-        }
-        reasons
     }
 
     /// All kept jobs, in an order that does not depend on how they came to be in the ledger.

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use windlass_core::event::RecoveryReason;
+use windlass_core::explain::Reason;
 use windlass_core::job::{DeadReason, Lane, NewJob, Priority, Start};
 use windlass_core::ledger::{Claim, KindClaim, QueueChange, Recovery, Rescue};
 use windlass_core::outcome::Verdict;
@@ -28,6 +29,7 @@ pub(super) fn cases() -> Vec<Case> {
         a_paused_lane_starts_nothing_and_the_others_go_on,
         a_lane_that_does_not_exist_cannot_be_paused,
         lanes_are_counted_apart,
+        explaining_a_job_of_a_lane_names_what_its_lane_waits_for,
         a_job_is_added_when_one_dies_however_it_dies,
         a_job_is_added_once_when_a_lane_becomes_empty,
     ]
@@ -219,6 +221,28 @@ async fn asked_for(bench: &Bench, kind: &str) -> Vec<String> {
     let handed = bench.store.claim(claim).await.expect("a claim is answered");
     let text = |handed: &ClaimedJob| String::from_utf8_lossy(&handed.job.payload).into_owned();
     handed.jobs.iter().map(text).collect()
+}
+
+/// The last reason why a job is not running. The first is that no worker is here.
+async fn last_reason(bench: &Bench, number: u128) -> Option<Reason> {
+    bench.store.explain(id(number)).await.expect("it is answered").reasons.pop()
+}
+
+async fn explaining_a_job_of_a_lane_names_what_its_lane_waits_for(bench: Bench) {
+    lanes(&bench, 1).await;
+    bench.accept([keyed(1, "a"), keyed(2, "b"), keyed(3, "a")]).await;
+    let nobody = Some(Reason::NoWorkerForKind { kind: name("work"), nearest: None });
+    assert_eq!(last_reason(&bench, 1).await, nobody, "it is the first of its lane");
+    let behind = Reason::BehindOthers { ahead: 2, at_least: false };
+    assert_eq!(last_reason(&bench, 3).await, Some(behind));
+    configure(&bench, QueueChange::PauseLane(0)).await;
+    assert_eq!(last_reason(&bench, 1).await, Some(Reason::LanePaused { lane: 0 }));
+    configure(&bench, QueueChange::ResumeLane(0)).await;
+    let first = bench.take().await;
+    assert_eq!(last_reason(&bench, 3).await, Some(Reason::LaneBusy { ahead: 1 }));
+    bench.settle(&first, Verdict::Retry(HOUR)).await;
+    assert_eq!(last_reason(&bench, 3).await, Some(Reason::BehindItsKey { job: id(1) }));
+    assert_eq!(last_reason(&bench, 2).await, nobody, "another key goes on");
 }
 
 async fn a_job_is_added_when_one_dies_however_it_dies(bench: Bench) {

@@ -10,8 +10,10 @@ use windlass_core::outcome::Verdict;
 use windlass_core::time::Steady;
 use windlass_core::worker::{sleep_for, store_backoff};
 
-use super::shared::{RequestedSlots, Shared, Stage, warn_again};
-use crate::attempt::{Begun, prepare, start};
+use super::life::Stage;
+use super::run::{Begun, prepare, start};
+use super::shared::Shared;
+use super::slots::{Slot, SlotRequest};
 use crate::store::{ClaimedJob, StoreError};
 use crate::wake::{Interest, Listener};
 
@@ -26,39 +28,32 @@ struct ClaimResult {
     wake_in: Option<Duration>,
 }
 
-/// Claims jobs for free slots, and sleeps when there are none to claim.
+type ClaimTasks = JoinSet<Result<ClaimResult, StoreError>>;
+
+/// ClaimTasks jobs for free slots, and sleeps when there are none to claim.
 pub(super) async fn fill(shared: Arc<Shared>) {
     let interest = Interest::Queues(shared.queues.clone());
     // Listening before the first claim: what comes in between is heard.
     let mut listener = shared.engine.wake().listen(interest);
-    let mut claims = JoinSet::new();
+    let mut claims = ClaimTasks::new();
     let (mut failures, mut more) = (0, true);
-    while shared.stage() == Stage::Working {
+    while shared.life.stage() == Stage::Working {
         let may_ask = claims.is_empty() || more && claims.len() < CLAIMS_AT_ONCE;
-        if may_ask && let Some(asked) = RequestedSlots::aside(&shared) {
-            claims.spawn(claim(shared.clone(), asked));
+        if may_ask && let Some(request) = shared.slots.request() {
+            claims.spawn(claim(shared.clone(), request));
             continue;
         }
         let answer = tokio::select! {
             biased;
-            () = shared.reached(Stage::Stopping) => break,
+            () = shared.life.reached(Stage::Stopping) => break,
             Some(answer) = claims.join_next() => answer,
-            () = shared.freed.notified() => {
+            () = shared.slots.freed() => {
                 // What else is ready to run goes first, and may free more slots to fill at once.
                 tokio::task::yield_now().await;
                 continue;
             }
         };
-        let answer = match answer.map_err(JoinError::try_into_panic) {
-            Ok(answer) => answer,
-            Err(Ok(panic)) => {
-                // The other one is not to blame, and has jobs on its way.
-                claims.detach_all();
-                resume_unwind(panic)
-            }
-            // The runtime ends.
-            Err(Err(_)) => break,
-        };
+        let Some(answer) = unless_crashed(answer, &mut claims) else { break };
         match answer {
             Ok(result) => {
                 failures = 0;
@@ -73,13 +68,8 @@ pub(super) async fn fill(shared: Arc<Shared>) {
             Err(error) => {
                 failures += 1;
                 more = false;
-                warn_again(&shared, &error, failures, "claiming");
-                // Rings do not help here: the store must answer first.
-                tokio::select! {
-                    biased;
-                    () = shared.reached(Stage::Stopping) => {}
-                    () = shared.engine.clock().sleep(store_backoff(failures)) => {}
-                }
+                shared.warn_again(&error, failures, "claiming");
+                back_off(&shared, failures).await;
             }
         }
     }
@@ -87,47 +77,65 @@ pub(super) async fn fill(shared: Arc<Shared>) {
     while claims.join_next().await.is_some() {}
 }
 
-/// Claims jobs for slots that were set aside, and starts them.
-async fn claim(shared: Arc<Shared>, asked: RequestedSlots) -> Result<ClaimResult, StoreError> {
-    let filling = shared.filling.read().await;
-    if shared.stage() != Stage::Working {
+/// The answer of a claim; `None` if the runtime ends. If the claim crashed, so does the loop.
+fn unless_crashed<T>(answer: Result<T, JoinError>, claims: &mut ClaimTasks) -> Option<T> {
+    match answer.map_err(JoinError::try_into_panic) {
+        Ok(answer) => Some(answer),
+        Err(Ok(panic)) => {
+            // The other one is not to blame, and has jobs on its way.
+            claims.detach_all();
+            resume_unwind(panic)
+        }
+        Err(Err(_)) => None,
+    }
+}
+
+/// ClaimTasks jobs for slots that were set aside, and starts them.
+async fn claim(shared: Arc<Shared>, mut request: SlotRequest) -> Result<ClaimResult, StoreError> {
+    // Looked at while the request counts: a stop waits for those that were made before it.
+    if shared.life.stage() != Stage::Working {
         return Ok(ClaimResult { dry: true, wake_in: None });
     }
-    let (began, limit) = (shared.steady(), asked.slots);
+    let (sent, limit) = (shared.steady(), request.count() as usize);
     let claim = Claim {
         worker: shared.id.clone(),
         queues: shared.queues.clone(),
         kinds: shared.terms.clone(),
-        limit: limit as usize,
+        limit,
     };
-    let handed = shared.ask("claim", shared.engine.store().claim(claim)).await?;
-    let taken = u32::try_from(handed.jobs.len()).unwrap_or(u32::MAX);
-    asked.take(taken);
-    let too_late = begin(&shared, handed.jobs, began);
-    drop(filling);
+    let claimed = shared.ask("claim", shared.engine.store().claim(claim)).await?;
+    let taken = claimed.jobs.len();
+    let slots = request.take(taken);
+    let too_late = begin(&shared, claimed.jobs, slots, sent);
+    drop(request);
     if !too_late.is_empty() {
         // Forced to stop while the claim was on its way, or it took too long. If this fails, they
         // are rescued.
         let _ = shared.ask("release", shared.engine.store().settle(too_late)).await;
     }
-    Ok(ClaimResult { dry: taken < limit && handed.ready == 0, wake_in: handed.wake_in })
+    Ok(ClaimResult { dry: taken < limit && claimed.ready == 0, wake_in: claimed.wake_in })
 }
 
 /// Starts claimed jobs. Returns how to give back those that the worker takes on no more, and those
 /// whose lease was over before the answer was here: another worker may have them already.
-fn begin(shared: &Arc<Shared>, jobs: Vec<ClaimedJob>, claimed: Steady) -> Vec<Settlement> {
+fn begin(
+    shared: &Arc<Shared>,
+    jobs: Vec<ClaimedJob>,
+    slots: Vec<Slot>,
+    claimed: Steady,
+) -> Vec<Settlement> {
     let mut too_late = Vec::new();
     let mut all = Vec::with_capacity(jobs.len());
     let age = shared.steady().since(claimed);
-    for handed in jobs {
-        let (job, token) = (handed.job.id, handed.lease.token);
-        match prepare(shared, handed, claimed) {
+    for (job, slot) in jobs.into_iter().zip(slots) {
+        let (id, token) = (job.job.id, job.lease.token);
+        match prepare(shared, job, slot, claimed) {
             Some(begun) if age < begun.attempt.lease() => all.push(begun),
-            _ => too_late.push(Settlement::new(job, token, Verdict::Release)),
+            _ => too_late.push(Settlement::new(id, token, Verdict::Release)),
         }
     }
-    if shared.register(&all, claimed) {
-        all.into_iter().for_each(start);
+    if shared.leases.register(all.iter().map(|begun| &begun.attempt), claimed) {
+        all.into_iter().for_each(|begun| start(shared, begun));
     } else {
         let release = |Begun { attempt, .. }: &Begun| {
             Settlement::new(attempt.id(), attempt.token(), Verdict::Release)
@@ -141,8 +149,17 @@ fn begin(shared: &Arc<Shared>, jobs: Vec<ClaimedJob>, claimed: Steady) -> Vec<Se
 async fn pause(shared: &Shared, listener: &mut dyn Listener, duration: Duration) {
     tokio::select! {
         biased;
-        () = shared.reached(Stage::Stopping) => {}
+        () = shared.life.reached(Stage::Stopping) => {}
         () = listener.heard() => {}
         () = shared.engine.clock().sleep(duration) => {}
+    }
+}
+
+/// Waits after a failure. Rings do not help here: the store must answer first.
+async fn back_off(shared: &Shared, failures: u32) {
+    tokio::select! {
+        biased;
+        () = shared.life.reached(Stage::Stopping) => {}
+        () = shared.engine.clock().sleep(store_backoff(failures)) => {}
     }
 }

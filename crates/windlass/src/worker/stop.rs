@@ -1,28 +1,45 @@
 //! Stopping: no new claims, wait for the grace, then tell, abort and give back.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use windlass_core::ledger::WorkerReport;
 
-use super::shared::{STORE_PATIENCE, Shared, Stage};
-use crate::attempt::StopReason;
+use super::StopReport;
+use super::life::Stage;
+use super::shared::{STORE_PATIENCE, Shared};
+
+impl Shared {
+    /// Begins to stop, once, on a task of its own: whoever asked may lose patience.
+    pub(crate) fn begin_stop(self: &Arc<Self>, to: Stage) {
+        if self.life.advance(to) == Stage::Working {
+            tokio::spawn(bring_to_end(self.clone()));
+        }
+    }
+
+    /// Waits until the worker has stopped, and says what it did.
+    pub(crate) async fn end(&self) -> StopReport {
+        self.life.reached(Stage::Stopped).await;
+        self.life.report()
+    }
+}
 
 /// Brings a worker to its end.
-pub(super) async fn bring_to_end(shared: Arc<Shared>) {
+async fn bring_to_end(shared: Arc<Shared>) {
     shared.heartbeat(WorkerReport::Stopping).await;
     let clock = shared.engine.clock().clone();
     // No claim is on its way any more, so what runs is all there will be. A forced stop does not
     // wait for that; what is claimed too late is given back.
     tokio::select! {
         biased;
-        _ = shared.filling.write() => {}
-        () = shared.forced() => {}
+        () = shared.slots.claims_answered() => {}
+        () = shared.life.forced() => {}
     }
     tokio::select! {
         biased;
         () = idle(&shared) => {}
-        () = shared.forced() => {}
+        () = shared.life.forced() => {}
         () = clock.sleep(shared.timing.grace) => {}
     }
     // Every attempt now ends within the time a handler has to obey, and is settled. If the store
@@ -31,7 +48,7 @@ pub(super) async fn bring_to_end(shared: Arc<Shared>) {
         biased;
         () = settled(&shared) => {}
         () = clock.sleep(shared.timing.cancel_grace.saturating_add(STORE_PATIENCE)) => {
-            shared.advance(Stage::Forced);
+            shared.life.advance(Stage::Forced);
             settled(&shared).await;
         }
     }
@@ -41,38 +58,32 @@ pub(super) async fn bring_to_end(shared: Arc<Shared>) {
         () = idle(&shared) => {}
         () = clock.sleep(Duration::from_millis(50)) => {}
     }
-    let busy = u64::from(shared.slots().busy);
-    shared.tally(|tally| tally.abandoned = busy);
+    let busy = u64::from(shared.slots.busy());
+    shared.life.count(|report| report.abandoned = busy);
     shared.heartbeat(WorkerReport::Stopped).await;
-    shared.advance(Stage::Stopped);
+    shared.life.advance(Stage::Stopped);
 }
 
 /// Waits until every slot is free.
 async fn idle(shared: &Shared) {
-    wait_until(shared, || shared.slots().busy == 0).await;
+    while shared.slots.busy() > 0 {
+        look_again(shared, shared.slots.freed()).await;
+    }
 }
 
 /// Tells every attempt to stop and waits until none holds a lease; from then on none is taken on.
 /// Handlers that block may still run.
 async fn settled(shared: &Shared) {
-    let done = || {
-        let mut running = shared.running();
-        for running in running.attempts.values() {
-            running.attempt.tell(StopReason::Shutdown);
-        }
-        running.closed = running.attempts.is_empty();
-        running.closed
-    };
-    wait_until(shared, done).await;
+    while !shared.leases.stop_all() {
+        look_again(shared, shared.leases.released()).await;
+    }
 }
 
-async fn wait_until(shared: &Shared, done: impl Fn() -> bool) {
-    while !done() {
-        // Looking again by itself: several may wait, and one signal wakes only one of them.
-        tokio::select! {
-            biased;
-            () = shared.freed.notified() => {}
-            () = shared.engine.clock().sleep(Duration::from_millis(10)) => {}
-        }
+/// Waits for a change, and not for long: several may wait, and one signal wakes only one of them.
+async fn look_again(shared: &Shared, changed: impl Future<Output = ()>) {
+    tokio::select! {
+        biased;
+        () = changed => {}
+        () = shared.engine.clock().sleep(Duration::from_millis(10)) => {}
     }
 }

@@ -197,6 +197,28 @@ async fn what_ends_while_a_settlement_is_on_its_way_waits_for_it_unless_it_is_mu
     assert_eq!(worker.busy(), 0);
 }
 
+/// How many settlements were sent when so many attempts have ended beside one whose settlement is
+/// on its way: first one of them, which waits for more, then all others.
+async fn settlements_with(ended: i64) -> u64 {
+    let rig = rig().await;
+    rig.store.tamper("settle", |call| (call == 1).then_some(Fault::Late(SECOND * 10)));
+    rig.engine.enqueue_many((0..=ended).map(work)).await.expect("they are accepted");
+    let waves = |job: Work| async move {
+        tokio::time::sleep(Duration::from_secs(job.number.clamp(0, 2).unsigned_abs())).await;
+        Ok::<_, Failure>(job.number)
+    };
+    let worker = rig.engine.worker().slots(2_000).handle(waves);
+    let _worker = worker.start().await.expect("it starts");
+    pass(SECOND * 3).await;
+    rig.store.calls("settle")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_settlement_goes_beside_the_first_with_five_hundred_and_not_with_fewer() {
+    assert_eq!(settlements_with(499).await, 1);
+    assert_eq!(settlements_with(500).await, 2);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_settle_loop_that_crashes_leaves_nothing_behind_in_either_hand() {
     let rig = rig().await;

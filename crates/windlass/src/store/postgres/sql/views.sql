@@ -52,7 +52,8 @@ begin
       where w.seen_at > _now - 60000000));
 end $$;
 
--- What a job and its like are kept from starting by.
+-- What bears on why a job is not running, by its state; null if it is unknown. What follows from it
+-- is decided by the engine.
 create function windlass.explain_facts(_id uuid) returns jsonb language plpgsql
   set lock_timeout = '10s' set plan_cache_mode = force_generic_plan
   set jit = off set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -65,40 +66,48 @@ begin
   select * into _j from windlass.job where id = _id;
   if not found then return null; end if;
   select * into _p from windlass.job_state where seq = _j.seq;
-  select state, at, attempts, reason into _p.state, _p.at, _p.attempts, _p.reason from windlass.job_state_now
-    where seq = _j.seq;
-  if _p.state >= 4 then
-    return jsonb_build_object('state', _p.state, 'at', _p.at, 'reason', _p.reason);
-  end if;
+  select state, at, attempts, reason into _p.state, _p.at, _p.attempts, _p.reason
+    from windlass.job_state_now where seq = _j.seq;
   if _p.state = 1 and _p.at <= _now then
     _p.state := 2;
     _p.rank := windlass._rank_of(_p.seq, _p.queue_kind, _p.at);
   end if;
-  select jsonb_build_object('now', _now, 'state', _p.state, 'at', _p.at, 'attempts', _p.attempts,
-      'cancel_requested', _p.cancel_requested, 'queue', q.name, 'kind', k.name, 'paused', q.paused,
-      'full_at', k.full_at,
-      'running', (select coalesce(sum(t.running), 0) from windlass.counter_delta t
-        where t.queue_kind in (select id from windlass.queue_kind where kind = k.id)),
-      'blockers', (select coalesce(jsonb_agg(e.on_id order by n), '[]')
+  _facts := jsonb_build_object('now', _now, 'state', _p.state, 'at', _p.at, 'reason', _p.reason,
+    'attempts', _p.attempts, 'cancel_requested', _p.cancel_requested);
+  if _p.state = 0 then
+    _facts := _facts || jsonb_build_object('blockers',
+      (select coalesce(jsonb_agg(e.on_id order by n), '[]')
         from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) with ordinality as d(d, n)
         join windlass.dependency e on e.on_id = (d->>'on')::uuid and e.seq = _j.seq and not e.met
-        where _p.state = 0 and exists (select from windlass.job o where o.id = e.on_id)),
-      'ahead', (select count(*) from (select from windlass.ready o where o.queue_kind = _p.queue_kind
-        and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq) limit 1000) ahead))
-    into _facts
-    from windlass.queue_kind l join windlass.queue q on q.id = l.queue join windlass.kind k on k.id = l.kind
-    where l.id = _p.queue_kind;
+        where exists (select from windlass.job o where o.id = e.on_id)));
+  end if;
+  if _p.state in (1, 2) then
+    _facts := _facts || (select jsonb_build_object('queue_kind', jsonb_build_object(
+        'queue', q.name, 'paused', q.paused, 'kind', k.name, 'full_at', k.full_at,
+        'running', (select coalesce(sum(t.running), 0) from windlass.counter_delta t
+          where t.queue_kind in (select id from windlass.queue_kind where kind = k.id))))
+      from windlass.queue_kind l join windlass.queue q on q.id = l.queue
+        join windlass.kind k on k.id = l.kind
+      where l.id = _p.queue_kind);
+  end if;
+  if _p.state = 2 then
+    _facts := _facts || jsonb_build_object('ahead', (select count(*) from (
+      select from windlass.ready o where o.queue_kind = _p.queue_kind
+        and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq) limit 1000) ahead));
+  end if;
   if _p.lane_queue is not null and _p.state = 2 then
     _facts := _facts || (select jsonb_build_object('lane', jsonb_build_object(
-        'lane', _p.lane, 'ahead', windlass._position(_p),
-        'paused', q.lanes is not null and _p.lane = any (q.paused_lanes),
+        'paused', case when q.lanes is not null and _p.lane = any (q.paused_lanes)
+          then _p.lane end,
         'holder', (select o.id from windlass.job_state h join windlass.job o on o.seq = h.seq
-          where h.lane_queue = _p.lane_queue and h.lane = _p.lane and h.partition = _p.partition and h.begun
-            and h.state < 3 and h.seq <> _p.seq limit 1),
-        'busy', exists (select from windlass.job_state r where r.lane_queue = _p.lane_queue and r.lane = _p.lane
-          and r.state = 3),
-        'first', not exists (select from windlass.job_state o where o.lane_queue = _p.lane_queue and o.lane = _p.lane
-          and o.state = 2 and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq))))
+          where h.lane_queue = _p.lane_queue and h.lane = _p.lane and h.partition = _p.partition
+            and h.begun and h.state < 3 and h.seq <> _p.seq limit 1),
+        'busy', exists (select from windlass.job_state r
+          where r.lane_queue = _p.lane_queue and r.lane = _p.lane and r.state = 3),
+        'first', not exists (select from windlass.job_state o
+          where o.lane_queue = _p.lane_queue and o.lane = _p.lane and o.state = 2
+            and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq)),
+        'ahead', windlass._position(_p)))
       from windlass.queue q where q.id = _p.lane_queue);
   end if;
   return _facts;

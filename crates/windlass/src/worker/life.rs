@@ -1,0 +1,107 @@
+//! The life of a worker: where it is on its way to the end, and what it has done so far.
+//!
+//! Invariant: the stage only ever advances, and everybody who waits for a stage hears of it. What
+//! ended is counted before the attempt lets go of its lease, so that whoever has waited for the
+//! last lease reads the whole count.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+use windlass_core::outcome::Verdict;
+
+use super::StopReport;
+use crate::error::Error;
+
+/// Where a worker is on its way to the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    Working,
+    Stopping,
+    Forced,
+    Stopped,
+}
+
+pub(super) struct Life {
+    stage: watch::Sender<Stage>,
+    ends: Mutex<EndCounts>,
+}
+
+#[derive(Debug, Default)]
+struct EndCounts {
+    report: StopReport,
+    /// Why it could not go on.
+    failure: Option<String>,
+}
+
+impl Life {
+    pub(super) fn new() -> Self {
+        Self { stage: watch::Sender::new(Stage::Working), ends: Mutex::default() }
+    }
+
+    pub(super) fn stage(&self) -> Stage {
+        *self.stage.borrow()
+    }
+
+    /// Moves on to a later stage, never back, and returns the stage before.
+    pub(super) fn advance(&self, to: Stage) -> Stage {
+        let mut before = to;
+        self.stage.send_if_modified(|stage| {
+            before = *stage;
+            *stage = to.max(before);
+            *stage > before
+        });
+        before
+    }
+
+    pub(super) async fn reached(&self, stage: Stage) {
+        // The sender is part of `self`, so it cannot be gone.
+        let _ = self.stage.subscribe().wait_for(|now| *now >= stage).await;
+    }
+
+    /// Waits until the worker is told to stop without waiting.
+    pub(super) async fn forced(&self) {
+        self.reached(Stage::Forced).await;
+    }
+
+    /// Whether a call that failed so often is to be given up: the store is gone and so are we. The
+    /// job is rescued when it is back.
+    pub(super) fn gives_up_after(&self, failures: u32) -> bool {
+        self.stage() >= Stage::Forced && failures > 3
+    }
+
+    /// Counts what ended.
+    pub(super) fn count(&self, count: impl FnOnce(&mut StopReport)) {
+        count(&mut self.ends().report);
+    }
+
+    pub(super) fn fail(&self, why: String) {
+        self.ends().failure = Some(why);
+    }
+
+    /// What it has done, or why it could not go on.
+    pub(super) fn result(&self) -> Result<StopReport, Error> {
+        let ends = self.ends();
+        let failure = ends.failure.clone().map(|why| Error::WorkerFailed { why });
+        failure.map_or(Ok(ends.report), Err)
+    }
+
+    pub(super) fn report(&self) -> StopReport {
+        self.ends().report
+    }
+
+    fn ends(&self) -> MutexGuard<'_, EndCounts> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StopReport {
+    pub(super) fn count(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Complete => self.completed += 1,
+            Verdict::Retry(_) | Verdict::Bury(_) => self.failed += 1,
+            Verdict::Snooze(_) => self.snoozed += 1,
+            Verdict::Release => self.interrupted += 1,
+            Verdict::Cancel(_) => self.cancelled += 1,
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The settle queue: attempts that have ended and wait to be written.
+//!
+//! Invariant: what was pushed is in the queue or in one of two batches until it is settled or
+//! abandoned. The batches are kept here and not by the settle loop, so that a loop that takes over
+//! from one that crashed goes on with them; that is safe, because what was applied already is
+//! refused as lost. `ended` counts what was pushed and has not been sent.
+//!
+//! Up to two batches are in flight, so that what ends during a commit need not wait for its answer.
+//! The second goes only if it is worth a commit of its own, which the core decides.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::{Mutex, MutexGuard, Notify, mpsc};
+use windlass_core::job::Bytes;
+use windlass_core::ledger::Settlement;
+use windlass_core::worker::is_worth_a_commit;
+
+use super::leases::RegisteredAttempt;
+use super::slots::Slot;
+
+/// Most settlements in one commit.
+const SETTLE_BATCH: usize = 2_000;
+
+/// An attempt on its way to the store.
+pub(super) struct Settling {
+    pub(super) settlement: Settlement,
+    pub(super) registered: RegisteredAttempt,
+    /// Given back when it is settled; `None` if its task has not ended and holds it.
+    pub(super) slot: Option<Arc<Slot>>,
+    /// The store refused its outcome; this is what is settled instead.
+    pub(super) refused: bool,
+    /// What a run of an object returned, from which its turn is made.
+    pub(super) returned: Option<Bytes>,
+}
+
+pub(super) struct SettleQueue {
+    sender: mpsc::UnboundedSender<Settling>,
+    /// Whoever holds it gathers the next batch.
+    waiting: Mutex<mpsc::UnboundedReceiver<Settling>>,
+    batches: [Mutex<SettleBatch>; 2],
+    /// How many attempts wait, in the queue or in a batch that was not sent.
+    ended: AtomicUsize,
+    /// There are as many as are worth a commit beside another.
+    many_ended: Notify,
+    /// How many batches were sent and not answered.
+    in_flight: AtomicUsize,
+    /// A batch was answered.
+    answered: Notify,
+}
+
+/// Attempts that are settled in one commit.
+#[derive(Default)]
+pub(super) struct SettleBatch {
+    settling: Vec<Settling>,
+    /// It was sent, and its attempts are not among those that wait.
+    sent: bool,
+}
+
+/// A batch that was sent, until this is dropped.
+pub(super) struct InFlight<'a>(&'a SettleQueue);
+
+impl SettleQueue {
+    pub(super) fn new() -> Self {
+        let (sender, waiting) = mpsc::unbounded_channel();
+        Self {
+            sender,
+            waiting: Mutex::new(waiting),
+            batches: Default::default(),
+            ended: AtomicUsize::new(0),
+            many_ended: Notify::new(),
+            in_flight: AtomicUsize::new(0),
+            answered: Notify::new(),
+        }
+    }
+
+    /// Adds an attempt that has ended. `false` if nobody settles any more.
+    pub(super) fn push(&self, settling: Settling) -> bool {
+        if self.sender.send(settling).is_err() {
+            return false;
+        }
+        let before = self.ended.fetch_add(1, Ordering::SeqCst);
+        // Told once and not for every one: mostly the other batch is back before there are many.
+        if !is_worth_a_commit(before, 1) && is_worth_a_commit(before + 1, 1) {
+            self.many_ended.notify_one();
+        }
+        true
+    }
+
+    /// The two batches, for whoever settles.
+    pub(super) async fn batches(&self) -> [MutexGuard<'_, SettleBatch>; 2] {
+        let [first, second] = &self.batches;
+        [first.lock().await, second.lock().await]
+    }
+
+    /// Fills a batch with what ended, and with more of it while it is not worth a commit. `false`
+    /// if nothing comes any more. A batch that is not empty was left by a loop that crashed, and
+    /// goes as it is.
+    pub(super) async fn gather(
+        &self,
+        batch: &mut SettleBatch,
+        stopped: impl Future<Output = ()>,
+    ) -> bool {
+        if !batch.settling.is_empty() {
+            return true;
+        }
+        let mut waiting = self.waiting.lock().await;
+        tokio::select! {
+            biased;
+            received = waiting.recv_many(&mut batch.settling, SETTLE_BATCH) => {
+                if received == 0 {
+                    return false;
+                }
+            }
+            () = stopped => return false,
+        }
+        // What else is ready to run goes first, and may end too: one commit for all of it.
+        tokio::task::yield_now().await;
+        loop {
+            while batch.settling.len() < SETTLE_BATCH
+                && let Ok(another) = waiting.try_recv()
+            {
+                batch.settling.push(another);
+            }
+            if is_worth_a_commit(batch.settling.len(), self.in_flight.load(Ordering::SeqCst)) {
+                return true;
+            }
+            tokio::select! {
+                () = self.answered.notified() => {}
+                () = self.many_ended.notified() => {}
+            }
+        }
+    }
+
+    /// Marks a batch as sent. What is dropped in the end says that it was answered.
+    pub(super) fn send(&self, batch: &mut SettleBatch) -> InFlight<'_> {
+        if !std::mem::replace(&mut batch.sent, true) {
+            self.ended.fetch_sub(batch.settling.len(), Ordering::SeqCst);
+        }
+        self.in_flight.fetch_add(1, Ordering::SeqCst);
+        InFlight(self)
+    }
+
+    /// Takes no more, and gives up what is there: nobody settles any more.
+    pub(super) async fn abandon(&self) -> Vec<Settling> {
+        let mut waiting = self.waiting.lock().await;
+        waiting.close();
+        let mut abandoned = Vec::new();
+        for mut batch in self.batches().await {
+            abandoned.extend(batch.take());
+        }
+        while let Ok(another) = waiting.try_recv() {
+            abandoned.push(another);
+        }
+        abandoned
+    }
+}
+
+impl SettleBatch {
+    pub(super) fn settlements(&self) -> Vec<Settlement> {
+        self.settling.iter().map(|settling| settling.settlement.clone()).collect()
+    }
+
+    /// Takes out what was answered.
+    pub(super) fn take(&mut self) -> std::vec::Drain<'_, Settling> {
+        self.sent = false;
+        self.settling.drain(..)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+        self.0.answered.notify_one();
+    }
+}

@@ -1,0 +1,126 @@
+//! Slots: how many jobs the worker may run at once, how many it runs, and for how many it asks.
+//!
+//! Invariant: `busy` counts the [`Slot`]s there are, `asked` and `claims` what [`SlotRequest`]s are
+//! on their way. Both give back what they stand for when they are dropped, so a slot cannot leak,
+//! however an attempt or a claim ends. A claim asks only for slots that are neither busy nor asked
+//! for, so a worker never runs more than it has slots for, unless slots were taken away from it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+use windlass_core::worker::to_ask;
+
+pub(super) struct Slots {
+    counts: Mutex<SlotCounts>,
+    /// A slot became free, or their number changed.
+    freed: Notify,
+    /// No claim is on its way any more.
+    answered: Notify,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SlotCounts {
+    /// How many there are.
+    all: u32,
+    busy: u32,
+    /// For how many jobs claims on their way have asked.
+    asked: u32,
+    /// How many claims are on their way, until the jobs they brought are begun or given back.
+    claims: u32,
+}
+
+/// A slot in use until this is dropped.
+pub(super) struct Slot(Arc<Slots>);
+
+/// Slots for which a claim asks until this is dropped.
+pub(super) struct SlotRequest {
+    slots: Arc<Slots>,
+    count: u32,
+}
+
+impl Slots {
+    pub(super) fn new(all: u32) -> Arc<Self> {
+        Arc::new(Self {
+            counts: Mutex::new(SlotCounts { all, busy: 0, asked: 0, claims: 0 }),
+            freed: Notify::new(),
+            answered: Notify::new(),
+        })
+    }
+
+    pub(super) fn all(&self) -> u32 {
+        self.counts().all
+    }
+
+    pub(super) fn busy(&self) -> u32 {
+        self.counts().busy
+    }
+
+    /// Changes how many there are. Those in use stay in use.
+    pub(super) fn scale(&self, all: u32) {
+        self.counts().all = all;
+        self.freed.notify_one();
+    }
+
+    /// Sets slots aside to ask for; `None` if it is better to wait.
+    pub(super) fn request(self: &Arc<Self>) -> Option<SlotRequest> {
+        let mut counts = self.counts();
+        let count = to_ask(counts.all, counts.busy, counts.asked);
+        if count == 0 {
+            return None;
+        }
+        counts.asked += count;
+        counts.claims += 1;
+        Some(SlotRequest { slots: self.clone(), count })
+    }
+
+    /// Waits for a slot that becomes free.
+    pub(super) fn freed(&self) -> Notified<'_> {
+        self.freed.notified()
+    }
+
+    /// Waits until no claim is on its way. Only one may wait.
+    pub(super) async fn claims_answered(&self) {
+        while self.counts().claims > 0 {
+            self.answered.notified().await;
+        }
+    }
+
+    fn counts(&self) -> MutexGuard<'_, SlotCounts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SlotRequest {
+    /// For how many it asks.
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Takes slots for the jobs that came, and asks for no more.
+    pub(super) fn take(&mut self, jobs: usize) -> Vec<Slot> {
+        let mut counts = self.slots.counts();
+        counts.asked -= std::mem::take(&mut self.count);
+        counts.busy += u32::try_from(jobs).unwrap_or(u32::MAX);
+        drop(counts);
+        (0..jobs).map(|_| Slot(self.slots.clone())).collect()
+    }
+}
+
+impl Drop for SlotRequest {
+    fn drop(&mut self) {
+        let mut counts = self.slots.counts();
+        counts.asked -= self.count;
+        counts.claims -= 1;
+        if counts.claims == 0 {
+            self.slots.answered.notify_one();
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.counts().busy -= 1;
+        self.0.freed.notify_one();
+    }
+}
