@@ -361,7 +361,7 @@ pub(crate) async fn plant_in_front(ground: &Ground, address: &str) -> String {
 /// The functions that are called from outside and take the path of whoever calls them.
 pub(crate) async fn on_the_callers_path(ground: &Ground, schema: &Schema) -> Vec<String> {
     let sql = "select p.proname::text from pg_proc p where p.pronamespace = $1::text::regnamespace \
-         and (p.proname !~ '^_' or p.proname = '_number') and p.proname <> 'now_us' \
+         and (p.proname !~ '^_' or p.proname = '_number_events') and p.proname <> 'now_us' \
          and not coalesce(p.proconfig @> '{\"search_path=pg_catalog, pg_temp\"}', false) \
        order by 1";
     let rows = ground.client().await.query(sql, &[&schema.to_string()]).await;

@@ -119,7 +119,7 @@ impl Vacuum {
             self.take_turns(low_water);
         } else if !is_pinned && !self.swept().is_turning {
             // Whoever let them take turns may have died.
-            low_water.call("rest").await?;
+            low_water.call("reset_rotation").await?;
         }
         let worth: HashMap<String, i64> = {
             let swept = self.swept();
@@ -201,7 +201,7 @@ async fn turns(low_water: &LowWater, is_wanted: impl Fn() -> bool) -> VacuumResu
             }
         }
         if !low_water.is_pinned().await? {
-            return low_water.call("rest").await;
+            return low_water.call("reset_rotation").await;
         }
     }
 }

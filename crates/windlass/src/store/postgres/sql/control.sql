@@ -420,7 +420,7 @@ begin
 end $$;
 
 create function windlass._settings(_q windlass.queue) returns jsonb language sql as $$
-  select to_jsonb(_q) - array['id', 'next_turn', 'dropped']
+  select to_jsonb(_q) - array['id', 'next_lane', 'dropped']
 $$;
 
 -- Calls off every waiting job of a queue.

@@ -131,14 +131,14 @@ revoke all on all functions in schema windlass from public;
 -- Whoever is called from outside finds what it means and not what stands in front of it on the caller's path: all
 -- names of ours say their schema, and this is for functions and operators of PostgreSQL itself. Not on helpers, which
 -- are called with that path already, and which PostgreSQL could no longer inline; nor on the clock, which every call
--- reads. Guarded by tests/postgres/foreign.rs.
+-- reads. Guarded by tests/postgres/public_api.rs.
 do $$
 declare
   _entry regprocedure;
 begin
   for _entry in
     select p.oid from pg_catalog.pg_proc p where p.pronamespace = 'windlass'::regnamespace
-      and (p.proname !~ '^_' or p.proname = '_number') and p.proname <> 'now_us'
+      and (p.proname !~ '^_' or p.proname = '_number_events') and p.proname <> 'now_us'
   loop
     execute format('alter function %s set search_path = pg_catalog, pg_temp', _entry);
   end loop;
