@@ -6,6 +6,7 @@
 mod batch_leases;
 mod bloat;
 mod bouncer;
+mod bulk;
 mod cancel;
 mod chaos;
 mod clock;

@@ -324,7 +324,10 @@ async fn a_role_that_may_work_needs_not_own_the_schema() {
     let mine = format!("postgres://{role}@127.0.0.1:{}/{}", server.port(), ground.database);
     let (client, connection) = connected(&mine).await;
     tokio::spawn(connection);
-    for sql in ["insert into s0.migration (version, title) values (2, '')", "drop table s0.job"] {
+    for sql in [
+        "insert into s0.migration (version, title, fingerprint) values (2, '', '')",
+        "drop table s0.job",
+    ] {
         let error = client.batch_execute(sql).await.expect_err(sql);
         assert_eq!(error.code().map(|code| code.code()), Some("42501"), "{sql}: {error}");
     }

@@ -11,7 +11,7 @@ use windlass_core::ledger::Enqueued;
 use windlass_core::limits::Limits;
 
 use super::wire::Placed;
-use super::{Schema, about_now, fault, understood, wire};
+use super::{Schema, about_now, fault, refusal, understood, wire};
 use crate::attempt::Attempt;
 use crate::client::{Batch, EnqueueJob, Handle};
 use crate::engine::Engine;
@@ -172,7 +172,7 @@ async fn ask(transaction: &mut impl Transaction, sql: &str, said: &Value) -> Res
         Err(error) => {
             let detail = error.detail.filter(|_| error.code.as_deref() == Some(fault::REFUSED));
             let refusal = detail.and_then(|detail| serde_json::from_str(&detail).ok());
-            match refusal.and_then(|detail| fault::refusal(&detail, None)) {
+            match refusal.and_then(|detail| refusal::read(&detail, None)) {
                 Some(refusal) => Err(refusal.into()),
                 None => Err(Error::Transaction { source: error.source }),
             }
