@@ -16,6 +16,7 @@ mod cuts;
 mod failover;
 mod growth;
 mod isolation;
+mod locks;
 mod many;
 mod moving;
 mod operator_views;

@@ -7,6 +7,7 @@
 
 use crate::common::{Ground, clock_sql, open, raw};
 use crate::growth::{Growth, growths};
+use crate::locks::circles;
 use crate::public_api::{on_the_callers_path, plant_in_front};
 use crate::schemas::{Bug, Plot, Trial, check_all, judge};
 use crate::transaction::is_refused_with_a_lost_lease;
@@ -1063,6 +1064,25 @@ async fn a_completion_in_a_transaction_that_looks_at_no_token_is_caught() {
     let script = bug.script(&address.schema).expect("it can be planted");
     plot.sql(&format!("{script}{}", clock_sql(&address.schema)), bug.what).await;
     assert!(!is_refused_with_a_lost_lease(&plot.ground, &address).await);
+}
+
+/// Nor does it see who waits for whom.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_settlement_that_lets_time_pass_before_it_locks_its_jobs_is_caught() {
+    let bug = Bug {
+        what: "due jobs are promoted before a settlement has locked its own",
+        edits: &[(
+            "perform windlass._lock_for_settle(_jobs, _seqs, _lows, _highs, _extras);",
+            "perform windlass._pass_time(windlass.now_us());",
+        )],
+        caught_by: &[],
+    };
+    let Some(ground) = Ground::new() else { return };
+    ground.make_clock();
+    let address: PostgresAddress = ground.text_address().parse().expect("it is well formed");
+    let script = bug.script(&address.schema).expect("it can be planted");
+    ground.client().await.batch_execute(&script).await.expect("it is understood");
+    assert_eq!(circles(&ground, &address).await, 1);
 }
 
 /// Nor does it know of paths.
