@@ -28,6 +28,7 @@ mod refusal;
 mod renew;
 mod roles;
 mod settle;
+mod spec;
 mod sql;
 mod tls;
 pub(crate) mod transaction;

@@ -17,7 +17,8 @@ use windlass_core::time::Timestamp;
 use windlass_core::worker::ASK_AHEAD;
 
 use super::names::QueueKinds;
-use super::wire::{self, JobColumns, Read, UnknownValue};
+use super::spec::JobColumns;
+use super::wire::{self, Read, UnknownValue};
 use super::{Parameter, PostgresStore, record, understood};
 use crate::store::{Answer, ClaimedBatch, ClaimedJob};
 

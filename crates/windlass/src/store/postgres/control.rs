@@ -14,7 +14,7 @@ use windlass_core::refusal::Refusal;
 
 use super::enqueue::check_batch;
 use super::wire::Placed;
-use super::{Parameter, PostgresStore, about_now, list, refusal, understood, wire};
+use super::{Parameter, PostgresStore, about_now, list, refusal, spec, understood, wire};
 use crate::store::{Answer, JobAction, JobActionDone, JobActionResult, Selection, StoreError};
 
 pub(super) async fn alter(
@@ -90,7 +90,7 @@ pub(super) async fn replay_edited(
 ) -> Answer<Enqueued> {
     let edited = [Arc::new(edited)];
     check_batch(&edited, &store.limits)?;
-    let (id, edited) = (wire::uuid(job), wire::whole_job(&edited[0]));
+    let (id, edited) = (wire::uuid(job), spec::whole_job(&edited[0]));
     let parameters: [Parameter<'_>; 2] = [(&id, Type::UUID), (&edited, Type::JSONB)];
     let sql = "select * from windlass.replay_edited($1, $2)";
     let row = match store.one("replay an edited job", sql, &parameters).await {

@@ -12,7 +12,7 @@ use windlass_core::limits::Limits;
 use windlass_core::refusal::Refusal;
 
 use super::wire::{self, Placed, Sparse};
-use super::{Parameter, PostgresStore, about_now, understood};
+use super::{Parameter, PostgresStore, about_now, spec, understood};
 use crate::store::Answer;
 
 pub(super) async fn enqueue(store: &PostgresStore, jobs: &[Arc<NewJob>]) -> Answer<Vec<Enqueued>> {
@@ -57,7 +57,7 @@ impl<'a> BatchColumns<'a> {
             start_kinds: jobs.iter().map(|job| wire::start(job.start).0).collect(),
             starts: jobs.iter().map(|job| wire::start(job.start).1).collect(),
             max_attempts: jobs.iter().map(|job| job.max_attempts().map(i64::from)).collect(),
-            specs: jobs.iter().map(|job| wire::spec(job)).collect(),
+            specs: jobs.iter().map(|job| spec::spec(job)).collect(),
         }
     }
 

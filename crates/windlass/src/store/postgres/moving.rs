@@ -20,7 +20,7 @@ use windlass_core::time::Timestamp;
 use super::counts::{read_counts, read_totals};
 use super::fault::{OpenFault, open_fault};
 use super::objects::{OBJECTS, read_object};
-use super::{PostgresAddress, Schema, connect, event, migrate, record, wire};
+use super::{PostgresAddress, Schema, connect, event, migrate, record, spec, wire};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 
@@ -450,7 +450,7 @@ fn row_of(record: &JobRecord) -> Result<Value, Error> {
         State::Dead { at, reason } => (5, *at, Some(*reason as i64), None),
         State::Cancelled { at, reason } => (6, *at, Some(*reason as i64), None),
     };
-    let mut row = wire::whole_job(&record.job);
+    let mut row = spec::whole_job(&record.job);
     let tries: Option<Vec<Value>> = record.attempts.iter().map(attempt).collect();
     let tries = tries.ok_or_else(|| stuck("has an attempt that has not ended"))?;
     let line = |line: &LogLine| {

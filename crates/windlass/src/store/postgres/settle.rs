@@ -19,7 +19,7 @@ use windlass_core::refusal::Refusal;
 use super::enqueue::check_batch;
 use super::objects::check_turn;
 use super::wire::{self, Sparse};
-use super::{Parameter, PostgresStore, refusal, understood};
+use super::{Parameter, PostgresStore, refusal, spec, understood};
 use crate::store::Answer;
 
 type Answers = Vec<Result<Settled, Refusal>>;
@@ -193,7 +193,7 @@ impl SettlementColumns {
             extra.insert("report".to_string(), report);
         }
         if !settlement.next.is_empty() {
-            let next = settlement.next.iter().map(|job| wire::whole_job(job)).collect();
+            let next = settlement.next.iter().map(|job| spec::whole_job(job)).collect();
             extra.insert("next".to_string(), next);
         }
         let mut state = None;
