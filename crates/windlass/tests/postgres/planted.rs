@@ -804,7 +804,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "who follows is a dead letter beyond the bound",
         edits: &[(
-            "union all select 'dead_letter', queue, null from ended where _state = 5 group by queue",
+            "union all select 'dead_letter', queue, null from ended where _state = 5 \
+             group by queue",
             "",
         )],
         caught_by: &["who follows counts as a dead letter"],

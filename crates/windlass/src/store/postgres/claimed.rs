@@ -253,7 +253,7 @@ struct ClaimReader<'a> {
 }
 
 /// What all jobs of one kind in one queue have in common.
-struct Pair<'a> {
+struct KindOfQueue<'a> {
     queue: &'a Name,
     kind: &'a Name,
     terms: &'a KindClaim,
@@ -290,14 +290,14 @@ impl AttemptColumns {
 }
 
 impl ClaimReader<'_> {
-    fn pair(&self, number: Option<&i32>) -> Read<Pair<'_>> {
+    fn pair(&self, number: Option<&i32>) -> Read<KindOfQueue<'_>> {
         let unknown = || UnknownValue("a job of a queue and kind that are not there".to_string());
         let (queue, kind) = number.and_then(|number| self.names.get(number)).ok_or_else(unknown)?;
         let terms = self.claim.kinds.iter().find(|terms| terms.kind == *kind);
-        Ok(Pair { queue, kind, terms: terms.ok_or_else(unknown)? })
+        Ok(KindOfQueue { queue, kind, terms: terms.ok_or_else(unknown)? })
     }
 
-    fn claimed(&self, job: NewJob, pair: &Pair<'_>, attempt: AttemptColumns) -> ClaimedJob {
+    fn claimed(&self, job: NewJob, pair: &KindOfQueue<'_>, attempt: AttemptColumns) -> ClaimedJob {
         let lease = Lease {
             token: LeaseToken(attempt.token.cast_unsigned()),
             worker: self.claim.worker.clone(),

@@ -37,9 +37,9 @@ pub(super) fn job_id(uuid: Uuid) -> JobId {
     JobId::from_bytes(uuid.into_bytes())
 }
 
-/// A duration as it is kept, in microseconds. The longest is far beyond every life and yet so short that PostgreSQL
-/// can add it to any time it may see: its sums fail where those of the ledger saturate, and a sum
-/// that fails stops whatever it is part of.
+/// A duration as it is kept, in microseconds. The longest is far beyond every life and yet so short
+/// that PostgreSQL can add it to any time it may see: its sums fail where those of the ledger
+/// saturate, and a sum that fails stops whatever it is part of.
 pub(super) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 2)
 }

@@ -75,7 +75,8 @@ begin
       null::bigint, _rings;
 end $$;
 
--- Jobs about which nothing but time decides, in queues without a limit: all at once.
+-- Accepts jobs without side effects, in queues without a limit: all at once. Which jobs these are
+-- makes no other difference than the cost; tests/postgres/bulk.rs compares both paths.
 create function windlass._accept_plain(_ids uuid[], _queue_kinds int[], _payloads bytea[],
     _priorities int[], _start_kinds smallint[], _starts bigint[], _max_attempts bigint[],
     _specs jsonb[])

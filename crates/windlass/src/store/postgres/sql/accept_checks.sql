@@ -22,7 +22,7 @@ begin
 end $$;
 
 -- Locks what a batch asks about, in one order, so that two batches do not wait for each other:
--- queues with limits or turns, and then the jobs that it depends on.
+-- queues with limits, or that spread jobs over their lanes, and then the jobs that it depends on.
 create function windlass._lock_for_batch(_items windlass.item[]) returns void language plpgsql
 set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
@@ -284,7 +284,7 @@ begin
   perform windlass._refuse_cycle(_ids[_one]);
 end $$;
 
--- The items with turns for new jobs that are spread over the lanes of their queue.
+-- The items with a lane for each new job that is spread over the lanes of its queue.
 create function windlass._assign_lanes(_items windlass.item[], _acceptances int[])
 returns windlass.item[]
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$

@@ -1,6 +1,6 @@
 -- What people do to jobs: cancel, reschedule, replay, remove.
 
--- Calls a job off. 0 it is cancelled, 1 its handler is asked.
+-- Cancels a job. 0 it is cancelled, 1 its handler is asked to stop.
 create function windlass._cancel(_p windlass.job_state, _reason int, _now bigint) returns int
 language plpgsql as $$
 begin
@@ -18,7 +18,7 @@ begin
   return 0;
 end $$;
 
--- Moves the start of a waiting job; the state it is in then.
+-- Reschedules a waiting job; the state it is in then.
 create function windlass._reschedule(_p windlass.job_state, _at bigint, _now bigint) returns int
 language plpgsql as $$
 declare
@@ -154,8 +154,8 @@ begin
       order by _generations[i.n], i.n);
 end $$;
 
--- Calls off (0), moves (1), replays (2) or deletes jobs, alone (3) or with all that depend on them
--- (4), each answered on its own.
+-- Cancels (0), reschedules (1), replays (2) or deletes jobs, alone (3) or with all that depend on
+-- them (4), each answered on its own.
 create function windlass.alter(_ids uuid[], _filter jsonb, _what int, _start_kind int,
     _start_us bigint)
 returns table (job uuid, deed int, refusal jsonb, rings text[])

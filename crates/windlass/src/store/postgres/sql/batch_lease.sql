@@ -186,7 +186,7 @@ end $$;
 -- Completes jobs that are without side effects, all at once, as ranges of numbers and tokens. A job
 -- is as its row says, or as the batch lease does that covers it. What is not as the caller thinks
 -- is left as it is. Answers how many were completed, of which leases and pairs of queue and kind;
--- and which, if it was not all of them.
+-- and which, if it was not all of them. tests/postgres/bulk.rs compares it with `_settle_one`.
 create function windlass._complete_batch(_jobs uuid[], _firsts int[], _lows bigint[],
     _highs bigint[], _first_tokens bigint[], _outputs bytea, _starts int[], _sizes int[],
     _most_bytes bigint, _now bigint, out done int, out leases bigint[], out ended int[],

@@ -152,8 +152,8 @@ begin
   return _reached;
 end $$;
 
--- Blocked jobs, which are held, die or are cancelled, each with one it depends on. They are told in
--- this order.
+-- Blocked jobs, which are locked, die or are cancelled, each with one it depends on. Events tell of
+-- them in this order.
 create function windlass._fail_dependents(_seqs bigint[], _ons uuid[], _root uuid, _state int,
     _error text, _now bigint)
 returns void language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
@@ -237,8 +237,8 @@ begin
     where seq = any (_seqs);
 end $$;
 
--- Dependencies of blocked jobs, which are held, are met: `_seqs[i]` need not wait for `_ons[i]` any
--- longer.
+-- Dependencies of blocked jobs, which are locked, are met: `_seqs[i]` need not wait for `_ons[i]`
+-- any longer.
 create function windlass._release(_seqs bigint[], _ons uuid[], _now bigint) returns void
 language plpgsql
 set enable_hashjoin = off set enable_mergejoin = off as $$

@@ -9,7 +9,7 @@ declare
 begin
   select * into _p from windlass.job_state where seq = _seq for update;
   if windlass._never_started(_p.state, _p.begun, _p.generation, _p.without_effects) then
-    -- It is ready if it stands among the ready, where no claim takes it from now on.
+    -- It is ready if it is in `ready`, from where no claim takes it from now on.
     perform from windlass.ready where queue_kind = _p.queue_kind and rank = _p.rank and at = _p.at
         and seq = _seq for update;
     if not found then

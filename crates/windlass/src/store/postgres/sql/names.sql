@@ -1,6 +1,6 @@
 -- Names of queues and kinds, as numbers. A name is kept for ever.
 
--- The number of a queue and of a kind in it, noted if new. A name is kept for ever.
+-- The number of a pair of queue and kind, noted if new.
 create function windlass.register(_queue text, _kind text) returns int language plpgsql as $$
 declare
   _queue_kind int;

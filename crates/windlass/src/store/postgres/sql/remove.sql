@@ -1,6 +1,6 @@
 -- Deleting jobs, alone or with all that depend on them.
 
--- Deletes a job, finished or called off. What still waited for it can only follow it.
+-- Deletes a job. What still depends on it can only die with it.
 -- Reasons: 0 requested, 1 retention, 2 too many dead letters.
 create function windlass._remove(_seq bigint, _reason int, _now bigint) returns void
 language plpgsql as $$

@@ -130,7 +130,8 @@ begin
   return _state;
 end $$;
 
--- The same for jobs that will be tried again and with which nothing else ends: all at once.
+-- The same for jobs that will be tried again and have no lane or object: all at once.
+-- tests/postgres/bulk.rs compares both.
 create function windlass._rescue_batch(_seqs bigint[], _max_recoveries int, _delay bigint,
     _reason int, _all boolean,
     _text text, _now bigint, out jobs uuid[], out states int[], out ends bigint[])

@@ -1,6 +1,6 @@
 -- Dead letters and history beyond their bounds leave, the oldest first.
 
--- Lets go of dead letters and history beyond their bounds, the oldest first.
+-- Deletes dead letters and history beyond their bounds, the oldest first.
 create function windlass._enforce_limits(_now bigint) returns void language plpgsql as $$
 declare
   _settings windlass.settings;
@@ -34,7 +34,7 @@ begin
   if found then perform windlass._trim_history(_settings, _now, 0); end if;
 end $$;
 
--- Lets go of the oldest history beyond its bound, if it is beyond by more than `_slack`.
+-- Deletes the oldest history beyond its bound, if it is beyond by more than `_slack`.
 create function windlass._trim_history(_settings windlass.settings, _now bigint, _slack bigint)
 returns bigint
 language plpgsql as $$

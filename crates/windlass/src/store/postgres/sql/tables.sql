@@ -116,10 +116,8 @@ create index job_state_expiring on windlass.job_state (expires_at, seq)
 create index job_state_lane on windlass.job_state (lane_queue, lane) where lane_queue is not null;
 create index job_state_object on windlass.job_state (object, seq) where object is not null;
 
--- Jobs that a claim may take. Of a lane, one at most. One that is `never_started` has never
--- started, and nothing but time decides about it: a lease may cover it. In two partitions: while
--- somebody's old transaction keeps dead rows from being cleared away, new rows go into one and the
--- other is emptied at a stroke.
+-- Jobs that a claim may take; of a lane, one at most. One that is `never_started` is also without
+-- side effects, so that a batch lease may cover it. In two partitions; see rotation.sql.
 create table windlass.ready (
   queue_kind int not null,
   rank bigint not null,
@@ -263,10 +261,10 @@ create unique index object_order on windlass.object (kind, name, key);
 create index object_purge on windlass.object (purge_at) where purge_at is not null;
 
 -- Counters as differences, so that no two commits wait for one number; they are added up now and
--- then. A row with a lane counts in that lane as well and is not added to its line. So does one
--- with a priority: in `ready` it has those that wait for whatever reason. There is none of priority
--- 0, which most jobs have: those are what the others leave of the queue, so that they cost nothing
--- here. In two partitions, as `ready`.
+-- then. A row with a lane counts in that lane as well and is not added to its pair of queue and
+-- kind. So does one with a priority: in `ready` it has those that wait for whatever reason. There
+-- is none of priority 0, which most jobs have: those are what the others leave of the queue, so
+-- that they cost nothing here. In two partitions, as `ready`.
 create table windlass.counter_delta (
   queue_kind int,
   queue int not null,

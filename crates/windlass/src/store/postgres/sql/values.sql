@@ -71,22 +71,23 @@ language sql immutable as $$
       from unnest(_seqs) with ordinality as x(seq, n) group by x.seq - x.n) r
 $$;
 
--- The numbers that runs stand for.
+-- The numbers in ranges.
 create function windlass._from_ranges(_lows bigint[], _highs bigint[]) returns setof bigint
 language sql immutable as $$
   select s from unnest(_lows, _highs) as r(low, high) cross join lateral generate_series(r.low,
       r.high) s
 $$;
 
--- Whether a job is ready for its first start, and nothing but time decided about it. If it is not
--- among the ready then, a lease covers it.
+-- Whether a job is ready for its first start and without side effects. If it is not in `ready`
+-- then, a batch lease covers it.
 create function windlass._never_started(_state smallint, _begun boolean, _generation int,
     _without_effects boolean) returns boolean
 language sql immutable as $$
   select _state = 2 and not _begun and _generation = 0 and _without_effects
 $$;
 
--- Whether nothing but time decides about the job.
+-- Whether a job is without side effects: nothing but time decides when it may start, and its end
+-- changes nothing else.
 create function windlass._without_side_effects(_spec jsonb) returns boolean language sql immutable
     as $$
   select _spec is null or not (_spec ?| array['unique', 'depends_on', 'lane', 'object',
