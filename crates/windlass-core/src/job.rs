@@ -327,7 +327,7 @@ impl NewJob {
     /// What remains to be checked is how it stands to other jobs: its id, its unique key, its
     /// dependencies, its object, and whether its queue has room.
     pub fn check(&self, limits: &Limits, now: Timestamp) -> Result<(), Refusal> {
-        let payload_knob = "raise `payload_bytes`, or store the data elsewhere";
+        let payload_knob = limits::PAYLOAD_REMEDY;
         at_most("payload bytes", self.payload.len(), limits.payload_bytes, payload_knob)?;
         at_most("tags", self.tags.len(), limits::TAGS, "use fewer")?;
         at_most("dependencies", self.depends_on.len(), limits::DEPENDENCIES, "chain the jobs")?;

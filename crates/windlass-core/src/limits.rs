@@ -147,6 +147,66 @@ impl Default for Limits {
     }
 }
 
+/// A fixed bound as a refusal tells it: what is counted, the most of it, and what to do about more.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// What is counted.
+    pub what: &'static str,
+    /// The most there may be.
+    pub most: usize,
+    /// What to do instead.
+    pub remedy: &'static str,
+}
+
+impl Bound {
+    /// Refuses more than there may be.
+    pub fn check(&self, got: usize) -> Result<(), Refusal> {
+        at_most(self.what, got, self.most, self.remedy)
+    }
+}
+
+/// What to do with bytes that are too many for a payload or an output.
+pub const PAYLOAD_REMEDY: &str = "raise `payload_bytes`, or store the data elsewhere";
+
+const STEP_REMEDY: &str = "store the data elsewhere, and return its address";
+
+/// Of [`STEP_BYTES`].
+pub const STEP_BYTES_BOUND: Bound =
+    Bound { what: "a step's result in bytes", most: STEP_BYTES, remedy: STEP_REMEDY };
+
+/// Of [`STEPS`].
+pub const STEPS_BOUND: Bound =
+    Bound { what: "steps of one job", most: STEPS, remedy: "continue with another job" };
+
+/// Of [`STEPS_BYTES`].
+pub const STEPS_BYTES_BOUND: Bound =
+    Bound { what: "results of all steps in bytes", most: STEPS_BYTES, remedy: STEP_REMEDY };
+
+/// Of [`NAMES`].
+pub const QUEUES_BOUND: Bound =
+    Bound { what: "distinct queues", most: NAMES, remedy: "reuse the ones there are" };
+
+/// Of [`NAMES`].
+pub const KINDS_BOUND: Bound =
+    Bound { what: "distinct kinds", most: NAMES, remedy: "reuse the ones there are" };
+
+/// Of [`NAMES`].
+pub const OBJECT_NAMES_BOUND: Bound =
+    Bound { what: "distinct names of objects", most: NAMES, remedy: "use keys, not names" };
+
+/// Of the jobs that are deleted as one graph, all in one commit.
+pub const GRAPH_BOUND: Bound =
+    Bound { what: "jobs of one graph", most: BATCH_JOBS, remedy: "delete them by a filter" };
+
+/// What an output is called, whose bound is [`Limits::payload_bytes`].
+pub const OUTPUT_WHAT: &str = "output bytes";
+
+/// Refuses a number that no lane of a queue has.
+pub fn no_such_lane(lane: u32, lanes: u32) -> Refusal {
+    let allowed = format!("the queue has {lanes} lanes, numbered from 0");
+    Refusal::OutOfBounds { what: "lane", got: lane.to_string(), allowed }
+}
+
 /// Refuses more than `limit` of something, with what to do about it.
 pub fn at_most(what: &'static str, got: usize, limit: usize, remedy: &str) -> Result<(), Refusal> {
     if got <= limit {

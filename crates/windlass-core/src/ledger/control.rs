@@ -1,7 +1,6 @@
 //! What people do to jobs, queues and workers: cancel, move, replay, remove, pause, configure.
 
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::format;
 use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -306,11 +305,7 @@ impl QueueChange {
             QueueChange::PauseLane(lane) => {
                 let lanes = settings.lanes.map_or(0, NonZeroU32::get);
                 if lane >= lanes {
-                    return Err(Refusal::OutOfBounds {
-                        what: "lane",
-                        got: shown(lane),
-                        allowed: format!("the queue has {lanes} lanes, numbered from 0"),
-                    });
+                    return Err(limits::no_such_lane(lane, lanes));
                 }
                 settings.paused_lanes.insert(lane);
                 EventKind::QueueConfigured
@@ -563,7 +558,7 @@ impl Ledger {
                 ahead.extend(dependents.get(&job).into_iter().flatten());
             }
         }
-        at_most("jobs of one graph", graph.len(), limits::BATCH_JOBS, "delete them by a filter")?;
+        limits::GRAPH_BOUND.check(graph.len())?;
         for &(job, slot) in graph.values() {
             let state = self.entry(slot).phase.name();
             if !state.is_terminal() {

@@ -13,7 +13,7 @@ use super::{Command, Effects, Ledger};
 use crate::batch;
 use crate::event::{EventKind, Subject};
 use crate::job::{Dependency, JobId, JobStatus, Lane, NewJob, OnFailure, State, StateName};
-use crate::limits::{self, at_most};
+use crate::limits;
 use crate::name::Name;
 use crate::object::Address;
 use crate::record::{Accepted, Change};
@@ -196,10 +196,10 @@ impl Ledger {
     fn refuse_surplus_names(&self, jobs: &[Arc<NewJob>]) -> Result<(), Refusal> {
         let queues = jobs.iter().map(|job| &job.queue);
         let fresh = queues.filter(|name| !self.queue_ids.contains_key(*name));
-        room_for_names("distinct queues", self.queues.len() + distinct(fresh))?;
+        limits::QUEUES_BOUND.check(self.queues.len() + distinct(fresh))?;
         let kinds = jobs.iter().map(|job| &job.kind);
         let fresh = kinds.filter(|name| !self.kind_ids.contains_key(*name));
-        room_for_names("distinct kinds", self.kinds.len() + distinct(fresh))
+        limits::KINDS_BOUND.check(self.kinds.len() + distinct(fresh))
     }
 
     /// Is there room for the names of a queue and of the jobs it asks for?
@@ -210,9 +210,9 @@ impl Ledger {
     ) -> Result<(), Refusal> {
         let queues = hooks.clone().chain([queue]);
         let fresh = queues.filter(|name| !self.queue_ids.contains_key(*name));
-        room_for_names("distinct queues", self.queues.len() + distinct(fresh))?;
+        limits::QUEUES_BOUND.check(self.queues.len() + distinct(fresh))?;
         let fresh = hooks.filter(|name| !self.kind_ids.contains_key(*name));
-        room_for_names("distinct kinds", self.kinds.len() + distinct(fresh))
+        limits::KINDS_BOUND.check(self.kinds.len() + distinct(fresh))
     }
 
     /// Is this job new, a repeated call, or the same as one that holds its key?
@@ -430,8 +430,4 @@ struct Batch {
 
 fn distinct<'a>(names: impl Iterator<Item = &'a Name>) -> usize {
     names.collect::<BTreeSet<&Name>>().len()
-}
-
-fn room_for_names(what: &'static str, names: usize) -> Result<(), Refusal> {
-    at_most(what, names, limits::NAMES, "reuse the ones there are")
 }

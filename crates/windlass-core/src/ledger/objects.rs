@@ -18,7 +18,7 @@ use super::entries::Phase;
 use super::{Command, Effects, Enqueued, Ledger};
 use crate::event::{EventKind, RemoveReason, Subject};
 use crate::job::{CancelReason, JobId, NewJob, State, StateName};
-use crate::limits::{self, at_most};
+use crate::limits;
 use crate::name::Name;
 use crate::object::{Address, Alarm, ObjectChange, ObjectMeta, ObjectStatus, Purge, Turn};
 use crate::outcome::ErrorText;
@@ -274,7 +274,7 @@ impl Ledger {
         let names = [turn.object.kind(), turn.object.name()];
         let fresh = names.into_iter().filter(|name| !self.objects.names.contains_key(*name));
         let names = self.objects.names.len() + fresh.count();
-        at_most("distinct names of objects", names, limits::NAMES, "use keys, not names")?;
+        limits::OBJECT_NAMES_BOUND.check(names)?;
         let (mut alarm, mut moved, others) = (None, None, batch.len());
         if let Some(job) = turn.alarm_job() {
             let current = known.and_then(|object| object.meta.alarm);

@@ -8,7 +8,7 @@ use core::time::Duration;
 use super::{Command, Effects, Ledger, died_of_attempts};
 use crate::event::{EventKind, EventResult};
 use crate::job::{Bytes, JobId, JobStatus, LeaseToken, NewJob, State, StateName, UniqueScope};
-use crate::limits::{Limits, at_most};
+use crate::limits::{self, Limits, at_most};
 use crate::object::Turn;
 use crate::outcome::{ErrorText, Verdict};
 use crate::record::{AttemptEnd, RecordNote, Report};
@@ -62,8 +62,7 @@ impl Settlement {
 /// Refuses an output that is too large.
 pub fn check_output(output: Option<&Bytes>, limits: &Limits) -> Result<(), Refusal> {
     let bytes = output.map_or(0, |output| output.len());
-    let remedy = "raise `payload_bytes`, or store the data elsewhere";
-    at_most("output bytes", bytes, limits.payload_bytes, remedy)
+    at_most(limits::OUTPUT_WHAT, bytes, limits.payload_bytes, limits::PAYLOAD_REMEDY)
 }
 
 /// The verdict counts.

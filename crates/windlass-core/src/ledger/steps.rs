@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use super::{Effects, Ledger};
 use crate::event::EventKind;
-use crate::limits::{self, at_most};
+use crate::limits;
 use crate::record::Step;
 use crate::refusal::Refusal;
 
@@ -35,18 +35,16 @@ pub fn admit_steps(known: &[StepMark], steps: &[Step]) -> Result<(), Refusal> {
     if steps.is_empty() {
         return Ok(());
     }
-    let elsewhere = "store the data elsewhere, and return its address";
     let mut marks: Vec<StepMark> = known.to_vec();
     for step in steps {
-        at_most("a step's result in bytes", step.result.len(), limits::STEP_BYTES, elsewhere)?;
+        limits::STEP_BYTES_BOUND.check(step.result.len())?;
         let mark = StepMark::of(step);
         if marks.iter().all(|known| known.print != mark.print) {
             marks.push(mark);
         }
     }
-    at_most("steps of one job", marks.len(), limits::STEPS, "continue with another job")?;
-    let bytes = marks.iter().map(|mark| mark.bytes as usize).sum();
-    at_most("results of all steps in bytes", bytes, limits::STEPS_BYTES, elsewhere)
+    limits::STEPS_BOUND.check(marks.len())?;
+    limits::STEPS_BYTES_BOUND.check(marks.iter().map(|mark| mark.bytes as usize).sum())
 }
 
 impl Ledger {

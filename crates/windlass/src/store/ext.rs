@@ -44,8 +44,8 @@ pub trait StoreExt: Store {
         async move { self.jobs(&query).await }
     }
 
-    /// Counts the jobs that match, in as many calls of [`Store::jobs`] as it takes: exact as long as
-    /// nothing changes meanwhile.
+    /// Counts the jobs that match, in as many calls of [`Store::jobs`] as it takes: exact as long
+    /// as nothing changes meanwhile.
     fn count_matching(&self, filter: &Filter) -> impl Future<Output = Answer<u64>> + Send {
         async move {
             let (mut counted, mut after) = (0, None);

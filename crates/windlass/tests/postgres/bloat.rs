@@ -112,6 +112,25 @@ async fn dead_rows_that_an_old_transaction_pins_are_left_behind() {
     forgetful.batch_execute("rollback").await.expect("it ends");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_rows_that_nothing_pins_are_cleared_away_by_the_housekeeping() {
+    let Some(ground) = Ground::new() else { return };
+    let engine = open(&ground.text_address()).await;
+    ground.sql(
+        "insert into s0.history (at, n, lows, highs) \
+           select 0, 0, '{}', '{}' from generate_series(1, 5000)",
+    );
+    ground.sql("delete from s0.history");
+    until("it is cleared", || async {
+        engine.store().promote().await.expect("it is answered");
+        // Autovacuum is counted apart.
+        let cleared = "select vacuum_count > 0 from pg_stat_user_tables \
+             where schemaname = 's0' and relname = 'history'";
+        ground.sql(cleared) == "t"
+    })
+    .await;
+}
+
 /// Rows that a statement fetches by index from the large tables.
 async fn fetched(client: &mut Client, sql: &str) -> i64 {
     let transaction = client.transaction().await.expect("it begins");

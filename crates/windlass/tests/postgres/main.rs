@@ -6,6 +6,7 @@
 mod batch_leases;
 mod bloat;
 mod bouncer;
+mod bulk;
 mod cancel;
 mod chaos;
 mod clock;
@@ -15,6 +16,7 @@ mod cuts;
 mod failover;
 mod growth;
 mod isolation;
+mod locks;
 mod many;
 mod moving;
 mod operator_views;

@@ -7,6 +7,7 @@
 
 use crate::common::{Ground, clock_sql, open, raw};
 use crate::growth::{Growth, growths};
+use crate::locks::circles;
 use crate::public_api::{on_the_callers_path, plant_in_front};
 use crate::schemas::{Bug, Plot, Trial, check_all, judge};
 use crate::transaction::is_refused_with_a_lost_lease;
@@ -23,7 +24,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a claim leaves the count of its priority as it was",
-        edits: &[("      if _detailed then\n", "      if false then\n")],
+        edits: &[("if _has_details then", "if false then")],
         caught_by: &["waiting jobs are counted per priority"],
     },
     Bug {
@@ -150,19 +151,20 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a graph is deleted although one of it is open",
-        edits: &[("if _states[_one] < 4 then", "if false then")],
+        edits: &[("if states[_one] < 4 then", "if false then")],
         caught_by: &["a finished graph is deleted in one call or not at all"],
     },
     Bug {
         what: "of the open jobs of a graph the one that is found first is named",
-        edits: &[("least(_open[_i], _one)", "coalesce(_open[_i], _one)")],
+        edits: &[("least(open[_i], _one)", "coalesce(open[_i], _one)")],
         caught_by: &["a finished graph is deleted in one call or not at all"],
     },
     Bug {
         what: "a graph ends with those that depend on its first job directly",
         edits: &[(
-            "_edge := _first[_one];\n        while",
-            "_edge := case when _at = _kept + 1 then _first[_one] else 0 end;\n        while",
+            "_edge := _first[_one]; while _edge > 0 loop _other := _others[_edge]; if _seen",
+            "_edge := case when _at = _kept + 1 then _first[_one] else 0 end; \
+             while _edge > 0 loop _other := _others[_edge]; if _seen",
         )],
         caught_by: &["a finished graph is deleted in one call or not at all"],
     },
@@ -187,7 +189,7 @@ const BUGS: &[Bug] = &[
         caught_by: &["a stale settlement is refused and changes nothing"],
     },
     Bug {
-        what: "a completion is taken for a job that no lease speaks for",
+        what: "a completion is taken for a job that no lease covers",
         edits: &[("p.without_effects) and r.since is not null)", "p.without_effects))")],
         caught_by: &["a token holds for one job alone"],
     },
@@ -197,7 +199,7 @@ const BUGS: &[Bug] = &[
         caught_by: &["a token holds for one job alone"],
     },
     Bug {
-        what: "a lease speaks for the jobs between its own",
+        what: "a lease covers the jobs between its own",
         edits: &[(
             "and s.highs[width_bucket(r.low, s.lows)] >= r.high offset 0) r\n",
             "offset 0) r\n",
@@ -205,7 +207,7 @@ const BUGS: &[Bug] = &[
         caught_by: &["a token holds for one job alone"],
     },
     Bug {
-        what: "a job that a lease speaks for seems to wait",
+        what: "a job that a lease covers seems to wait",
         edits: &[(
             "case when s.token is null then p.state else 3::smallint end as state",
             "p.state",
@@ -213,15 +215,15 @@ const BUGS: &[Bug] = &[
         caught_by: &["jobs that were claimed together are seen to run"],
     },
     Bug {
-        what: "who holds a job does not ask whether a lease speaks for it",
+        what: "who holds a job does not ask whether a lease covers it",
         edits: &[(
-            "for update;\n    if not found then\n      select s.token",
-            "for update;\n    if false then\n      select s.token",
+            "for update; if not found then select windlass._lease_of(s.token)",
+            "for update; if false then select windlass._lease_of(s.token)",
         )],
         caught_by: &["one of many that were claimed together is told to stop"],
     },
     Bug {
-        what: "a renewal does not see for whom a lease speaks",
+        what: "a renewal does not see whom a lease covers",
         edits: &[(
             "where j.id = i.job offset 0) j;\n  -- A job",
             "where false offset 0) j;\n  -- A job",
@@ -229,14 +231,17 @@ const BUGS: &[Bug] = &[
         caught_by: &["one of many that were claimed together goes on for longer"],
     },
     Bug {
-        what: "a rescue does not see for whom a lease speaks",
+        what: "a rescue does not see whom a lease covers",
         edits: &[("where s.token = any (_due);\n  _seqs", "where false;\n  _seqs")],
         caught_by: &["a lease that ended is rescued once and counted"],
     },
     Bug {
-        what: "a lease is let go of while it speaks for somebody",
-        edits: &[("or _lease.worker is not null and", "or false and")],
-        caught_by: &["one of many that were claimed together goes on for longer"],
+        what: "a lease is let go of while it covers somebody",
+        edits: &[("or (_lease).worker is not null and", "or false and")],
+        caught_by: &[
+            "one of many that were claimed together goes on for longer",
+            "jobs that were claimed together are seen to run",
+        ],
     },
     Bug {
         what: "a new order of a queue brings back what runs",
@@ -252,19 +257,17 @@ const BUGS: &[Bug] = &[
         caught_by: &["a job that kills its workers dies after exactly its attempts"],
     },
     Bug {
-        what: "a lease speaks for jobs with other terms",
-        edits: &[("_speaks := _order = _seqs and not", "_speaks := _order = _seqs or not")],
+        what: "a lease covers jobs with other terms",
+        edits: &[(
+            "if exists (select from unnest(_jobs.sources) s, (select _plan.terms[",
+            "if false and exists (select from unnest(_jobs.sources) s, (select _plan.terms[",
+        )],
         caught_by: &["kinds that are claimed together keep their own terms"],
     },
     Bug {
-        what: "a lease speaks for jobs in whatever order they start",
-        edits: &[("        _speaks := _seqs = _heads;\n", "")],
+        what: "a lease covers jobs in whatever order they start",
+        edits: &[("if _jobs.seqs <> _rows.seqs then return null; end if;", "")],
         caught_by: &["jobs start by priority then due time then acceptance"],
-    },
-    Bug {
-        what: "a worker is not seen to run what its lease speaks for",
-        edits: &[("              or s.worker is not null and", "              or false and")],
-        caught_by: &["jobs that were claimed together are seen to run"],
     },
     Bug {
         what: "any other outcome is taken from whoever sends it",
@@ -298,8 +301,11 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a rescue does not ask whether the lease has ended",
         edits: &[
-            ("where (_all or s.until <= _now) and (not s.told", "where (not s.told"),
-            ("and (_all or p.at <= _now) and (not p.told or not _observe) offset 0", "offset 0"),
+            ("where (_all or s.until <= _now) and (not s.reported", "where (not s.reported"),
+            (
+                "and (_all or p.at <= _now) and (not p.reported or not _observe) offset 0",
+                "offset 0",
+            ),
             ("and p.state = 3 and (_all or p.at <= _now) and not p", "and p.state = 3 and not p"),
         ],
         caught_by: &["a lease that ended is rescued once and counted"],
@@ -454,8 +460,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "of several queues the least urgent job comes first",
         edits: &[(
-            "order by h.standing desc, h.at, h.seq limit _limit) h",
-            "order by h.standing, h.at, h.seq limit _limit) h",
+            "order by a.priority desc, a.at, a.seq limit _plan.most",
+            "order by a.priority, a.at, a.seq limit _plan.most",
         )],
         caught_by: &["a claim of several queues and kinds takes the most urgent of all"],
     },
@@ -570,7 +576,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a rate does not remember what it has let through",
-        edits: &[("if _running > 0 then", "if false then")],
+        edits: &[("if _started > 0 then", "if false then")],
         caught_by: &["a rate limit holds over any claims"],
     },
     Bug {
@@ -660,8 +666,8 @@ const BUGS: &[Bug] = &[
                 "max_attempts = s.max_attempts,",
             ),
             (
-                "max_attempts = coalesce(p.own_max_attempts, _most,",
-                "max_attempts = coalesce(_most,",
+                "max_attempts = coalesce(p.own_max_attempts, _terms.max_attempts[",
+                "max_attempts = coalesce(_terms.max_attempts[",
             ),
         ],
         caught_by: &["a job is added when one dies however it dies"],
@@ -675,10 +681,10 @@ const BUGS: &[Bug] = &[
         what: "jobs start in the order of their numbers",
         edits: &[
             (
-                "coalesce(_order[r.first + p.seq - r.low], r.first + p.seq - r.low)",
+                "coalesce(_jobs.places[r.first + p.seq - r.low], r.first + p.seq - r.low)",
                 "r.first + p.seq - r.low",
             ),
-            ("_base + coalesce(_order[k], k)", "_base + k"),
+            ("_base + coalesce(_jobs.places[k], k)", "_base + k"),
         ],
         caught_by: &["jobs start by priority then due time then acceptance"],
     },
@@ -798,8 +804,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "who follows is a dead letter beyond the bound",
         edits: &[(
-            "union all select 0, 6, queue, null, null, null from ended where _state = 5 group by \
-             queue",
+            "union all select 'dead_letter', queue, null from ended where _state = 5 \
+             group by queue",
             "",
         )],
         caught_by: &["who follows counts as a dead letter"],
@@ -815,9 +821,9 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "who follows is not seen to leave its lane",
         edits: &[(
-            "where lane_queue is not null group by lane_queue, lane\n        \
-              union all select 0, 3,",
-            "where false group by lane_queue, lane\n        union all select 0, 3,",
+            "where lane_queue is not null group by lane_queue, lane union all select \
+             'queue_drained'",
+            "where false group by lane_queue, lane union all select 'queue_drained'",
         )],
         caught_by: &["who follows leaves its lane"],
     },
@@ -837,7 +843,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a job that goes on holds its key back for ever",
-        edits: &[("where p.ctid = any (_places) and p.begun));", "where false));")],
+        edits: &[("where p.ctid = any (_jobs.ctids) and p.begun));", "where false));")],
         caught_by: &["the lane of a job that goes on is free after it"],
     },
     Bug {
@@ -851,8 +857,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a released job is not told",
         edits: &[(
-            "from told where state > 0\n        union all\n        select 2, 'job.scheduled'",
-            "from told where false\n        union all\n        select 2, 'job.scheduled'",
+            "from released where state > 0 union all select 2, 'job.scheduled'",
+            "from released where false union all select 2, 'job.scheduled'",
         )],
         caught_by: &["a job waits for its dependencies and is released once"],
     },
@@ -1059,6 +1065,25 @@ async fn a_completion_in_a_transaction_that_looks_at_no_token_is_caught() {
     let script = bug.script(&address.schema).expect("it can be planted");
     plot.sql(&format!("{script}{}", clock_sql(&address.schema)), bug.what).await;
     assert!(!is_refused_with_a_lost_lease(&plot.ground, &address).await);
+}
+
+/// Nor does it see who waits for whom.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_settlement_that_lets_time_pass_before_it_locks_its_jobs_is_caught() {
+    let bug = Bug {
+        what: "due jobs are promoted before a settlement has locked its own",
+        edits: &[(
+            "perform windlass._lock_for_settle(_jobs, _seqs, _lows, _highs, _extras);",
+            "perform windlass._pass_time(windlass.now_us());",
+        )],
+        caught_by: &[],
+    };
+    let Some(ground) = Ground::new() else { return };
+    ground.make_clock();
+    let address: PostgresAddress = ground.text_address().parse().expect("it is well formed");
+    let script = bug.script(&address.schema).expect("it can be planted");
+    ground.client().await.batch_execute(&script).await.expect("it is understood");
+    assert_eq!(circles(&ground, &address).await, 1);
 }
 
 /// Nor does it know of paths.

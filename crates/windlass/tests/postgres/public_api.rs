@@ -325,7 +325,10 @@ async fn a_role_that_may_work_needs_not_own_the_schema() {
     let mine = format!("postgres://{role}@127.0.0.1:{}/{}", server.port(), ground.database);
     let (client, connection) = connected(&mine).await;
     tokio::spawn(connection);
-    for sql in ["insert into s0.migration (version, title) values (2, '')", "drop table s0.job"] {
+    for sql in [
+        "insert into s0.migration (version, title, fingerprint) values (2, '', '')",
+        "drop table s0.job",
+    ] {
         let error = client.batch_execute(sql).await.expect_err(sql);
         assert_eq!(error.code().map(|code| code.code()), Some("42501"), "{sql}: {error}");
     }
@@ -362,7 +365,7 @@ pub(crate) async fn plant_in_front(ground: &Ground, address: &str) -> String {
 /// The functions that are called from outside and take the path of whoever calls them.
 pub(crate) async fn on_the_callers_path(ground: &Ground, schema: &Schema) -> Vec<String> {
     let sql = "select p.proname::text from pg_proc p where p.pronamespace = $1::text::regnamespace \
-         and (p.proname !~ '^_' or p.proname = '_number') and p.proname <> 'now_us' \
+         and (p.proname !~ '^_' or p.proname = '_number_events') and p.proname <> 'now_us' \
          and not coalesce(p.proconfig @> '{\"search_path=pg_catalog, pg_temp\"}', false) \
        order by 1";
     let rows = ground.client().await.query(sql, &[&schema.to_string()]).await;

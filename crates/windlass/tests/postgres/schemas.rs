@@ -24,7 +24,7 @@ use crate::common::{Ground, clock_sql};
 pub(crate) struct Bug {
     /// What is wrong, as a sentence.
     pub(crate) what: &'static str,
-    /// What stands in the script once, and what stands there instead.
+    /// What stands in the script once, wherever its lines break, and what stands there instead.
     pub(crate) edits: &'static [(&'static str, &'static str)],
     /// The cases that must fail.
     pub(crate) caught_by: &'static [&'static str],
@@ -37,11 +37,15 @@ impl Bug {
         let mut script = migration_sql(schema, 0);
         for (find, replacement) in self.edits {
             let find = there(find);
-            match script.matches(&find).count() {
-                1 => script = script.replace(&find, &there(replacement)),
-                0 => return Err(format!("{}: no longer there; plant it again: {find}", self.what)),
-                more => return Err(format!("{}: there {more} times: {find}", self.what)),
-            }
+            script = match places(&script, &find)[..] {
+                [(start, end)] => {
+                    format!("{}{}{}", &script[..start], there(replacement), &script[end..])
+                }
+                [] => {
+                    return Err(format!("{}: no longer there; plant it again: {find}", self.what));
+                }
+                _ => return Err(format!("{}: there more than once: {find}", self.what)),
+            };
         }
         Ok(script)
     }
@@ -63,6 +67,25 @@ impl Bug {
         };
         (replace(wrong), replace(right))
     }
+}
+
+/// Where a text stands in a script, however its lines are broken and indented.
+fn places(script: &str, text: &str) -> Vec<(usize, usize)> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let Some(first) = words.first() else { return Vec::new() };
+    let end_of_rest = |(start, _): (usize, &str)| {
+        let mut end = start + first.len();
+        for word in &words[1..] {
+            let rest = &script[end..];
+            let next = rest.trim_start();
+            if next.len() == rest.len() || !next.starts_with(word) {
+                return None;
+            }
+            end = script.len() - next.len() + word.len();
+        }
+        Some((start, end))
+    };
+    script.match_indices(first).filter_map(end_of_rest).collect()
 }
 
 /// The functions and views of a script, each from its first word after `create` to its end.
@@ -156,7 +179,7 @@ impl Drop for Borrowed {
 }
 
 /// Makes a schema as it was at first, but for its turns and its clock.
-fn emptying_sql(schema: &Schema) -> String {
+pub(crate) fn emptying_sql(schema: &Schema) -> String {
     // Rows leave in whatever order, so nobody asks whether others need them.
     format!(
         "set session_replication_role = replica; \

@@ -137,6 +137,29 @@ async fn missing_rights_are_named_with_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_schema_of_another_build_is_refused_and_left_as_it_is() {
+    let Some(ground) = Ground::new() else { return };
+    let address = ground.text_address();
+    let there: PostgresAddress = address.parse().expect("it is well formed");
+    migrate_up(&there).await.expect("it can be made");
+    // The same version with other statements, and one of before they were compared.
+    for other in [
+        "update s0.migration set fingerprint = 'another'",
+        "alter table s0.migration drop column fingerprint",
+    ] {
+        ground.sql(other);
+        for address in [address.clone(), format!("{address}&windlass_migrate=off")] {
+            let said = refused(&address).await;
+            tells(&said, &["schema `s0` was made by another build", "drop schema s0 cascade"]);
+            tells(&said, &["`windlass_schema`"]);
+        }
+        let fault = migrate_up(&there).await.expect_err("it must not be changed");
+        tells(&one_sentence(&fault), &["schema `s0` was made by another build"]);
+        assert_eq!(ground.sql("select count(*) from s0.migration"), "1");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_schema_of_another_version_is_refused_politely() {
     let Some(ground) = Ground::new() else { return };
     let address = ground.text_address();
@@ -146,7 +169,7 @@ async fn a_schema_of_another_version_is_refused_politely() {
     migrate_up(&there).await.expect("it can be made");
     let engine = Engine::open(&format!("{address}&windlass_migrate=off")).await;
     engine.expect("it is up to date").close().await;
-    ground.sql("insert into s0.migration (version, title) values (999, 'later')");
+    ground.sql("insert into s0.migration (version, title, fingerprint) values (999, 'later', '')");
     let said = refused(&address).await;
     tells(&said, &["schema `s0` has version 999", "update the program"]);
     let error = migrate_up(&there).await.expect_err("it is newer");

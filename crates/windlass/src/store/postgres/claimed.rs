@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 use tokio_postgres::Row;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{FromSql, Type};
 use uuid::Uuid;
 use windlass_core::job::{JobId, Lease, LeaseToken, NewJob};
 use windlass_core::ledger::{Claim, KindClaim};
@@ -16,30 +16,33 @@ use windlass_core::record::Step;
 use windlass_core::time::Timestamp;
 use windlass_core::worker::ASK_AHEAD;
 
-use super::Parameter;
-use super::event::QueueKinds;
-use super::record;
-use super::wire::{self, JobColumns, Read, UnknownValue};
-use crate::store::ClaimedJob;
+use super::names::QueueKinds;
+use super::spec::JobColumns;
+use super::wire::{self, Read, UnknownValue};
+use super::{Parameter, PostgresStore, record, understood};
+use crate::store::{Answer, ClaimedBatch, ClaimedJob};
 
 /// Most jobs that are remembered; beyond that all are forgotten and looked up.
 const REMEMBERED: usize = 100_000;
 
-/// The numbers of jobs that were handed out here and are not settled, of those with whose end
-/// nothing else begins or ends.
+/// The numbers of jobs that were claimed here and are not settled, of those that end without side
+/// effects.
 #[derive(Default)]
-pub(super) struct HandedOut(Mutex<HashMap<JobId, i64>>);
+pub(super) struct ClaimedSequences(Mutex<HashMap<JobId, i64>>);
 
-impl HandedOut {
-    /// Remembers jobs that a claim handed out, of each row and in the last.
-    pub(super) fn remember(&self, rows: &[Row], spoken: &[ClaimedJob]) {
+impl ClaimedSequences {
+    /// Remembers jobs that a claim answered with: in rows, and as a batch.
+    fn remember(&self, rows: &[Row], batch: &[ClaimedJob]) {
         let mut known = self.known();
-        if known.len() + rows.len() + spoken.len() > REMEMBERED {
+        if known.len() + rows.len() + batch.len() > REMEMBERED {
             known.clear();
         }
-        let alone = rows.iter().filter(|row| row.get::<_, Option<bool>>(15).is_none());
-        known.extend(alone.map(|row| (wire::job_id(row.get(0)), row.get::<_, i64>(1))));
-        known.extend(spoken.iter().map(|claimed| (claimed.job.id, claimed.sequence.cast_signed())));
+        for row in rows {
+            if get::<Option<bool>>(row, Column::HasSideEffects).is_none() {
+                known.insert(wire::job_id(get(row, Column::Id)), get(row, Column::Seq));
+            }
+        }
+        known.extend(batch.iter().map(|claimed| (claimed.job.id, claimed.sequence.cast_signed())));
     }
 
     /// The numbers of jobs, as far as they are known.
@@ -68,24 +71,24 @@ impl HandedOut {
 #[derive(Default)]
 pub(super) struct Claims(Mutex<Vec<Option<i32>>>);
 
-/// The half that a claim keeps to, if it does, until this is dropped.
-pub(super) struct ClaimParity<'a> {
+/// The parity that a claim keeps to, if it does, until this is dropped.
+struct ClaimParity<'a> {
     /// Where it is noted; a small claim is in nobody's way.
     noted: Option<&'a Claims>,
-    half: Option<i32>,
+    parity: Option<i32>,
 }
 
 impl Claims {
     /// A claim of so many jobs begins.
-    pub(super) fn begin(&self, limit: usize) -> ClaimParity<'_> {
+    fn begin(&self, limit: usize) -> ClaimParity<'_> {
         if limit < ASK_AHEAD as usize {
-            return ClaimParity { noted: None, half: None };
+            return ClaimParity { noted: None, parity: None };
         }
         let mut others = self.at_the_server();
-        let is_free = |half: &i32| !others.contains(&Some(*half));
-        let half = (!others.is_empty()).then(|| [0, 1].into_iter().find(is_free)).flatten();
-        others.push(half);
-        ClaimParity { noted: Some(self), half }
+        let is_free = |parity: &i32| !others.contains(&Some(*parity));
+        let parity = (!others.is_empty()).then(|| [0, 1].into_iter().find(is_free)).flatten();
+        others.push(parity);
+        ClaimParity { noted: Some(self), parity }
     }
 
     fn at_the_server(&self) -> MutexGuard<'_, Vec<Option<i32>>> {
@@ -97,14 +100,14 @@ impl Drop for ClaimParity<'_> {
     fn drop(&mut self) {
         let Some(claims) = self.noted else { return };
         let mut all = claims.at_the_server();
-        if let Some(place) = all.iter().position(|half| *half == self.half) {
+        if let Some(place) = all.iter().position(|parity| *parity == self.parity) {
             all.swap_remove(place);
         }
     }
 }
 
 /// The terms of a claim, column by column.
-pub(super) struct ClaimColumns<'a> {
+struct ClaimColumns<'a> {
     worker: &'a str,
     queues: Option<Vec<&'a str>>,
     kinds: Vec<&'a str>,
@@ -115,11 +118,11 @@ pub(super) struct ClaimColumns<'a> {
     rate_periods: Vec<Option<i64>>,
     rate_bursts: Vec<Option<i32>>,
     limit: i32,
-    half: Option<i32>,
+    parity: Option<i32>,
 }
 
 impl<'a> ClaimColumns<'a> {
-    pub(super) fn of(claim: &'a Claim, part: &ClaimParity<'_>) -> Self {
+    fn of(claim: &'a Claim, parity: &ClaimParity<'_>) -> Self {
         let each = || claim.kinds.iter();
         let count = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
         Self {
@@ -133,11 +136,11 @@ impl<'a> ClaimColumns<'a> {
             rate_periods: each().map(|kind| kind.rate.map(|rate| rate.period_micros())).collect(),
             rate_bursts: each().map(|kind| kind.rate.map(|rate| count(rate.burst))).collect(),
             limit: i32::try_from(claim.limit).unwrap_or(i32::MAX),
-            half: part.half,
+            parity: parity.parity,
         }
     }
 
-    pub(super) fn parameters(&self) -> [Parameter<'_>; 11] {
+    fn parameters(&self) -> [Parameter<'_>; 11] {
         [
             (&self.worker, Type::TEXT),
             (&self.queues, Type::TEXT_ARRAY),
@@ -149,145 +152,278 @@ impl<'a> ClaimColumns<'a> {
             (&self.rate_periods, Type::INT8_ARRAY),
             (&self.rate_bursts, Type::INT4_ARRAY),
             (&self.limit, Type::INT4),
-            (&self.half, Type::INT4),
+            (&self.parity, Type::INT4),
         ]
     }
 }
 
-/// The lines of the jobs in the answer to a claim.
-pub(super) fn lines(rows: &[Row]) -> impl Iterator<Item = i32> {
-    let spoken = rows.last().and_then(|stand| stand.get::<_, Option<Vec<i32>>>(24));
-    rows.iter().filter_map(|row| row.get(2)).chain(spoken.into_iter().flatten())
+/// The columns of the answer to a claim, in the order in which they are asked for. They are read by
+/// their places: to look for each by its name would cost more than all the rest.
+#[derive(Clone, Copy)]
+enum Column {
+    // Of a job in a row of its own.
+    Id,
+    Seq,
+    QueueKind,
+    Payload,
+    Spec,
+    Priority,
+    StartKind,
+    StartUs,
+    CreatedAt,
+    Token,
+    Attempt,
+    Recoveries,
+    Generation,
+    FirstStarted,
+    StepNames,
+    StepResults,
+    HasSideEffects,
+    LastError,
+    // Of the last row, which says how things stand.
+    Ready,
+    Since,
+    WakeIn,
+    // Of jobs under a batch lease, all of them in the last row.
+    Ids,
+    Seqs,
+    Payloads,
+    Sizes,
+    Created,
+    QueueKinds,
+    Details,
+}
+
+/// Asks for the columns as [`Column`] has them.
+const CLAIM: &str = "select id, seq, queue_kind, payload, spec, priority, start_kind, start_us, \
+    created_at, token, attempt, recoveries, generation, first_started, step_names, step_results, \
+    has_side_effects, last_error, ready, since, wake_in, ids, seqs, payloads, sizes, created, \
+    queue_kinds, details \
+    from windlass.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+
+/// What stands in a column.
+fn get<'a, T: FromSql<'a>>(row: &'a Row, column: Column) -> T {
+    row.get(column as usize)
+}
+
+/// What stands in a column that is null where it is the default.
+fn get_or<'a, T: FromSql<'a>>(row: &'a Row, column: Column, default: T) -> T {
+    row.get::<_, Option<T>>(column as usize).unwrap_or(default)
+}
+
+pub(super) async fn claim(store: &PostgresStore, claim: Claim) -> Answer<ClaimedBatch> {
+    let parity = store.claims.begin(claim.limit);
+    let terms = ClaimColumns::of(&claim, &parity);
+    let rows = store.call("claim", CLAIM, &terms.parameters()).await?;
+    drop(parity);
+    store.know(queue_kinds(&rows)).await?;
+    let mut claimed = ClaimedBatch::default();
+    if let Some((last, rows)) = rows.split_last() {
+        claimed.ready = get::<i64>(last, Column::Ready).cast_unsigned();
+        claimed.wake_in = get::<Option<i64>>(last, Column::WakeIn).map(wire::duration);
+        let since = wire::time(get(last, Column::Since));
+        let names = &store.names().by_number;
+        let reader = ClaimReader { claim: &claim, since, names };
+        claimed.jobs = understood(reader.batch(last))?;
+        store.sequences.remember(rows, &claimed.jobs);
+        for row in rows {
+            claimed.jobs.push(understood(reader.row(row))?);
+        }
+    }
+    // In the order in which they are to start, whatever the database thinks of it.
+    claimed.jobs.sort_by_key(|claimed| claimed.lease.token);
+    if !claimed.jobs.is_empty() {
+        store.committed_and_rings(None).await;
+    }
+    Ok(claimed)
+}
+
+/// The pairs of queue and kind in the answer to a claim.
+fn queue_kinds(rows: &[Row]) -> impl Iterator<Item = i32> {
+    let batch = rows.last().and_then(|last| get::<Option<Vec<i32>>>(last, Column::QueueKinds));
+    let each = rows.iter().filter_map(|row| get(row, Column::QueueKind));
+    each.chain(batch.into_iter().flatten())
 }
 
 /// Reads the answer to a claim.
-pub(super) struct ClaimReader<'a> {
-    pub(super) claim: &'a Claim,
-    pub(super) since: Timestamp,
-    pub(super) lines: &'a QueueKinds,
+struct ClaimReader<'a> {
+    claim: &'a Claim,
+    since: Timestamp,
+    names: &'a QueueKinds,
 }
 
-/// What all jobs of a line have in common.
-struct OfLine<'a> {
+/// What all jobs of one kind in one queue have in common.
+struct KindOfQueue<'a> {
     queue: &'a Name,
     kind: &'a Name,
     terms: &'a KindClaim,
 }
 
-/// What is said of a job apart from what its producer said.
-struct Hand {
+/// What is said of an attempt apart from what the producer of its job said.
+struct AttemptColumns {
     token: i64,
     attempt: u32,
     recoveries: u32,
     generation: u32,
-    number: i64,
+    sequence: i64,
     created_at: i64,
     first_started_at: Option<i64>,
     steps: Vec<Step>,
     last_error: Option<ErrorText>,
 }
 
+impl AttemptColumns {
+    /// The first attempt of a job.
+    fn first(token: i64, sequence: i64, created_at: i64) -> Self {
+        Self {
+            token,
+            attempt: 1,
+            recoveries: 0,
+            generation: 0,
+            sequence,
+            created_at,
+            first_started_at: None,
+            steps: Vec::new(),
+            last_error: None,
+        }
+    }
+}
+
 impl ClaimReader<'_> {
-    fn line(&self, line: Option<&i32>) -> Read<OfLine<'_>> {
-        let unknown = || UnknownValue("a job of a line that is not there".to_string());
-        let (queue, kind) = line.and_then(|line| self.lines.get(line)).ok_or_else(unknown)?;
+    fn pair(&self, number: Option<&i32>) -> Read<KindOfQueue<'_>> {
+        let unknown = || UnknownValue("a job of a queue and kind that are not there".to_string());
+        let (queue, kind) = number.and_then(|number| self.names.get(number)).ok_or_else(unknown)?;
         let terms = self.claim.kinds.iter().find(|terms| terms.kind == *kind);
-        Ok(OfLine { queue, kind, terms: terms.ok_or_else(unknown)? })
+        Ok(KindOfQueue { queue, kind, terms: terms.ok_or_else(unknown)? })
     }
 
-    fn hand(&self, job: NewJob, line: &OfLine<'_>, hand: Hand) -> ClaimedJob {
+    fn claimed(&self, job: NewJob, pair: &KindOfQueue<'_>, attempt: AttemptColumns) -> ClaimedJob {
         let lease = Lease {
-            token: LeaseToken(hand.token.cast_unsigned()),
+            token: LeaseToken(attempt.token.cast_unsigned()),
             worker: self.claim.worker.clone(),
             since: self.since,
-            until: self.since + line.terms.lease_length(),
-            max_attempts: line.terms.most_runs(job.max_attempts()),
+            until: self.since + pair.terms.lease_length(),
+            max_attempts: pair.terms.most_runs(job.max_attempts()),
             cancel_requested: false,
         };
         ClaimedJob {
             job: Arc::new(job),
             lease,
-            attempt: hand.attempt,
-            recoveries: hand.recoveries,
-            generation: hand.generation,
-            sequence: hand.number.cast_unsigned(),
-            created_at: wire::time(hand.created_at),
-            first_started_at: hand.first_started_at.map_or(self.since, wire::time),
-            steps: hand.steps,
-            last_error: hand.last_error,
+            attempt: attempt.attempt,
+            recoveries: attempt.recoveries,
+            generation: attempt.generation,
+            sequence: attempt.sequence.cast_unsigned(),
+            created_at: wire::time(attempt.created_at),
+            first_started_at: attempt.first_started_at.map_or(self.since, wire::time),
+            steps: attempt.steps,
+            last_error: attempt.last_error,
         }
     }
 
-    /// A claimed job in a row of its own. Columns are read by their numbers: by name would cost
-    /// more than all the rest. What is as usual is left out: no priority, ready at once, the first
-    /// start, nothing recovered.
-    pub(super) fn row(&self, row: &Row) -> Read<ClaimedJob> {
-        let line = self.line(row.get::<_, Option<i32>>(2).as_ref())?;
+    /// A claimed job in a row of its own.
+    fn row(&self, row: &Row) -> Read<ClaimedJob> {
+        let pair = self.pair(get::<Option<i32>>(row, Column::QueueKind).as_ref())?;
         let columns = JobColumns {
-            id: row.get(0),
-            queue: line.queue.clone(),
-            kind: line.kind.clone(),
-            payload: row.get(3),
-            spec: row.get(4),
-            priority: row.get::<_, Option<_>>(5).unwrap_or(0),
-            start: (row.get::<_, Option<_>>(6).unwrap_or(0), row.get(7)),
+            id: get(row, Column::Id),
+            queue: pair.queue.clone(),
+            kind: pair.kind.clone(),
+            payload: get(row, Column::Payload),
+            spec: get(row, Column::Spec),
+            priority: get_or(row, Column::Priority, 0),
+            start: (get_or(row, Column::StartKind, 0), get(row, Column::StartUs)),
         };
-        let hand = Hand {
-            token: row.get(9),
-            attempt: row.get::<_, Option<i32>>(10).unwrap_or(1).cast_unsigned(),
-            recoveries: row.get::<_, Option<i32>>(11).unwrap_or(0).cast_unsigned(),
-            generation: row.get::<_, Option<i32>>(26).unwrap_or(0).cast_unsigned(),
-            number: row.get(1),
-            created_at: row.get(8),
-            first_started_at: row.get(12),
-            steps: record::steps(row.get(13), row.get(14))?,
-            last_error: row.get::<_, Option<&str>>(27).map(ErrorText::new),
+        let attempt = AttemptColumns {
+            token: get(row, Column::Token),
+            attempt: get_or(row, Column::Attempt, 1_i32).cast_unsigned(),
+            recoveries: get_or(row, Column::Recoveries, 0_i32).cast_unsigned(),
+            generation: get_or(row, Column::Generation, 0_i32).cast_unsigned(),
+            sequence: get(row, Column::Seq),
+            created_at: get(row, Column::CreatedAt),
+            first_started_at: get(row, Column::FirstStarted),
+            steps: record::steps(get(row, Column::StepNames), get(row, Column::StepResults))?,
+            last_error: get::<Option<&str>>(row, Column::LastError).map(ErrorText::new),
         };
-        Ok(self.hand(columns.into_job()?, &line, hand))
+        Ok(self.claimed(columns.into_job()?, &pair, attempt))
     }
 
-    /// The claimed jobs that a lease speaks for, all in the last row.
-    pub(super) fn spoken(&self, stand: &Row) -> Read<Vec<ClaimedJob>> {
-        let Some(ids) = stand.get::<_, Option<Vec<Uuid>>>(19) else { return Ok(Vec::new()) };
-        let numbers: Vec<i64> = stand.get(20);
-        let mut payloads: &[u8] = stand.get(21);
-        let sizes: Vec<i32> = stand.get(22);
-        let created: Vec<i64> = stand.get(23);
-        let lines: Vec<i32> = stand.get(24);
-        let mut details: Vec<Option<Value>> = stand.get::<_, Option<_>>(25).unwrap_or_default();
-        let (first, lowest) = (stand.get::<_, i64>(9), numbers.iter().copied().min().unwrap_or(0));
-        let common = if lines.len() == 1 { Some(self.line(lines.first())?) } else { None };
+    /// The claimed jobs under a batch lease, all in the last row.
+    fn batch(&self, last: &Row) -> Read<Vec<ClaimedJob>> {
+        let Some(ids) = get::<Option<Vec<Uuid>>>(last, Column::Ids) else { return Ok(Vec::new()) };
+        let sequences: Vec<i64> = get(last, Column::Seqs);
+        let mut payloads: &[u8] = get(last, Column::Payloads);
+        let sizes: Vec<i32> = get(last, Column::Sizes);
+        let created: Vec<i64> = get(last, Column::Created);
+        let numbers: Vec<i32> = get(last, Column::QueueKinds);
+        let mut details: Vec<Option<Value>> = get_or(last, Column::Details, Vec::new());
+        let lowest = sequences.iter().copied().min().unwrap_or(0);
+        let first = get::<i64>(last, Column::Token);
+        let common = if numbers.len() == 1 { Some(self.pair(numbers.first())?) } else { None };
         let mut jobs = Vec::with_capacity(ids.len());
-        let each = ids.into_iter().zip(numbers).zip(sizes.into_iter().zip(created));
-        for (place, ((id, number), (size, created_at))) in each.enumerate() {
+        let each = ids.into_iter().zip(sequences).zip(sizes.into_iter().zip(created));
+        for (place, ((id, sequence), (size, created_at))) in each.enumerate() {
             let size = usize::try_from(size).unwrap_or(0);
             let cut = payloads.split_at_checked(size);
             let (payload, rest) =
                 cut.ok_or_else(|| UnknownValue("payloads cut short".to_string()))?;
             payloads = rest;
-            let line = match &common {
-                Some(line) => line,
-                None => &self.line(lines.get(place))?,
+            let pair = match &common {
+                Some(pair) => pair,
+                None => &self.pair(numbers.get(place))?,
             };
-            let detail = details.get_mut(place).and_then(Option::take);
-            let columns = JobColumns::usual(id, line.queue.clone(), line.kind.clone(), payload);
-            let columns = match detail {
+            let columns = JobColumns::usual(id, pair.queue.clone(), pair.kind.clone(), payload);
+            let columns = match details.get_mut(place).and_then(Option::take) {
                 Some(detail) => columns.with(detail)?,
                 None => columns,
             };
-            let hand = Hand {
-                token: first + number - lowest,
-                attempt: 1,
-                recoveries: 0,
-                generation: 0,
-                number,
-                created_at,
-                first_started_at: None,
-                steps: Vec::new(),
-                last_error: None,
-            };
-            jobs.push(self.hand(columns.into_job()?, line, hand));
+            let token = first + sequence - lowest;
+            let attempt = AttemptColumns::first(token, sequence, created_at);
+            jobs.push(self.claimed(columns.into_job()?, pair, attempt));
         }
         Ok(jobs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_columns_are_asked_for_in_the_order_in_which_they_are_read() {
+        let list = CLAIM.strip_prefix("select ").and_then(|rest| rest.split_once(" from "));
+        let asked: Vec<&str> = list.expect("it asks for columns").0.split(", ").collect();
+        let places = [
+            (Column::Id, "id"),
+            (Column::Seq, "seq"),
+            (Column::QueueKind, "queue_kind"),
+            (Column::Payload, "payload"),
+            (Column::Spec, "spec"),
+            (Column::Priority, "priority"),
+            (Column::StartKind, "start_kind"),
+            (Column::StartUs, "start_us"),
+            (Column::CreatedAt, "created_at"),
+            (Column::Token, "token"),
+            (Column::Attempt, "attempt"),
+            (Column::Recoveries, "recoveries"),
+            (Column::Generation, "generation"),
+            (Column::FirstStarted, "first_started"),
+            (Column::StepNames, "step_names"),
+            (Column::StepResults, "step_results"),
+            (Column::HasSideEffects, "has_side_effects"),
+            (Column::LastError, "last_error"),
+            (Column::Ready, "ready"),
+            (Column::Since, "since"),
+            (Column::WakeIn, "wake_in"),
+            (Column::Ids, "ids"),
+            (Column::Seqs, "seqs"),
+            (Column::Payloads, "payloads"),
+            (Column::Sizes, "sizes"),
+            (Column::Created, "created"),
+            (Column::QueueKinds, "queue_kinds"),
+            (Column::Details, "details"),
+        ];
+        assert_eq!(asked.len(), places.len());
+        for (column, name) in places {
+            assert_eq!(asked[column as usize], name);
+        }
     }
 }

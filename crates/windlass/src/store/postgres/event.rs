@@ -1,41 +1,102 @@
 //! Events, from the rows that hold what one statement had to tell under one topic.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde_json::Value;
 use tokio_postgres::Row;
+use tokio_postgres::types::Type;
 use uuid::Uuid;
 use windlass_core::event::{Event, EventKind, EventResult, RecoveryReason, RemoveReason, Subject};
 use windlass_core::job::Priority;
-use windlass_core::name::Name;
+use windlass_core::limits;
 use windlass_core::outcome::ErrorText;
 
+use super::names::QueueKinds;
 use super::wire::{self, Read, UnknownValue};
+use super::{Parameter, PostgresStore, signed, understood};
+use crate::store::Answer;
 
-/// The queue and the kind of each line.
-pub(super) type QueueKinds = HashMap<i32, (Name, Name)>;
+pub(super) async fn events(
+    store: &PostgresStore,
+    after: u64,
+    limit: usize,
+) -> Answer<Vec<Arc<Event>>> {
+    let number = signed(after);
+    let rows = i32::try_from(limit).unwrap_or(i32::MAX);
+    let parameters: [Parameter<'_>; 2] = [(&number, Type::INT8), (&rows, Type::INT4)];
+    let sql = "select * from windlass.events($1, $2)";
+    let rows = store.call("read events", sql, &parameters).await?;
+    let mut told = Vec::with_capacity(rows.len());
+    for row in &rows {
+        match row.get::<_, Option<i64>>("last") {
+            Some(last) => {
+                let last = last.cast_unsigned();
+                store.committed.send_if_modified(|known| {
+                    *known = last.max(*known);
+                    false
+                });
+            }
+            None => told.push(EventRow::of(row)),
+        }
+    }
+    store.know(told.iter().flat_map(|told| told.queue_kinds.iter().copied())).await?;
+    let mut events = Vec::new();
+    for told in &told {
+        events.extend(understood(told.events(&store.names().by_number, after))?);
+        if events.len() >= limit {
+            break;
+        }
+    }
+    events.truncate(limit);
+    look_up_results(store, &mut events).await?;
+    Ok(events.into_iter().map(Arc::new).collect())
+}
+
+/// Adds what completed jobs returned to the events that tell of it.
+async fn look_up_results(store: &PostgresStore, events: &mut [Event]) -> Answer<()> {
+    let mut completed: Vec<&mut Event> = events
+        .iter_mut()
+        .filter(|event| matches!(event.what, EventKind::JobCompleted { .. }))
+        .collect();
+    if completed.is_empty() {
+        return Ok(());
+    }
+    let job = |event: &&mut Event| event.job().map(wire::uuid).unwrap_or_default();
+    let jobs: Vec<uuid::Uuid> = completed.iter().map(job).collect();
+    let ats: Vec<i64> = completed.iter().map(|event| event.at.as_micros()).collect();
+    let most = i32::try_from(limits::EVENT_RESULT_BYTES).unwrap_or(i32::MAX);
+    let parameters: [Parameter<'_>; 3] =
+        [(&jobs, Type::UUID_ARRAY), (&ats, Type::INT8_ARRAY), (&most, Type::INT4)];
+    for row in store.call("read results", RESULTS, &parameters).await? {
+        let place = usize::try_from(row.get::<_, i32>("n")).ok();
+        let event = place.and_then(|n| completed.get_mut(n.checked_sub(1)?));
+        if let Some(EventKind::JobCompleted { result, .. }) = event.map(|event| &mut event.what) {
+            *result = read_result(&row);
+        }
+    }
+    Ok(())
+}
 
 /// One row: events with consecutive numbers.
-pub(super) struct EventRow {
+struct EventRow {
     first: i64,
     at: i64,
     topic: String,
     jobs: Vec<Uuid>,
-    pub(super) lines: Vec<i32>,
+    queue_kinds: Vec<i32>,
     a: Vec<Option<i64>>,
     b: Vec<Option<i64>>,
     detail: Value,
 }
 
 impl EventRow {
-    pub(super) fn of(row: &Row) -> Self {
+    fn of(row: &Row) -> Self {
         Self {
             first: row.get("number"),
             at: row.get("at"),
             topic: row.get("topic"),
             jobs: row.get::<_, Option<_>>("jobs").unwrap_or_default(),
-            lines: row.get::<_, Option<_>>("queue_kinds").unwrap_or_default(),
+            queue_kinds: row.get::<_, Option<_>>("queue_kinds").unwrap_or_default(),
             a: row.get::<_, Option<_>>("a").unwrap_or_default(),
             b: row.get::<_, Option<_>>("b").unwrap_or_default(),
             detail: row.get::<_, Option<_>>("detail").unwrap_or(Value::Null),
@@ -43,7 +104,7 @@ impl EventRow {
     }
 
     /// The events after number `after`.
-    pub(super) fn events(&self, lines: &QueueKinds, after: u64) -> Read<Vec<Event>> {
+    fn events(&self, names: &QueueKinds, after: u64) -> Read<Vec<Event>> {
         let mut events = Vec::new();
         for index in 0..self.jobs.len().max(1) {
             let number = self.first.cast_unsigned() + index as u64;
@@ -51,7 +112,7 @@ impl EventRow {
                 continue;
             }
             let at = wire::time(self.at);
-            let (subject, what) = (self.subject(index, lines)?, self.what(index)?);
+            let (subject, what) = (self.subject(index, names)?, self.what(index)?);
             events.push(Event { number, at, subject, what });
         }
         Ok(events)
@@ -61,10 +122,10 @@ impl EventRow {
         UnknownValue(format!("the event {} {}", self.topic, self.detail))
     }
 
-    fn subject(&self, index: usize, lines: &QueueKinds) -> Read<Subject> {
+    fn subject(&self, index: usize, names: &QueueKinds) -> Read<Subject> {
         if let Some(job) = self.jobs.get(index) {
-            let line = of(&self.lines, index).and_then(|line| lines.get(line));
-            let (queue, kind) = line.cloned().ok_or_else(|| self.strange())?;
+            let pair = of(&self.queue_kinds, index).and_then(|number| names.get(number));
+            let (queue, kind) = pair.cloned().ok_or_else(|| self.strange())?;
             return Ok(Subject::Job { id: wire::job_id(*job), kind, queue });
         }
         if let Some(queue) = self.detail["queue"].as_str() {
@@ -189,7 +250,7 @@ fn of<T>(said: &[T], index: usize) -> Option<&T> {
 /// A copy in the event would make every completion write its output twice. An output does not
 /// change once the job has completed, so what is read later is what was true then. The time tells
 /// the job from a later one with its id.
-pub(super) const RESULTS: &str = "select c.n::int as n, \
+const RESULTS: &str = "select c.n::int as n, \
       coalesce(pg_catalog.octet_length(p.output), -1) as bytes, \
       case when pg_catalog.octet_length(p.output) <= $3 then p.output end as output \
     from unnest($1::uuid[], $2::bigint[]) with ordinality as c(job, at, n) \
@@ -198,7 +259,7 @@ pub(super) const RESULTS: &str = "select c.n::int as n, \
         where p.seq = j.seq and p.state = 4 and p.at = c.at offset 0) p";
 
 /// What a row of [`RESULTS`] says.
-pub(super) fn result(row: &Row) -> EventResult {
+fn read_result(row: &Row) -> EventResult {
     let bytes: i32 = row.get("bytes");
     match (usize::try_from(bytes), row.get::<_, Option<Vec<u8>>>("output")) {
         (Err(_), _) => EventResult::None,

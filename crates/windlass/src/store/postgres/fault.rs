@@ -6,12 +6,10 @@
 use std::time::Duration;
 
 use deadpool_postgres::PoolError;
-use serde_json::Value;
 use tokio_postgres::error::SqlState;
-use windlass_core::job::JobId;
 use windlass_core::refusal::Refusal;
 
-use super::wire;
+use super::refusal;
 use crate::store::StoreError;
 
 /// Why a database could not be opened: one sentence that says what to do.
@@ -60,7 +58,8 @@ pub(super) fn verdict(
     };
     if code.code() == REFUSED {
         let detail = error.as_db_error().and_then(|error| error.detail()).unwrap_or_default();
-        let refusal = serde_json::from_str(detail).ok().and_then(|detail| refusal(&detail, None));
+        let refusal =
+            serde_json::from_str(detail).ok().and_then(|detail| refusal::read(&detail, None));
         return Verdict::Tell(match refusal {
             Some(refusal) => refusal.into(),
             None => Refusal::Unavailable { why: said(&error) }.into(),
@@ -178,78 +177,4 @@ fn unreached(said: &str) -> String {
         return format!("the certificate of the server does not verify ({why}); {doing}");
     }
     format!("cannot reach the database ({said}); is it running, and is the address right?")
-}
-
-/// A refusal as SQL tells it; `job` is meant where the detail names none.
-pub(super) fn refusal(detail: &Value, job: Option<JobId>) -> Option<Refusal> {
-    let id = |what: &str| detail[what].as_str().and_then(|text| text.parse::<JobId>().ok());
-    let own = || id("job").or(job);
-    let number = |what: &str| detail[what].as_u64();
-    let name = |what: &str| detail[what].as_str().and_then(|name| wire::name(name).ok());
-    let state = || wire::state_name(detail["state"].as_i64()?).ok();
-    Some(match detail["refusal"].as_str()? {
-        "queue_full" => Refusal::QueueFull {
-            queue: name("queue")?,
-            depth: number("depth")?,
-            limit: number("limit")?,
-        },
-        "lane_full" => Refusal::LaneFull {
-            queue: name("queue")?,
-            lane: u32::try_from(number("lane")?).ok()?,
-            depth: number("depth")?,
-            limit: number("limit")?,
-        },
-        "id_reused" => Refusal::IdReused { job: own()? },
-        "id_twice" => Refusal::IdTwiceInBatch { job: own()? },
-        "unknown_dependency" => {
-            Refusal::UnknownDependency { job: own()?, dependency: id("dependency")? }
-        }
-        "dependency_failed" => Refusal::DependencyFailed {
-            job: own()?,
-            dependency: id("dependency")?,
-            state: state()?,
-        },
-        "dependency_cycle" => Refusal::DependencyCycle { job: own()? },
-        "unknown_job" => Refusal::UnknownJob { job: own()? },
-        "wrong_state" => Refusal::WrongState {
-            job: own()?,
-            state: state()?,
-            operation: known(detail["operation"].as_str()?, OPERATIONS)?,
-        },
-        "still_needed" => Refusal::StillNeeded { job: own()?, by: id("by")? },
-        "key_taken" => Refusal::KeyTaken { job: own()?, holder: id("holder")? },
-        "lease_lost" => Refusal::LeaseLost { job: own()? },
-        "object_changed" => Refusal::ObjectChanged {
-            object: wire::read_address(&detail["object"]).ok()?,
-            version: number("version")?,
-        },
-        "unknown_object" => {
-            Refusal::UnknownObject { object: wire::read_address(&detail["object"]).ok()? }
-        }
-        "out_of_bounds" => Refusal::OutOfBounds {
-            what: known(detail["what"].as_str()?, BOUNDED).unwrap_or("a value"),
-            got: detail["got"].as_str()?.to_string(),
-            allowed: detail["allowed"].as_str()?.to_string(),
-        },
-        _ => return None,
-    })
-}
-
-const OPERATIONS: &[&str] = &["cancel", "reschedule", "replay", "remove", "edit and replay"];
-
-const BOUNDED: &[&str] = &[
-    "isolation level of the transaction",
-    "distinct queues",
-    "distinct kinds",
-    "distinct names of objects",
-    "lane",
-    "output bytes",
-    "payload bytes",
-    "a step's result in bytes",
-    "steps of one job",
-    "results of all steps in bytes",
-];
-
-fn known(word: &str, words: &[&'static str]) -> Option<&'static str> {
-    words.iter().find(|known| **known == word).copied()
 }

@@ -1,10 +1,11 @@
 //! Reading jobs: by id, a page of those that match a filter, or how many match it.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio_postgres::types::Type;
 use windlass_core::filter::{Filter, Order};
 use windlass_core::job::JobId;
 use windlass_core::limits;
+use windlass_core::name::Name;
 
 use super::{Parameter, PostgresStore, record, signed, understood, wire};
 use crate::store::{Answer, Cursor, JobQuery, Page};
@@ -111,7 +112,7 @@ async fn page(
     limit: usize,
 ) -> Answer<Page> {
     let limit = limit.clamp(1, limits::PAGE_JOBS);
-    let Some(said) = store.filter(filter).await? else { return Ok(Page::default()) };
+    let Some(said) = self::filter(store, filter).await? else { return Ok(Page::default()) };
     let scan = Scan { order: filter.order, start: start(filter.order, after), filter: &said };
     let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
     let way = match filter.order {
@@ -148,7 +149,7 @@ async fn page(
 }
 
 async fn count(store: &PostgresStore, filter: &Filter, after: Option<Cursor>) -> Answer<Page> {
-    let Some(said) = store.filter(filter).await? else { return Ok(Page::default()) };
+    let Some(said) = self::filter(store, filter).await? else { return Ok(Page::default()) };
     let scan = Scan { order: filter.order, start: start(filter.order, after), filter: &said };
     let sql = format!(
         "{} select x.n, x.last, ({}) as matching from ends x",
@@ -158,4 +159,43 @@ async fn count(store: &PostgresStore, filter: &Filter, after: Option<Cursor>) ->
     let row = store.one("count jobs", &sql, &scan.parameters()).await?;
     let count = row.get::<_, i64>("matching").unsigned_abs();
     Ok(Page { jobs: Vec::new(), count, next: scan.next(row.get("n"), row.get("last")) })
+}
+
+/// The filter in JSON. `None` if nothing can match it, because no job of its queues or kinds
+/// was ever accepted.
+pub(super) async fn filter(store: &PostgresStore, filter: &Filter) -> Answer<Option<Value>> {
+    let mut said = json!({});
+    if !filter.states.is_empty() {
+        said["states"] = filter.states.iter().map(|state| *state as i64).collect();
+    }
+    if !filter.kinds.is_empty() || !filter.queues.is_empty() {
+        store.learn_names().await?;
+        let any = |list: &[Name], name: &Name| list.is_empty() || list.contains(name);
+        let names = store.names();
+        let meant = names
+            .by_number
+            .iter()
+            .filter(|(_, (queue, kind))| any(&filter.queues, queue) && any(&filter.kinds, kind));
+        let numbers: Vec<i32> = meant.map(|(number, _)| *number).collect();
+        if numbers.is_empty() {
+            return Ok(None);
+        }
+        said["queue_kinds"] = numbers.into_iter().collect();
+    }
+    if !filter.tags.is_empty() {
+        said["tags"] = filter.tags.iter().map(Name::as_str).collect();
+    }
+    if let Some(from) = filter.created_from {
+        said["from"] = from.as_micros().into();
+    }
+    if let Some(before) = filter.created_before {
+        said["before"] = before.as_micros().into();
+    }
+    if let Some(parent) = filter.parent {
+        said["parent"] = parent.to_string().into();
+    }
+    if let Some(on) = filter.blocked_by {
+        said["blocked_by"] = on.to_string().into();
+    }
+    Ok(Some(said))
 }

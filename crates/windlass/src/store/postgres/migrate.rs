@@ -8,7 +8,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
 use super::fault::{OpenFault, open_fault};
-use super::{Parameter, Schema};
+use super::{Parameter, Schema, sql};
 
 /// One step from one version of the schema to the next.
 #[derive(Clone, Copy, Debug)]
@@ -17,33 +17,15 @@ pub struct Migration {
     pub version: i32,
     /// What it brings.
     pub title: &'static str,
-    parts: &'static [&'static str],
+    /// What makes it so, in the schema `windlass`.
+    script: fn() -> String,
 }
 
 /// All of them, in order.
 pub const MIGRATIONS: &[Migration] = &[Migration {
     version: 1,
     title: "jobs, queues, objects and the rules they live by",
-    parts: &[
-        include_str!("sql/tables.sql"),
-        include_str!("sql/clock.sql"),
-        include_str!("sql/common.sql"),
-        include_str!("sql/graph.sql"),
-        include_str!("sql/time.sql"),
-        include_str!("sql/lanes.sql"),
-        include_str!("sql/enqueue.sql"),
-        include_str!("sql/finish.sql"),
-        include_str!("sql/claim.sql"),
-        include_str!("sql/settle.sql"),
-        include_str!("sql/control.sql"),
-        include_str!("sql/objects.sql"),
-        include_str!("sql/retention.sql"),
-        include_str!("sql/views.sql"),
-        include_str!("sql/transaction.sql"),
-        include_str!("sql/move.sql"),
-        include_str!("sql/operator_views.sql"),
-        include_str!("sql/public_api.sql"),
-    ],
+    script: sql::script,
 }];
 
 /// The version this build works with.
@@ -52,7 +34,16 @@ pub const VERSION: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;
 impl Migration {
     /// Its statements, for a schema of this name.
     pub fn sql(&self, schema: &Schema) -> String {
-        self.parts.iter().map(|part| schema.in_sql(part)).collect::<Vec<_>>().join("\n")
+        schema.in_sql(&(self.script)())
+    }
+
+    /// A number that differs if its statements do. It is kept with the version, because until the
+    /// first release a migration may change without another number.
+    fn fingerprint(&self) -> String {
+        // FNV-1a: it need not resist anybody.
+        let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let hash = (self.script)().bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+        format!("{hash:016x}")
     }
 }
 
@@ -78,14 +69,41 @@ async fn one(client: &Client, sql: &str, parameters: &[Parameter<'_>]) -> Result
     rows.into_iter().next().ok_or_else(|| OpenFault::new("the database answered without a row"))
 }
 
-/// A newer program may have given words a meaning that this one does not know.
-pub(super) fn refuse_newer(found: i32, schema: &Schema) -> Result<(), OpenFault> {
-    if found <= VERSION {
-        return Ok(());
+/// The version the database has, if this build can work with it or bring it up to date.
+pub(super) async fn known_version(client: &Client, schema: &Schema) -> Result<i32, OpenFault> {
+    let found = version(client, schema).await?;
+    // A newer program may have given words a meaning that this one does not know.
+    if found > VERSION {
+        return Err(OpenFault::new(format!(
+            "schema `{schema}` has version {found}, and this build knows {VERSION}; update the \
+             program"
+        )));
     }
-    Err(OpenFault::new(format!(
-        "schema `{schema}` has version {found}, and this build knows {VERSION}; update the program"
-    )))
+    if found > 0 {
+        refuse_other_builds(client, schema).await?;
+    }
+    Ok(found)
+}
+
+/// Refuses a schema whose versions are not what this build calls by their numbers.
+async fn refuse_other_builds(client: &Client, schema: &Schema) -> Result<(), OpenFault> {
+    // As JSON, so that it is no error if the column is not there.
+    let sql = schema.in_sql(
+        "select version, to_jsonb(m)->>'fingerprint' from windlass.migration m order by version",
+    );
+    let rows = client.query_typed(&sql, &[]).await.map_err(open_fault)?;
+    for row in rows {
+        let (version, found): (i32, Option<String>) = (row.get(0), row.get(1));
+        let ours = MIGRATIONS.iter().find(|migration| migration.version == version);
+        if ours.map(Migration::fingerprint) != found {
+            return Err(OpenFault::new(format!(
+                "schema `{schema}` was made by another build, whose version {version} differs; \
+                 drop it with `drop schema {schema} cascade` to have it made anew, or name \
+                 another one with `windlass_schema`"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Brings the schema up to date and answers which versions that took.
@@ -98,8 +116,7 @@ pub(super) async fn up(client: &mut Client, schema: &Schema) -> Result<Vec<i32>,
         let lock = "select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended($1, 0))";
         let name = format!("{schema}.migration");
         one(transaction.client(), lock, &[(&name, Type::TEXT)]).await?;
-        let found = version(transaction.client(), schema).await?;
-        refuse_newer(found, schema)?;
+        let found = known_version(transaction.client(), schema).await?;
         if found >= migration.version {
             continue;
         }
@@ -120,12 +137,13 @@ pub(super) fn script(migration: &Migration, schema: &Schema) -> String {
              create table windlass.migration (\n  \
                version int primary key,\n  \
                title text not null,\n  \
+               fingerprint text not null,\n  \
                applied_at timestamptz not null default now()\n\
              );\n",
         ),
         _ => String::new(),
     };
-    let mark = schema.in_sql("insert into windlass.migration (version, title) values");
-    let (version, title) = (migration.version, migration.title);
-    format!("{begin}{}\n{mark} ({version}, '{title}');\n", migration.sql(schema))
+    let mark = schema.in_sql("insert into windlass.migration (version, title, fingerprint) values");
+    let (version, title, print) = (migration.version, migration.title, migration.fingerprint());
+    format!("{begin}{}\n{mark} ({version}, '{title}', '{print}');\n", migration.sql(schema))
 }

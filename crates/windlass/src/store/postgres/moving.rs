@@ -17,11 +17,10 @@ use windlass_core::outcome::ErrorText;
 use windlass_core::record::{AttemptRecord, Change, JobRecord, LogLine, NextIds, Step, Totals};
 use windlass_core::time::Timestamp;
 
+use super::counts::{read_counts, read_totals};
 use super::fault::{OpenFault, open_fault};
-use super::{
-    OBJECTS, PostgresAddress, Schema, connect, event, migrate, read_counts, read_object,
-    read_totals, record, wire,
-};
+use super::objects::{OBJECTS, read_object};
+use super::{PostgresAddress, Schema, connect, event, migrate, record, spec, wire};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 
@@ -79,9 +78,8 @@ impl PostgresSide {
     ) -> Result<Self, Error> {
         let client = connect::connect(address).await?;
         let mut side = Self { client, schema: address.schema.clone(), is_snapshot: false };
-        let found = migrate::version(&side.client, &side.schema).await?;
+        let found = migrate::known_version(&side.client, &side.schema).await?;
         if found != super::VERSION {
-            migrate::refuse_newer(found, &side.schema)?;
             let schema = &side.schema;
             let why = format!("schema `{schema}` is not up to date; run `windlass migrate up`");
             return Err(Error::NotMoved { why });
@@ -144,8 +142,7 @@ impl PostgresSide {
         stand: &str,
     ) -> Result<(Self, MoveProgress), Error> {
         let mut client = connect::connect(address).await?;
-        let found = migrate::version(&client, &address.schema).await?;
-        migrate::refuse_newer(found, &address.schema)?;
+        let found = migrate::known_version(&client, &address.schema).await?;
         if found < super::VERSION && !address.migrate {
             let why = format!("schema `{}` is not up to date", address.schema);
             return Err(Error::NotMoved { why: format!("{why}; run `windlass migrate up`") });
@@ -453,7 +450,7 @@ fn row_of(record: &JobRecord) -> Result<Value, Error> {
         State::Dead { at, reason } => (5, *at, Some(*reason as i64), None),
         State::Cancelled { at, reason } => (6, *at, Some(*reason as i64), None),
     };
-    let mut row = wire::whole_job(&record.job);
+    let mut row = spec::whole_job(&record.job);
     let tries: Option<Vec<Value>> = record.attempts.iter().map(attempt).collect();
     let tries = tries.ok_or_else(|| stuck("has an attempt that has not ended"))?;
     let line = |line: &LogLine| {

@@ -11,7 +11,8 @@ use windlass_core::outcome::ErrorText;
 use windlass_core::record::{AttemptEnd, AttemptRecord, JobRecord, LogLine, Progress, Step};
 use windlass_core::time::Timestamp;
 
-use super::wire::{self, JobColumns, Read, UnknownValue};
+use super::spec::JobColumns;
+use super::wire::{self, Read, UnknownValue};
 
 /// What a record is made of, given `j`, `p`, `d`, `q` and `k` for a job, where it stands, its
 /// attempt log, its queue and its kind.

@@ -11,7 +11,7 @@ use windlass_core::ledger::Enqueued;
 use windlass_core::limits::Limits;
 
 use super::wire::Placed;
-use super::{Schema, about_now, fault, understood, wire};
+use super::{Schema, about_now, fault, refusal, spec, understood, wire};
 use crate::attempt::Attempt;
 use crate::client::{Batch, EnqueueJob, Handle};
 use crate::engine::Engine;
@@ -120,7 +120,7 @@ async fn accept(
     let limits =
         Limits { payload_bytes: windlass_core::limits::PAYLOAD_BYTES_MAX, ..Limits::default() };
     batch::check(jobs, &limits, about_now())?;
-    let said: Value = jobs.iter().map(|job| wire::whole_job(job)).collect();
+    let said: Value = jobs.iter().map(|job| spec::whole_job(job)).collect();
     let sql = schema.in_sql("select windlass.enqueue_in($1::jsonb)::text");
     let answer = ask(&mut transaction, &sql, &said).await?;
     let placed = answer.as_array().into_iter().flatten();
@@ -144,7 +144,7 @@ pub async fn complete_in<T: serde::Serialize>(
     let schema = schema_of(attempt.engine())?;
     let output = serde_json::to_vec(output)
         .map_err(|source| Error::Encode { kind: attempt.kind().to_string(), source })?;
-    let next: Vec<Value> = attempt.take_next().iter().map(|job| wire::whole_job(job)).collect();
+    let next: Vec<Value> = attempt.take_next().iter().map(|job| spec::whole_job(job)).collect();
     let extra = if next.is_empty() { Value::Null } else { json!({ "next": next }) };
     let said = json!({
         "job": attempt.id().to_string(),
@@ -172,7 +172,7 @@ async fn ask(transaction: &mut impl Transaction, sql: &str, said: &Value) -> Res
         Err(error) => {
             let detail = error.detail.filter(|_| error.code.as_deref() == Some(fault::REFUSED));
             let refusal = detail.and_then(|detail| serde_json::from_str(&detail).ok());
-            match refusal.and_then(|detail| fault::refusal(&detail, None)) {
+            match refusal.and_then(|detail| refusal::read(&detail, None)) {
                 Some(refusal) => Err(refusal.into()),
                 None => Err(Error::Transaction { source: error.source }),
             }

@@ -57,7 +57,7 @@ struct VacuumState {
     looked: Option<Steady>,
     is_at_it: bool,
     /// Whether the partitions rotate at this time.
-    is_turning: bool,
+    is_rotating: bool,
     /// How many dead rows stayed in a table when it was last swept.
     stuck: HashMap<String, (i64, Steady)>,
 }
@@ -66,7 +66,7 @@ type VacuumResult<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Where it is swept.
 #[derive(Clone)]
-pub(super) struct LowWater {
+pub(super) struct VacuumTarget {
     pub(super) pool: Pool,
     pub(super) schema: Schema,
 }
@@ -74,7 +74,7 @@ pub(super) struct LowWater {
 impl Vacuum {
     /// Now and then looks for dead rows and clears them away. Nobody waits for it: with large
     /// tables it takes seconds.
-    pub(super) fn sweep(&self, low_water: impl FnOnce() -> LowWater, now: Steady) {
+    pub(super) fn sweep(&self, target: impl FnOnce() -> VacuumTarget, now: Steady) {
         {
             let mut swept = self.swept();
             if swept.is_at_it || swept.looked.is_some_and(|looked| now.since(looked) < PAUSE) {
@@ -82,65 +82,65 @@ impl Vacuum {
             }
             (swept.looked, swept.is_at_it) = (Some(now), true);
         }
-        let (vacuum, low_water) = (self.clone(), low_water());
+        let (vacuum, target) = (self.clone(), target());
         tokio::spawn(async move {
-            let swept = tokio::time::timeout(PATIENCE, vacuum.clear(&low_water, now)).await;
+            let swept = tokio::time::timeout(PATIENCE, vacuum.clear(&target, now)).await;
             // Whoever may not, or would have to wait, leaves it to others.
             if !matches!(swept, Ok(Ok(()))) {
-                tracing::debug!(schema = %low_water.schema, ?swept, "not swept");
+                tracing::debug!(schema = %target.schema, ?swept, "not swept");
             }
             vacuum.swept().is_at_it = false;
         });
     }
 
-    /// Lets the partitions rotate, beside everything else, until vacuum can do it again.
-    fn take_turns(&self, low_water: &LowWater) {
-        if std::mem::replace(&mut self.swept().is_turning, true) {
+    /// Rotates the partitions, beside everything else, until vacuum can do it again.
+    fn rotate(&self, target: &VacuumTarget) {
+        if std::mem::replace(&mut self.swept().is_rotating, true) {
             return;
         }
-        let (store, low_water) = (Arc::downgrade(&self.0), low_water.clone());
+        let (store, target) = (Arc::downgrade(&self.0), target.clone());
         tokio::spawn(async move {
-            let turned = turns(&low_water, || store.strong_count() > 0).await;
-            if let Err(error) = turned {
-                tracing::debug!(schema = %low_water.schema, %error, "no rotation");
+            let rotated = rotations(&target, || store.strong_count() > 0).await;
+            if let Err(error) = rotated {
+                tracing::debug!(schema = %target.schema, %error, "no rotation");
             }
             if let Some(swept) = store.upgrade() {
-                Vacuum(swept).swept().is_turning = false;
+                Vacuum(swept).swept().is_rotating = false;
             }
         });
     }
 
-    /// Clears what is worth it, and lets partitions in which rows are stuck take turns.
-    async fn clear(&self, low_water: &LowWater, now: Steady) -> VacuumResult<()> {
-        let is_pinned = low_water.is_pinned().await?;
-        let dead = dead_rows(&low_water.pool.get().await?, &low_water.schema, is_pinned).await?;
-        let is_half = |table: &String| PARTITIONS.contains(&table.as_str());
-        if is_pinned && dead.keys().any(is_half) {
-            self.take_turns(low_water);
-        } else if !is_pinned && !self.swept().is_turning {
-            // Whoever let them take turns may have died.
-            low_water.call("rest").await?;
+    /// Clears what is worth it, and rotates partitions in which rows are stuck.
+    async fn clear(&self, target: &VacuumTarget, now: Steady) -> VacuumResult<()> {
+        let is_pinned = target.is_pinned().await?;
+        let dead = dead_rows(&target.pool.get().await?, &target.schema, is_pinned).await?;
+        let is_partition = |table: &String| PARTITIONS.contains(&table.as_str());
+        if is_pinned && dead.keys().any(is_partition) {
+            self.rotate(target);
+        } else if !is_pinned && !self.swept().is_rotating {
+            // Whoever rotated them may have died.
+            target.call("reset_rotation").await?;
         }
         let worth: HashMap<String, i64> = {
             let swept = self.swept();
             let is_worth = |(table, dead): &(String, i64)| {
-                !is_pinned || !is_half(table) && swept.is_worth_another_try(table, *dead, now)
+                !is_pinned || !is_partition(table) && swept.is_worth_another_try(table, *dead, now)
             };
             dead.into_iter().filter(is_worth).collect()
         };
         if worth.is_empty() {
             return Ok(());
         }
-        self.vacuum(low_water, worth, now).await?;
+        self.vacuum(target, worth, now).await?;
         // A transaction that is not seen from here may pin them as well.
         let is_stuck = {
             let mut swept = self.swept();
-            let is_stuck = PARTITIONS.iter().any(|half| swept.is_stuck(half));
-            swept.stuck.retain(|table, _| !is_half(table));
+            let is_stuck = PARTITIONS.iter().any(|partition| swept.is_stuck(partition));
+            swept.stuck.retain(|table, _| !is_partition(table));
             is_stuck
         };
         if is_stuck {
-            self.take_turns(low_water);
+            self.rotate(target);
         }
         Ok(())
     }
@@ -148,19 +148,19 @@ impl Vacuum {
     /// Clears tables as far as that is possible, and notes how far it was.
     async fn vacuum(
         &self,
-        low_water: &LowWater,
+        target: &VacuumTarget,
         dead: HashMap<String, i64>,
         now: Steady,
     ) -> VacuumResult<()> {
-        let client = low_water.pool.get().await?;
+        let client = target.pool.get().await?;
         let tables = dead.keys().map(|table| format!("windlass.{table}")).collect::<Vec<_>>();
         let how = "skip_locked, truncate false, index_cleanup on, parallel 0";
-        let sql = low_water.schema.in_sql(&format!("vacuum ({how}) {}", tables.join(", ")));
+        let sql = target.schema.in_sql(&format!("vacuum ({how}) {}", tables.join(", ")));
         if let Err(error) = client.batch_execute(&sql).await {
             drop(deadpool_postgres::Object::take(client));
             return Err(error.into());
         }
-        let after: HashMap<String, i64> = dead_rows(&client, &low_water.schema, false).await?;
+        let after: HashMap<String, i64> = dead_rows(&client, &target.schema, false).await?;
         let stuck = dead.into_iter().map(|(table, before)| {
             let left = after.get(&table).copied().unwrap_or(0);
             // Some have died since, or are told of late.
@@ -188,7 +188,7 @@ impl VacuumState {
 }
 
 /// Rotates the partitions, a step at a time, while a transaction pins dead rows and it is wanted.
-async fn turns(low_water: &LowWater, is_wanted: impl Fn() -> bool) -> VacuumResult<()> {
+async fn rotations(target: &VacuumTarget, is_wanted: impl Fn() -> bool) -> VacuumResult<()> {
     loop {
         for _ in 0..STEPS {
             SystemClock::new().sleep(STEP_PAUSE).await;
@@ -196,17 +196,17 @@ async fn turns(low_water: &LowWater, is_wanted: impl Fn() -> bool) -> VacuumResu
                 return Ok(());
             }
             // One that would have had to wait for somebody is made up for by the next.
-            if let Err(error) = low_water.call("rotate").await {
-                tracing::debug!(schema = %low_water.schema, %error, "the halves wait");
+            if let Err(error) = target.call("rotate").await {
+                tracing::debug!(schema = %target.schema, %error, "the rotation waits");
             }
         }
-        if !low_water.is_pinned().await? {
-            return low_water.call("rest").await;
+        if !target.is_pinned().await? {
+            return target.call("reset_rotation").await;
         }
     }
 }
 
-impl LowWater {
+impl VacuumTarget {
     /// Calls a function of the schema that is given nothing.
     async fn call(&self, function: &str) -> VacuumResult<()> {
         let sql = self.schema.in_sql(&format!("select windlass.{function}()"));

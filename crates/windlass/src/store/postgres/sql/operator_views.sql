@@ -1,6 +1,6 @@
 -- What an operator reads with psql: states in words, times with a time zone, payloads as JSON where
--- they are. Read-only and stable; nothing of the engine depends on them. `docs/postgres.md` lists the
--- columns. A role that may read them needs no right to the tables behind them.
+-- they are. Read-only and stable; nothing of the engine depends on them. `docs/postgres.md` lists
+-- the columns. A role that may read them needs no right to the tables behind them.
 
 create function windlass._timestamp(_us bigint) returns timestamptz language sql immutable as $$
   -- Beyond what a timestamp holds, it is for ever.
@@ -18,10 +18,10 @@ end $$;
 
 create function windlass._reason(_state int, _reason int) returns text language sql immutable as $$
   select case _state
-    when 5 then (array['attempts exhausted', 'permanent failure', 'duration exhausted', 'crashed too often',
-      'dependency failed'])[_reason + 1]
-    when 6 then (array['requested', 'by its handler', 'expired', 'queue cleared', 'dependency cancelled',
-      'replaced'])[_reason + 1] end
+    when 5 then (array['attempts exhausted', 'permanent failure', 'duration exhausted',
+        'crashed too often', 'dependency failed'])[_reason + 1]
+    when 6 then (array['requested', 'by its handler', 'expired', 'queue cleared',
+        'dependency cancelled', 'replaced'])[_reason + 1] end
 $$;
 
 -- Engine time for a reader: without the part of `now_us` that needs rights to more than a view.
@@ -32,9 +32,11 @@ create view windlass.engine_clock as
 -- One row per kept job. A scheduled job whose time has come is ready, as everywhere.
 create view windlass.jobs as
   select j.id, q.name as queue, k.name as kind,
-      windlass._state_name(case when p.state = 1 and p.at <= c.now_us then 2 else p.state end) as state,
-      windlass._reason(p.state, p.reason) as reason, j.priority, p.attempts, p.recoveries, p.generation,
-      windlass._timestamp(j.created_at) as created_at, windlass._timestamp(p.updated_at) as updated_at,
+      windlass._state_name(case when p.state = 1 and p.at <= c.now_us then 2
+          else p.state end) as state,
+      windlass._reason(p.state, p.reason) as reason, j.priority, p.attempts, p.recoveries,
+          p.generation, windlass._timestamp(j.created_at) as created_at,
+          windlass._timestamp(p.updated_at) as updated_at,
       windlass._timestamp(case when p.state in (0, 1, 2) then p.at end) as due_at,
       windlass._timestamp(p.first_started) as first_started_at,
       windlass._timestamp(case when p.state >= 4 then p.at end) as finished_at,
@@ -54,7 +56,8 @@ create view windlass.jobs as
 
 -- Jobs that gave up, with why. Narrower than `jobs`, and found without looking at the others.
 create view windlass.dead_letters as
-  select j.id, q.name as queue, k.name as kind, windlass._reason(5, p.reason) as reason, d.error, p.attempts,
+  select j.id, q.name as queue, k.name as kind, windlass._reason(5, p.reason) as reason, d.error,
+      p.attempts,
       windlass._timestamp(x.at) as died_at, windlass._timestamp(j.created_at) as created_at,
       windlass._json(j.payload) as payload, j.seq as sequence
     from windlass.dead x
@@ -68,28 +71,35 @@ create view windlass.dead_letters as
 -- One row per queue, from the counters. Jobs that are due and not yet promoted count as scheduled.
 create view windlass.queues as
   select q.name as queue, q.paused, q.max_depth, q.lanes,
-      coalesce(t.blocked, 0) as blocked, coalesce(t.scheduled, 0) as scheduled, coalesce(t.ready, 0) as ready,
-      coalesce(t.running, 0) as running, coalesce(t.completed, 0) as completed, coalesce(t.dead, 0) as dead,
+      coalesce(t.blocked, 0) as blocked, coalesce(t.scheduled, 0) as scheduled,
+          coalesce(t.ready, 0) as ready,
+      coalesce(t.running, 0) as running, coalesce(t.completed, 0) as completed,
+          coalesce(t.dead, 0) as dead,
       coalesce(t.cancelled, 0) as cancelled, coalesce(t.enqueued, 0) as enqueued_so_far,
       coalesce(t.finished, 0) as completed_so_far, coalesce(t.failed, 0) as failed_attempts_so_far,
       q.dropped as dead_letters_dropped
     from windlass.queue q left join (
       select queue, sum(blocked)::bigint as blocked, sum(scheduled)::bigint as scheduled,
-          sum(ready)::bigint as ready, sum(running)::bigint as running, sum(completed)::bigint as completed,
-          sum(dead)::bigint as dead, sum(cancelled)::bigint as cancelled, sum(t_enqueued)::bigint as enqueued,
+          sum(ready)::bigint as ready, sum(running)::bigint as running,
+              sum(completed)::bigint as completed,
+          sum(dead)::bigint as dead, sum(cancelled)::bigint as cancelled,
+              sum(t_enqueued)::bigint as enqueued,
           sum(t_completed)::bigint as finished, sum(t_failed)::bigint as failed
-        from windlass.counter_delta where queue_kind is not null group by queue) t on t.queue = q.id;
+        from windlass.counter_delta where queue_kind is not null group by queue) t
+            on t.queue = q.id;
 
 -- Workers that were heard of, and whether they still are.
 create view windlass.workers as
   select w.id as worker, w.host, w.pid, w.version, windlass._timestamp(w.started_at) as started_at,
-      windlass._timestamp(w.seen_at) as seen_at, w.seen_at > c.now_us - 60000000 as alive, w.stopping,
+      windlass._timestamp(w.seen_at) as seen_at, w.seen_at > c.now_us - 60000000 as alive,
+          w.stopping,
       (w.info->>'slots')::int as slots, w.info->'queues' as queues, w.info->'kinds' as kinds
     from windlass.worker w cross join windlass.engine_clock c;
 
 -- Schedules: when each enqueues its next job, and what it enqueued last.
 create view windlass.schedules as
-  select o.key as schedule, case o.status when 1 then 'paused' when 2 then 'failed' else 'active' end as status,
+  select o.key as schedule, case o.status when 1 then 'paused' when 2 then 'failed'
+      else 'active' end as status,
       s.state->'schedule' as rule, windlass._timestamp(p.at) as next_at,
       s.state->'job'->>'kind' as kind, s.state->'job'->>'queue' as queue,
       windlass._timestamp((s.state->'last'->>'planned_us')::bigint) as last_planned_at,

@@ -1,173 +1,162 @@
--- Keeping the house in order, done by whoever is alive; and hearing what happened.
+-- Dead letters and history beyond their bounds leave, the oldest first.
 
--- For when dead rows cannot be cleared away, a step at a time: new rows go into the other partition; of the partition that they
--- have left it is told how far it has been emptied; and when little is left in it, that is moved and the partition is
--- emptied at a stroke, which no old transaction keeps from happening. A half of few bytes is not worth it. Says
--- whether one was left or emptied. Fails rather than wait for somebody while everybody waits for it.
-create function windlass.rotate(_worth bigint default 131072) returns boolean language plpgsql set lock_timeout = '50ms'
-  set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+-- Deletes dead letters and history beyond their bounds, the oldest first.
+create function windlass._enforce_limits(_now bigint) returns void language plpgsql as $$
 declare
-  _turn bigint;
-  _left smallint;
-  _left_bytes bigint;
-  _bytes bigint;
-  _floor windlass.low_water;
-begin
-  if not pg_try_advisory_xact_lock(hashtextextended('windlass.rotate', 0)) then return false; end if;
-  select last_value into _turn from windlass.active_partition;
-  _left := 1 - (_turn & 1);
-  _left_bytes := windlass._partition_bytes(_left);
-  _bytes := windlass._partition_bytes(1 - _left);
-  select * into _floor from windlass.low_water order by n desc limit 1;
-  -- Whoever writes into the partition that was left has asked before now, and has had the lock of the table since.
-  if _floor.turn is distinct from _turn then
-    insert into windlass.low_water (turn, awaited) values (_turn, windlass._open_writers());
-    return false;
-  end if;
-  if _floor.awaited && windlass._open_writers() then return false; end if;
-  if _left_bytes = 0 then
-    if _bytes > _worth then perform nextval('windlass.active_partition'); end if;
-    return _bytes > _worth;
-  end if;
-  select array_agg(l.id), array_agg(coalesce(h.rank, 9223372036854775807)), array_agg(coalesce(h.at, 9223372036854775807)),
-      array_agg(coalesce(h.seq - 1, 9223372036854775807)) into _floor.queue_kinds, _floor.ranks, _floor.ats, _floor.seqs
-    from windlass.queue_kind l
-      left join unnest(_floor.queue_kinds, _floor.ranks, _floor.ats, _floor.seqs) as f(queue_kind, rank, at, seq) on f.queue_kind = l.id
-      left join lateral (
-        select r.rank, r.at, r.seq from windlass.ready r
-          where r.queue_kind = l.id and r.part = _left and (r.rank, r.at, r.seq) > (coalesce(f.rank, -9223372036854775808),
-            coalesce(f.at, -9223372036854775808), coalesce(f.seq, -9223372036854775808))
-          order by r.rank, r.at, r.seq limit 1) h on true;
-  -- What waits there for long is too much to be moved while everybody waits.
-  if greatest(_left_bytes, _bytes) <= _worth or (select count(*) from (
-      select from unnest(_floor.queue_kinds, _floor.ranks, _floor.ats, _floor.seqs) as f(queue_kind, rank, at, seq), windlass.ready r
-        where r.queue_kind = f.queue_kind and r.part = _left and (r.rank, r.at, r.seq) > (f.rank, f.at, f.seq) limit 1001) r) > 1000
-  then
-    insert into windlass.low_water (turn, queue_kinds, ranks, ats, seqs)
-      select _turn, _floor.queue_kinds, _floor.ranks, _floor.ats, _floor.seqs
-        where not exists (select from windlass.low_water f where f.n = _floor.n and f.queue_kinds = _floor.queue_kinds and f.seqs = _floor.seqs);
-    return false;
-  end if;
-  -- No claim looks behind a floor that is gone, and nobody else adds up meanwhile, so that what is counted there is
-  -- moved for certain. So is what is ready, whatever the floor says.
-  perform pg_advisory_xact_lock(hashtextextended('windlass.claim', 0));
-  perform pg_advisory_xact_lock(hashtextextended('windlass.counter_delta', 0));
-  execute format('lock table windlass.ready_%s, windlass.counter_delta_%s in access exclusive mode', _left, _left);
-  insert into windlass.ready (queue_kind, rank, at, seq, never_started)
-    select queue_kind, rank, at, seq, never_started from windlass.ready where part = _left;
-  perform windlass._fold_counters();
-  execute format('truncate windlass.ready_%s, windlass.counter_delta_%s, windlass.low_water', _left, _left);
-  insert into windlass.low_water (turn) values (_turn);
-  return true;
-end $$;
-
-create function windlass._partition_bytes(_part int) returns bigint language sql as $$
-  select pg_relation_size(format('windlass.ready_%s', _part)) + pg_relation_size(format('windlass.counter_delta_%s', _part))
-$$;
-
--- Who writes into a table of which one partition is emptied, or is about to.
-create function windlass._open_writers() returns text[] language sql as $$
-  select coalesce(array_agg(distinct virtualtransaction), '{}') from pg_locks
-    where locktype = 'relation' and relation = 'windlass.ready'::regclass and mode = 'RowExclusiveLock'
-      and database = (select oid from pg_database where datname = current_database()) and pid is distinct from pg_backend_pid()
-$$;
-
--- For when dead rows can be cleared away again: forgets how far a partition has been emptied.
-create function windlass.reset_rotation() returns void language plpgsql as $$
-declare
-  _floor windlass.low_water;
-begin
-  select * into _floor from windlass.low_water order by n desc limit 1;
-  if _floor.queue_kinds is not null then
-    insert into windlass.low_water (turn) values (_floor.turn);
-    delete from windlass.low_water where n <= _floor.n;
-  end if;
-end $$;
-
--- Gives what happened since its numbers, without gaps; the last one.
-create function windlass._number_events() returns bigint language plpgsql as $$
-declare
-  _last bigint;
-  _events tid[];
-  _numbers bigint[];
-begin
-  if not exists (select from windlass.event where number is null) then
-    return (select last_event from windlass.settings);
-  end if;
-  select last_event into _last from windlass.settings for no key update;
-  select array_agg(f.event), array_agg(_last + f.upto - f.n + 1), _last + coalesce(max(f.upto), 0)
-    into _events, _numbers, _last
-    from (select ctid as event, n, sum(n) over (order by id) as upto from windlass.event where number is null) f;
-  update windlass.event e set number = f.number from unnest(_events, _numbers) with ordinality as f(event, number, n)
-    where e.ctid = f.event and f.n between 1 and 1000000000;
-  update windlass.settings set last_event = _last;
-  return _last;
-end $$;
-
--- Events after a number, and the number of the last one in a row of its own.
-create function windlass.events(_after bigint, _limit int)
-returns table (number bigint, at bigint, n int, topic text, jobs uuid[], queue_kinds int[], a bigint[], b bigint[],
-    detail jsonb, last bigint) language plpgsql
-  set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-  set enable_sort = off set enable_bitmapscan = off as $$
-#variable_conflict use_column
-declare
-  _last bigint := windlass._number_events();
-begin
-  if _last > _after then
-    return query select e.number, e.at, e.n, e.topic, e.jobs, e.queue_kinds, e.a, e.b, e.detail, null::bigint
-      from windlass.event e where e.number > _after - 10000 and e.number + e.n - 1 > _after order by e.number limit _limit;
-  end if;
-  return query select null::bigint, null::bigint, null::int, null, null::uuid[], null::int[], null::bigint[],
-    null::bigint[], null::jsonb, _last;
-end $$;
-
-create function windlass.promote(out purged bigint, out next_in bigint, out last_event bigint, out rings text[])
-language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
-  set enable_sort = off set enable_bitmapscan = off as $$
-declare
-  _now bigint := windlass._begin();
   _settings windlass.settings;
+  _queue bigint;
+  _surplus bigint;
+  _at bigint;
+  _seq bigint := 0;
 begin
   select * into _settings from windlass.settings;
-  purged := windlass._purge(_now, _now - _settings.history_age, 1000);
-  perform windlass._trim_history(_settings, _now, 0);
-  purged := purged + windlass._purge_objects(_now);
-  select least(
-      (select at from windlass.scheduled order by at limit 1),
-      (select expires_at from windlass.job_state where expires_at is not null and state < 3 and attempts = 0
-        and generation = 0 order by expires_at limit 1),
-      (select at + _settings.history_age from windlass.history order by at limit 1),
-      (select purge_at from windlass.object o where purge_at is not null
-        and not exists (select from windlass.job_state p where p.object = o.address) order by purge_at limit 1))
-    into next_in;
-  next_in := case when next_in > _now then next_in - _now when next_in is not null then 0 end;
-  rings := windlass._apply_effects(_now);
-  perform windlass._fold_counters();
-  last_event := windlass._number_events();
-  -- Only so many are kept for those who lag.
-  delete from windlass.event e where e.number <= last_event - 65536 and e.number + e.n - 1 <= last_event - 65536;
-  delete from windlass.worker where seen_at < _now - 86400000000;
+  loop
+    select queue into _queue from windlass.pending_effect
+      where tx = pg_current_xact_id() and effect = 'dead_letter' limit 1;
+    exit when not found;
+    delete from windlass.pending_effect
+      where tx = pg_current_xact_id() and effect = 'dead_letter' and queue = _queue;
+    select sum(dead) - _settings.dead_letters into _surplus from windlass.counter_delta
+        where queue = _queue and queue_kind is not null;
+    _at := -9223372036854775808;
+    while _surplus > 0 loop
+      -- Behind those that went before, so that nobody walks over them again.
+      select at, seq into _at, _seq from windlass.dead
+        where queue = _queue and (at, seq) > (_at, _seq) order by at, seq limit 1;
+      exit when not found;
+      update windlass.queue set dropped = dropped + 1 where id = _queue;
+      perform windlass._remove(_seq, 2, _now);
+      _surplus := _surplus - 1;
+    end loop;
+  end loop;
+  delete from windlass.pending_effect
+    where tx = pg_current_xact_id() and effect = 'history_grown';
+  if found then perform windlass._trim_history(_settings, _now, 0); end if;
 end $$;
 
-create function windlass.heartbeat(_worker text, _news int, _info jsonb, _host text, _pid bigint, _version text,
-    _error text) returns void language plpgsql as $$
+-- Deletes the oldest history beyond its bound, if it is beyond by more than `_slack`.
+create function windlass._trim_history(_settings windlass.settings, _now bigint, _slack bigint)
+returns bigint
+language plpgsql as $$
 declare
-  _now bigint := windlass.now_us();
+  _surplus bigint;
 begin
-  if _news = 0 then
-    insert into windlass.worker (id, info, host, pid, version, started_at, seen_at)
-      values (_worker, _info, _host, _pid, _version, _now, _now)
-      on conflict (id) do update set info = excluded.info, host = excluded.host, pid = excluded.pid,
-        version = excluded.version, seen_at = excluded.seen_at, stopping = false;
-  elsif _news = 1 then
-    update windlass.worker set stopping = true, seen_at = _now where id = _worker;
-  elsif _news = 2 then
-    delete from windlass.worker where id = _worker;
+  select sum(completed) + sum(cancelled) - _settings.history_jobs into _surplus
+      from windlass.counter_delta where queue_kind is not null;
+  if _surplus is null or _surplus <= _slack then return 0; end if;
+  if exists (select from windlass.dependency) or exists (select from windlass.unique_key) then
+    select _surplus - count(*) into _surplus from (
+      select j.seq from windlass.dependency d
+        cross join lateral (select j.seq from windlass.job j where j.id = d.on_id offset 0) j
+      union
+      select k.seq from windlass.unique_key k where k.until > _now) kept
+      cross join lateral (select from windlass.job_state p where p.seq = kept.seq
+          and p.state in (4, 6) offset 0) p;
   end if;
-  perform windlass._emit_once(_now, (array['worker.started', 'worker.stopping', 'worker.stopped', 'worker.error'])[_news + 1],
-    jsonb_build_object('worker', _worker, 'error', _error));
+  return windlass._purge(_now, null, least(_surplus, {SWEEP_BATCH}));
+end $$;
+
+-- Deletes finished jobs that ended before `_before`, at most so many, the oldest first. What an
+-- open job depends on, and what holds a key, is looked at again later.
+create function windlass._purge(_now bigint, _before bigint, _most bigint) returns bigint
+language plpgsql as $$
+declare
+  _pasts tid[];
+  _last_at bigint := -9223372036854775808;
+  _last_id bigint := 0;
+  _some bigint[];
+  _held bigint[];
+  _seqs bigint[] := '{}';
+  _later bigint[] := '{}';
+begin
+  while cardinality(_seqs) < _most loop
+    -- Each time behind what was looked at, so that nobody walks over it again.
+    select array_agg(p.past order by p.at, p.id),
+        (array_agg(p.at order by p.at desc, p.id desc))[1],
+        (array_agg(p.id order by p.at desc, p.id desc))[1] into _pasts, _last_at, _last_id
+      from (
+        select p.*, sum(p.n) over (order by p.at, p.id) - p.n as sooner from (
+          select p.ctid as past, p.at, p.id, p.n from windlass.history p
+            where (p.at, p.id) > (_last_at, _last_id) and p.at <= coalesce(_before,
+                9223372036854775807)
+            order by p.at, p.id limit _most) p) p
+      where p.sooner < _most - cardinality(_seqs);
+    exit when _pasts is null;
+    -- What was replayed meanwhile, or is gone, is no longer past.
+    with gone as (
+      delete from windlass.history p where p.ctid = any (array(
+        select p.ctid from windlass.history p where p.ctid = any (_pasts) for update skip locked))
+            returning p.*
+    )
+    select coalesce(array_agg(p.seq order by g.at, g.id, p.seq), '{}'), '{}' into _some, _held
+      from gone g cross join lateral unnest(g.lows, g.highs) as r(low, high) cross join lateral (
+        select p.seq from windlass.job_state p
+          where p.seq between r.low and r.high and p.state in (4, 6) and p.at = g.at offset 0) p;
+    if exists (select from windlass.dependency) or exists (select from windlass.unique_key) then
+      select coalesce(array_agg(s order by n) filter (where not held), '{}'),
+          coalesce(array_agg(s) filter (where held), '{}') into _some, _held from (
+        select s, n, exists (select from windlass.dependency d where d.on_id = (select j.id
+            from windlass.job j where j.seq = s))
+          or exists (select from windlass.unique_key k where k.seq = s and k.until > _now) as held
+        from unnest(_some) with ordinality as x(s, n)) x;
+    end if;
+    _later := _later || _held || _some[_most - cardinality(_seqs) + 1 :];
+    _seqs := _seqs || _some[1 : _most - cardinality(_seqs)];
+  end loop;
+  insert into windlass.history (at, n, lows, highs)
+    select k.at, cardinality(k.seqs), r.lows, r.highs from (
+        select p.at, array_agg(p.seq order by p.seq) as seqs from windlass.job_state p
+            where p.seq = any (_later) group by p.at) k
+      cross join lateral windlass._to_ranges(k.seqs) r;
+  if cardinality(_seqs) = 0 then return 0; end if;
+  perform windlass._delete_finished(_seqs, 1, _now);
+  return cardinality(_seqs);
+end $$;
+
+-- Deletes finished jobs, which nobody waits for, and tells of them in the order of their
+-- acceptance. Reasons are those of `_remove`.
+create function windlass._delete_finished(_seqs bigint[], _reason int, _now bigint) returns void
+language plpgsql
+set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _lows bigint[];
+  _highs bigint[];
+begin
+  select r.lows, r.highs into _lows, _highs
+      from windlass._to_ranges(array(select s from unnest(_seqs) s order by s)) r;
+  with gone as (
+    delete from windlass.job_state p using unnest(_lows, _highs) as r(low, high)
+      where p.seq between r.low and r.high returning p.seq, p.queue_kind, p.state, p.at
+  ), counted as (
+    insert into windlass.counter_delta (queue_kind, queue, completed, dead, cancelled)
+      select g.queue_kind, l.queue, -count(*) filter (where g.state = 4),
+          -count(*) filter (where g.state = 5), -count(*) filter (where g.state = 6)
+        from gone g join windlass.queue_kind l on l.id = g.queue_kind group by g.queue_kind, l.queue
+  ), letters as (
+    delete from windlass.dead d where d.ctid = any (array(
+      select d.ctid from gone g cross join lateral (select l.queue from windlass.queue_kind l
+          where l.id = g.queue_kind offset 0) l
+        cross join lateral (select d.ctid from windlass.dead d
+          where d.queue = l.queue and d.at = g.at and d.seq = g.seq offset 0) d where g.state = 5))
+  ), jobs as (
+    delete from windlass.job j using unnest(_lows, _highs) as r(low, high)
+      where j.seq between r.low and r.high returning j.seq, j.id, j.queue_kind
+  ), told as (
+    insert into windlass.event (at, n, topic, jobs, queue_kinds, a, b)
+      select _now, count(*), 'job.removed', array_agg(id order by seq),
+          array_agg(queue_kind order by seq), array[_reason::bigint], null
+        from (select j.*, row_number() over (order by j.seq) as n from jobs j) j
+        group by (n - 1) / {EVENTS_PER_ROW} order by min(n)
+  ), logs as (
+    delete from windlass.attempt_log d using unnest(_lows, _highs) as r(low, high)
+        where d.seq between r.low and r.high
+  ), steps as (
+    delete from windlass.step s using unnest(_lows, _highs) as r(low, high)
+        where s.seq between r.low and r.high
+  ), dependencies as (
+    delete from windlass.dependency e using unnest(_lows, _highs) as r(low, high)
+        where e.seq between r.low and r.high
+  )
+  delete from windlass.unique_key k using unnest(_lows, _highs) as r(low, high)
+      where k.seq between r.low and r.high;
 end $$;

@@ -1,9 +1,8 @@
--- What is kept. A job's own words stand in `job` and never change. Where it stands is one narrow row
--- in `job_state`, for as long as it is kept: none of its indexes knows of its state, so that PostgreSQL
--- changes it within its page and writes no index. What is ready, due, leased or past stands in narrow
--- tables of its own, from which claims and timers take it; history never shares pages with them.
--- Whoever changes a job holds the lock of its row in `job_state` and then that of its row among the ready;
--- a claim takes it by the latter.
+-- What is kept. What a producer said of a job stands in `job` and never changes. Where the job
+-- stands is one narrow row in `job_state`, for as long as it is kept. No index of that table knows
+-- the state, so PostgreSQL changes the row within its page and writes no index (a HOT update).
+-- What is ready, due, leased or finished stands in narrow tables of its own, from which claims and
+-- timers take it; history never shares pages with them.
 --
 -- Times are microseconds since 1970. States: 0 blocked, 1 scheduled, 2 ready, 3 running,
 -- 4 completed, 5 dead, 6 cancelled.
@@ -12,23 +11,19 @@
 create table windlass.settings (
   one boolean primary key default true check (one),
   last_event bigint not null default 0,
-  payload_bytes bigint not null default 131072,
-  dead_letters bigint not null default 10000,
-  history_age bigint not null default 604800000000,
-  history_jobs bigint not null default 100000
+  payload_bytes bigint not null default {PAYLOAD_BYTES},
+  dead_letters bigint not null default {DEAD_LETTERS},
+  history_age bigint not null default {HISTORY_AGE},
+  history_jobs bigint not null default {HISTORY_JOBS}
 );
 insert into windlass.settings default values;
 
--- Which turn it is of the two partitions of tables that are emptied by turns. Every transaction sees the same, also one
--- that sees all else as it was before.
+-- Its lowest bit is the partition of `ready` and `counter_delta` into which new rows go; see
+-- rotation.sql. A sequence, because every snapshot sees its last value. It is read by the statement
+-- that inserts, which holds the lock of the table by then: so rotation can tell who may still
+-- insert into the partition it has left.
 create sequence windlass.active_partition minvalue 0;
 select nextval('windlass.active_partition');
-
--- Into which partition new rows go. To be asked by the statement that writes them: it holds the lock of their table by then,
--- so that whoever ends a turn can tell who may still write into the partition that is left.
-create function windlass._active_partition() returns smallint language sql stable as $$
-  select (last_value & 1)::smallint from windlass.active_partition
-$$;
 
 create table windlass.queue (
   id int generated always as identity primary key,
@@ -74,14 +69,15 @@ create table windlass.job (
   payload bytea not null,
   spec jsonb
 );
+
 -- Of jobs that follow from another or depend on others; the rest costs nothing.
 create index job_parent on windlass.job ((spec->>'parent'), seq) where spec ? 'parent';
 create index job_dependent on windlass.job (seq) where spec ? 'depends_on';
 
 -- Where a job stands. `at` is when it is due, since when it is ready, before when it may not start,
--- when its lease ends, or when it ended, as its state has it. `max_attempts` is what holds for the attempt,
--- `own_max_attempts` what its producer said. `lane_queue`, `object` and `expires_at` are there only while
--- they matter.
+-- when its lease ends, or when it ended, as its state has it. `max_attempts` is what holds for the
+-- attempt, `own_max_attempts` what its producer said. `lane_queue`, `object` and `expires_at` are
+-- there only while they matter.
 create table windlass.job_state (
   seq bigint primary key,
   at bigint not null,
@@ -97,7 +93,7 @@ create table windlass.job_state (
   offered boolean not null default false,
   begun boolean not null default false,
   cancel_requested boolean not null default false,
-  told boolean not null default false,
+  reported boolean not null default false,
   reason smallint,
   attempt_end smallint,
   unmet int,
@@ -115,58 +111,29 @@ create table windlass.job_state (
   object text collate "C",
   met uuid[]
 ) with (fillfactor = 36, autovacuum_vacuum_scale_factor = 0.05);
-create index job_state_expiring on windlass.job_state (expires_at, seq) where expires_at is not null;
+create index job_state_expiring on windlass.job_state (expires_at, seq)
+    where expires_at is not null;
 create index job_state_lane on windlass.job_state (lane_queue, lane) where lane_queue is not null;
 create index job_state_object on windlass.job_state (object, seq) where object is not null;
 
--- Jobs that a claim may take. Of a lane, one at most. One that is `never_started` has never started, and nothing but
--- time decides about it: a lease may cover it. In two partitions: while somebody's old transaction
--- keeps dead rows from being cleared away, new rows go into one and the other is emptied at a stroke.
+-- Jobs that a claim may take; of a lane, one at most. One that is `never_started` is also without
+-- side effects, so that a batch lease may cover it. In two partitions; see rotation.sql.
 create table windlass.ready (
   queue_kind int not null,
   rank bigint not null,
   at bigint not null,
   seq bigint not null,
   never_started boolean not null,
-  part smallint not null default windlass._active_partition(),
+  part smallint not null
+    default (pg_sequence_last_value('windlass.active_partition') & 1)::smallint,
   primary key (queue_kind, rank, at, seq, part)
 ) partition by list (part);
 create table windlass.ready_0 partition of windlass.ready for values in (0)
-  with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
+  with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
+      vacuum_truncate = false);
 create table windlass.ready_1 partition of windlass.ready for values in (1)
-  with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
-
--- How far the partition that is not written into any more has been emptied: of each line all is gone up to a place in its
--- order, so that nobody need pass over it again. The last row of this turn holds, if it has lines. Rows are only
--- added while dead ones are pinned, so that the last is found at once. `awaited` are those who may still write there.
-create table windlass.low_water (
-  n bigint generated always as identity primary key,
-  turn bigint not null,
-  awaited text[],
-  queue_kinds int[],
-  ranks bigint[],
-  ats bigint[],
-  seqs bigint[]
-);
-
--- Where ready jobs of a line are to be looked for: in which of the partitions, and behind which place in their order.
-create type windlass.scan_range as (of int, queue_kind int, low smallint, high smallint, rank bigint, at bigint, seq bigint);
-
-create function windlass._scan_ranges(_queue_kinds int[]) returns setof windlass.scan_range language sql stable as $$
-  select l.of::int, l.queue_kind, s.low::smallint, s.high::smallint, coalesce(s.rank, -9223372036854775808),
-      coalesce(s.at, -9223372036854775808), coalesce(s.seq, -9223372036854775808)
-    from (select) one
-      left join lateral (select f.*, f.turn & 1 as part from windlass.low_water f order by f.n desc limit 1) f
-        on f.queue_kinds is not null and f.turn = (select last_value from windlass.active_partition)
-      cross join unnest(_queue_kinds) with ordinality as l(queue_kind, of)
-      cross join lateral (
-        select 0 as low, 1 as high, null::bigint as rank, null::bigint as at, null::bigint as seq where f.n is null
-        union all
-        select 1 - f.part, 1 - f.part, f.ranks[p.i], f.ats[p.i], f.seqs[p.i]
-          from (select array_position(f.queue_kinds, l.queue_kind) as i) p where f.n is not null
-        union all
-        select f.part, f.part, null, null, null where f.n is not null) s
-$$;
+  with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
+      vacuum_truncate = false);
 
 -- Ready jobs that have a lane, in its order.
 create table windlass.lane_ready (
@@ -176,81 +143,19 @@ create table windlass.lane_ready (
   at bigint not null,
   seq bigint not null,
   primary key (queue, lane, rank, at, seq)
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = false);
 
 -- Jobs that wait for a time.
 create table windlass.scheduled (
   at bigint not null,
   seq bigint not null,
   primary key (at, seq)
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
+    vacuum_truncate = false);
 
--- Jobs that were claimed together, as runs of numbers from `lows` to `highs`. `until` is not later than the first
--- of their leases ends; who looks then sees to it that it is true again. `running` is not less than how many still
--- run.
---
--- A lease with a `worker` covers its jobs, so that a claim changes one row and not one for each: the places
--- of those that are fresh still say that they are ready, but they are not among the ready any more. Such a job
--- runs, as `job_state_now` has it, until it is completed or somebody holds it, who writes out what the lease says. Its
--- token follows from its number. A fresh job is covered by a batch lease once at most, so that a place which is as it was at first is proof enough.
-create table windlass.lease (
-  token bigint primary key,
-  until bigint not null,
-  running int not null,
-  told boolean not null default false,
-  worker text,
-  since bigint,
-  ends bigint,
-  max_attempts bigint,
-  lowest bigint not null,
-  highest bigint not null,
-  lows bigint[] not null,
-  highs bigint[] not null
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false);
--- Without the token, so that nobody looks for one here.
-create index lease_until on windlass.lease (until);
-create index lease_range on windlass.lease using gist (int8range(lowest, highest, '[]')) where worker is not null;
-
--- Numbers in ascending order as runs without gaps, and where each begins among them.
-create function windlass._to_ranges(_seqs bigint[], out firsts int[], out lows bigint[], out highs bigint[])
-language sql immutable as $$
-  select array_agg(r.first order by r.first), array_agg(r.low order by r.first), array_agg(r.high order by r.first)
-    from (select min(x.n)::int as first, min(x.seq) as low, max(x.seq) as high
-      from unnest(_seqs) with ordinality as x(seq, n) group by x.seq - x.n) r
-$$;
-
--- The numbers that runs stand for.
-create function windlass._from_ranges(_lows bigint[], _highs bigint[]) returns setof bigint language sql immutable as $$
-  select s from unnest(_lows, _highs) as r(low, high) cross join lateral generate_series(r.low, r.high) s
-$$;
-
--- Whether a job is ready for its first start, and nothing but time decided about it. If it is not among the
--- ready then, a lease covers it.
-create function windlass._never_started(_state smallint, _begun boolean, _generation int, _without_effects boolean) returns boolean
-language sql immutable as $$
-  select _state = 2 and not _begun and _generation = 0 and _without_effects
-$$;
-
--- Where jobs stand, for whoever looks without holding them: as in `job_state`, with what leases say.
-create view windlass.job_state_now as
-  select p.seq, coalesce(s.ends, p.at) as at, coalesce(s.since, p.updated_at) as updated_at,
-      case when s.token is null then p.attempts else 1 end as attempts, p.recoveries, p.generation,
-      case when s.token is null then p.state else 3::smallint end as state, p.steps,
-      p.begun or s.token is not null as begun, p.cancel_requested, p.reason, p.attempt_end, p.unmet,
-      coalesce(s.token, p.token) as token, coalesce(s.since, p.since) as since,
-      case when s.token is null then p.max_attempts else coalesce(p.own_max_attempts, s.max_attempts) end as max_attempts,
-      coalesce(p.first_started, s.since) as first_started, coalesce(s.worker, p.worker) as worker, p.output, p.met
-    from windlass.job_state p left join lateral (
-      select s.token + 1 + p.seq - s.lowest as token, s.worker, s.since, s.ends, s.max_attempts
-        from windlass.lease s
-        where windlass._never_started(p.state, p.begun, p.generation, p.without_effects) and s.worker is not null
-          and int8range(s.lowest, s.highest, '[]') @> p.seq and s.highs[width_bucket(p.seq, s.lows)] >= p.seq
-          and not exists (select from windlass.ready r
-            where r.queue_kind = p.queue_kind and r.rank = p.rank and r.at = p.at and r.seq = p.seq)
-        limit 1) s on true;
-
--- Completed and cancelled jobs that ended together, `n` of them as runs of numbers, to be let go of,
--- the oldest first.
+-- Completed and cancelled jobs that ended together, `n` of them as runs of numbers, to be let go
+-- of, the oldest first.
 create table windlass.history (
   at bigint not null,
   id bigint generated always as identity,
@@ -310,9 +215,10 @@ create table windlass.dependency (
 );
 create index dependency_seq on windlass.dependency (seq);
 
--- Locked by whoever decides which job of a lane is next. `current` is the job that was offered last; `others` are
--- those that ran when the queue was put into its lanes anew, of which there can be several in one. Whether they still
--- are offered or run, their places say: so nobody looks for them among all jobs of the lane.
+-- Locked by whoever decides which job of a lane is next. `current` is the job that was offered
+-- last; `others` are those that ran when the queue was put into its lanes anew, of which there can
+-- be several in one. Whether they still are offered or run, their places say: so nobody looks for
+-- them among all jobs of the lane.
 create table windlass.lane (
   queue int not null,
   lane bigint not null,
@@ -355,9 +261,10 @@ create unique index object_order on windlass.object (kind, name, key);
 create index object_purge on windlass.object (purge_at) where purge_at is not null;
 
 -- Counters as differences, so that no two commits wait for one number; they are added up now and
--- then. A row with a lane counts in that lane as well and is not added to its line. So does one with a priority: in
--- `ready` it has those that wait for whatever reason. There is none of priority 0, which most jobs have: those are what
--- the others leave of the queue, so that they cost nothing here. In two partitions, as `ready`.
+-- then. A row with a lane counts in that lane as well and is not added to its pair of queue and
+-- kind. So does one with a priority: in `ready` it has those that wait for whatever reason. There
+-- is none of priority 0, which most jobs have: those are what the others leave of the queue, so
+-- that they cost nothing here. In two partitions, as `ready`.
 create table windlass.counter_delta (
   queue_kind int,
   queue int not null,
@@ -377,8 +284,10 @@ create table windlass.counter_delta (
   t_dead bigint not null default 0,
   t_cancelled bigint not null default 0,
   priority int,
-  part smallint not null default windlass._active_partition()
+  part smallint not null
+    default (pg_sequence_last_value('windlass.active_partition') & 1)::smallint
 ) partition by list (part);
+
 -- By an index dead rows are passed over at once.
 create index counter_delta_queue on windlass.counter_delta (queue);
 create table windlass.counter_delta_0 partition of windlass.counter_delta for values in (0)
@@ -418,19 +327,37 @@ create table windlass.worker (
   stopping boolean not null default false
 );
 
--- Lease tokens; a claim takes one number and counts on from it times 16384.
+-- Lease tokens; see `_lease_of`.
 create sequence windlass.token;
 
--- What a call must still see to before it ends. Empty between transactions. Its numbers are logged: a
--- sequence that belongs to an unlogged table cannot be read on a standby that was promoted.
+-- What a call still owes before it ends (effects.sql).
+create type windlass.effect as enum (
+  'object_job_ended', -- a job of an object ended: `object`, `job`, its `state` and `reason`
+  'lane_changed',     -- another job of a lane may be next: `queue`, `lane`
+  'job_wanted',       -- a queue's hook asks for a job: its kind `hook`, `payload`, parent `job`
+  'queue_drained',    -- the last job of a queue may have ended: `queue`
+  'dead_letter',      -- a queue has one more dead letter: `queue`
+  'history_grown',    -- there is more history
+  'limit_freed',      -- a job ended of a kind whose limit has turned claims away: `kind`
+  'ring_queue',       -- its workers are woken after the commit: `queue`
+  'ring_cancel'       -- workers that run jobs are woken after the commit
+);
+
+-- Empty between transactions. Its numbers are logged: a sequence that belongs to an unlogged table
+-- cannot be read on a standby that was promoted.
 create sequence windlass.pending_effect_id cache 100;
 create unlogged table windlass.pending_effect (
   tx xid8 not null default pg_current_xact_id(),
   id bigint not null default nextval('windlass.pending_effect_id'),
-  what smallint not null,
-  a bigint,
-  b bigint,
-  c text,
-  d text
+  effect windlass.effect not null,
+  queue int,
+  lane bigint,
+  kind int,
+  object text collate "C",
+  job uuid,
+  state smallint,
+  reason smallint,
+  hook text,
+  payload text
 );
-create index pending_effect_tx on windlass.pending_effect (tx, what);
+create index pending_effect_tx on windlass.pending_effect (tx, effect);

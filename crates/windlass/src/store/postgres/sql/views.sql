@@ -8,14 +8,17 @@ declare
   _now bigint := windlass.now_us();
 begin
   return jsonb_build_object(
-    'lines', (select coalesce(jsonb_agg(jsonb_build_object('queue', q.name, 'kind', k.name,
-        'states', jsonb_build_array(t.blocked, t.scheduled - coalesce(d.n, 0), t.ready + coalesce(d.n, 0), t.running,
-          t.completed, t.dead, t.cancelled),
-        'totals', jsonb_build_array(t.enqueued, t.completed_so_far, t.failed, t.retried, t.rescued, t.dead_so_far,
-          t.cancelled_so_far)) order by q.name, k.name), '[]')
-      from (select queue_kind, sum(blocked) as blocked, sum(scheduled) as scheduled, sum(ready) as ready,
-          sum(running) as running, sum(completed) as completed, sum(dead) as dead, sum(cancelled) as cancelled,
-          sum(t_enqueued) as enqueued, sum(t_completed) as completed_so_far, sum(t_failed) as failed,
+    'queue_kinds', (select coalesce(jsonb_agg(jsonb_build_object('queue', q.name, 'kind', k.name,
+        'states', jsonb_build_array(t.blocked, t.scheduled - coalesce(d.n, 0),
+            t.ready + coalesce(d.n, 0), t.running, t.completed, t.dead, t.cancelled),
+        'totals', jsonb_build_array(t.enqueued, t.completed_so_far, t.failed, t.retried, t.rescued,
+            t.dead_so_far, t.cancelled_so_far)) order by q.name, k.name), '[]')
+      from (select queue_kind, sum(blocked) as blocked, sum(scheduled) as scheduled,
+          sum(ready) as ready,
+          sum(running) as running, sum(completed) as completed, sum(dead) as dead,
+              sum(cancelled) as cancelled,
+          sum(t_enqueued) as enqueued, sum(t_completed) as completed_so_far,
+              sum(t_failed) as failed,
           sum(t_retried) as retried, sum(t_rescued) as rescued, sum(t_dead) as dead_so_far,
           sum(t_cancelled) as cancelled_so_far
         from windlass.counter_delta where queue_kind is not null group by queue_kind) t
@@ -24,31 +27,32 @@ begin
       left join (select p.queue_kind, count(*) as n from windlass.scheduled d cross join lateral (
             select p.queue_kind from windlass.job_state p where p.seq = d.seq offset 0) p
           where d.at <= _now group by p.queue_kind) d on d.queue_kind = t.queue_kind),
-    'queues', (select coalesce(jsonb_agg(jsonb_build_object('queue', q.name, 'settings', windlass._settings(q),
+    'queues', (select coalesce(jsonb_agg(jsonb_build_object('queue', q.name, 'settings',
+        windlass._settings(q),
         'waiting', w.waiting, 'normal', w.waiting - w.ranked, 'dropped', q.dropped,
         'priorities', (select coalesce(jsonb_agg(jsonb_build_array(t.priority, t.n)), '[]') from (
-          select priority, sum(ready) as n from windlass.counter_delta where queue = q.id and priority is not null
-            group by priority having sum(ready) > 0 order by priority desc limit 100) t),
-        'lanes', (select coalesce(jsonb_agg(jsonb_build_object('lane', t.lane, 'waiting', t.waiting, 'running', t.running,
-            'totals', t.totals)), '[]') from (
+          select priority, sum(ready) as n from windlass.counter_delta where queue = q.id
+              and priority is not null
+            group by priority having sum(ready) > 0 order by priority desc
+                limit {PRIORITIES_COUNTED}) t),
+        'lanes', (select coalesce(jsonb_agg(jsonb_build_object('lane', t.lane, 'waiting',
+            t.waiting, 'running', t.running, 'totals', t.totals)), '[]') from (
           select lane, sum(blocked + scheduled + ready) as waiting, sum(running) as running,
-              jsonb_build_array(sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried), sum(t_rescued),
-                sum(t_dead), sum(t_cancelled)) as totals
-            from windlass.counter_delta where queue = q.id and queue_kind is null and lane is not null group by lane) t))
+              jsonb_build_array(sum(t_enqueued), sum(t_completed), sum(t_failed), sum(t_retried),
+                  sum(t_rescued), sum(t_dead), sum(t_cancelled)) as totals
+            from windlass.counter_delta where queue = q.id and queue_kind is null
+                and lane is not null group by lane) t))
         order by q.name), '[]')
       from windlass.queue q cross join lateral (
-        select coalesce(sum(blocked + scheduled + ready) filter (where queue_kind is not null), 0) as waiting,
-            coalesce(sum(ready) filter (where priority is not null), 0) as ranked
+        select coalesce(sum(blocked + scheduled + ready) filter (where queue_kind is not null),
+            0) as waiting, coalesce(sum(ready) filter (where priority is not null), 0) as ranked
           from windlass.counter_delta where queue = q.id) w),
-    'workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', w.id, 'card', w.info, 'stopping', w.stopping,
-        'running', coalesce(r.running, 0)) order by w.id), '[]')
+    'workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', w.id, 'info', w.info,
+        'stopping', w.stopping, 'running', coalesce(r.running, 0)) order by w.id), '[]')
       from windlass.worker w
-      left join (select coalesce(p.worker, s.worker) as worker, count(*) as running
-          from windlass.lease s cross join lateral unnest(s.lows, s.highs) as r(low, high)
-          cross join lateral (select p.worker from windlass.job_state p where p.seq between r.low and r.high
-            and (p.state = 3 and p.token > s.token and p.token < s.token + 16384
-              or s.worker is not null and windlass._never_started(p.state, p.begun, p.generation, p.without_effects)) offset 0) p
-          group by 1) r on r.worker = w.id
+      left join (select r.worker, count(*) as running
+          from windlass.lease s cross join lateral windlass._running_under(s) r
+          group by r.worker) r on r.worker = w.id
       where w.seen_at > _now - 60000000));
 end $$;
 

@@ -1,0 +1,175 @@
+//! Counters of queues and lanes, and workers that were heard of.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio_postgres::types::Type;
+use windlass_core::job::Priority;
+use windlass_core::ledger::{
+    Counts, LaneCount, QueueCount, QueueKindCount, Totals, WorkerInfo, WorkerKind, WorkerReport,
+    WorkerView,
+};
+use windlass_core::limits;
+use windlass_core::name::Name;
+use windlass_core::rate::Rate;
+
+use super::{Parameter, PostgresStore, odd, wire};
+use crate::store::Answer;
+
+pub(super) async fn count(store: &PostgresStore) -> Answer<Counts> {
+    let row = store.one("count", "select windlass.counts()", &[]).await?;
+    let counts: Value = row.get(0);
+    read_counts(&counts).ok_or_else(|| odd("count", "the counters make no sense"))
+}
+
+pub(super) fn read_counts(value: &Value) -> Option<Counts> {
+    let count = |value: &Value| Some(value.as_i64()?.max(0).cast_unsigned());
+    let name = |value: &Value| Name::new(value.as_str()?).ok();
+    let line = |line: &Value| {
+        let mut states = [0; 7];
+        for (index, state) in states.iter_mut().enumerate() {
+            *state = count(&line["states"][index])?;
+        }
+        let totals = read_totals(&line["totals"])?;
+        Some(QueueKindCount {
+            queue: name(&line["queue"])?,
+            kind: name(&line["kind"])?,
+            states,
+            totals,
+        })
+    };
+    let queue = |queue: &Value| {
+        let settings = wire::settings(&queue["settings"]).ok()?;
+        let mut lanes =
+            vec![LaneCount::default(); settings.lanes.map_or(0, |lanes| lanes.get() as usize)];
+        for said in queue["lanes"].as_array()? {
+            let number = said["lane"].as_i64().and_then(|lane| usize::try_from(lane).ok());
+            let Some(lane) = number.and_then(|number| lanes.get_mut(number)) else { continue };
+            lane.waiting = count(&said["waiting"])?;
+            lane.running = count(&said["running"])?;
+            lane.totals = read_totals(&said["totals"])?;
+        }
+        for paused in &settings.paused_lanes {
+            if let Some(lane) = lanes.get_mut(*paused as usize) {
+                lane.paused = true;
+            }
+        }
+        // The table has those of other priorities than 0; 0 is what they leave.
+        let mut waiting_by_priority = Vec::new();
+        for said in queue["priorities"].as_array()? {
+            let priority = i32::try_from(said[0].as_i64()?).ok()?;
+            waiting_by_priority.push((Priority(priority), count(&said[1])?));
+        }
+        waiting_by_priority.push((Priority::NORMAL, count(&queue["normal"])?));
+        waiting_by_priority.retain(|(_, jobs)| *jobs > 0);
+        waiting_by_priority.sort_unstable_by(|one, other| other.cmp(one));
+        waiting_by_priority.truncate(limits::PRIORITIES_COUNTED);
+        Some(QueueCount {
+            queue: name(&queue["queue"])?,
+            waiting: count(&queue["waiting"])?,
+            waiting_by_priority,
+            dead_letters_dropped: count(&queue["dropped"])?,
+            settings,
+            lanes,
+        })
+    };
+    let worker = |worker: &Value| {
+        Some(WorkerView {
+            worker: worker["worker"].as_str()?.into(),
+            info: read_worker_info(&worker["info"])?,
+            running: count(&worker["running"])?,
+            stopping: worker["stopping"].as_bool()?,
+        })
+    };
+    Some(Counts {
+        lines: value["queue_kinds"].as_array()?.iter().map(line).collect::<Option<_>>()?,
+        queues: value["queues"].as_array()?.iter().map(queue).collect::<Option<_>>()?,
+        workers: value["workers"].as_array()?.iter().map(worker).collect::<Option<_>>()?,
+    })
+}
+
+pub(super) fn read_totals(value: &Value) -> Option<Totals> {
+    let number = |index: usize| Some(value[index].as_i64()?.max(0).cast_unsigned());
+    Some(Totals {
+        enqueued: number(0)?,
+        completed: number(1)?,
+        failed: number(2)?,
+        retried: number(3)?,
+        rescued: number(4)?,
+        dead: number(5)?,
+        cancelled: number(6)?,
+    })
+}
+
+pub(super) async fn heartbeat(
+    store: &PostgresStore,
+    worker: Arc<str>,
+    news: WorkerReport,
+) -> Answer<()> {
+    let (number, info, error) = match &news {
+        WorkerReport::Started(info) => (0_i32, Some(write_worker_info(info)), None),
+        WorkerReport::Stopping => (1, None, None),
+        WorkerReport::Stopped => (2, None, None),
+        WorkerReport::Error(error) => (3, None, Some(wire::text(error.as_str()))),
+    };
+    let worker = &*worker;
+    let (host, pid) = (host(), i64::from(std::process::id()));
+    let version = env!("CARGO_PKG_VERSION");
+    let parameters: [Parameter<'_>; 7] = [
+        (&worker, Type::TEXT),
+        (&number, Type::INT4),
+        (&info, Type::JSONB),
+        (&host, Type::TEXT),
+        (&pid, Type::INT8),
+        (&version, Type::TEXT),
+        (&error, Type::TEXT),
+    ];
+    let sql = "select windlass.heartbeat($1, $2, $3, $4, $5, $6, $7)";
+    store.call("announce a worker", sql, &parameters).await?;
+    store.committed.send_modify(|_| {});
+    Ok(())
+}
+
+fn write_worker_info(info: &WorkerInfo) -> Value {
+    let kind = |kind: &WorkerKind| {
+        let rate = kind.rate.map(|rate| json!([rate.jobs, wire::micros(rate.period), rate.burst]));
+        json!({ "kind": kind.kind.as_str(), "concurrency": kind.concurrency, "rate": rate })
+    };
+    let queues = info.queues.as_ref();
+    let queues = queues.map(|queues| queues.iter().map(Name::as_str).collect::<Vec<_>>());
+    let kinds: Vec<Value> = info.kinds.iter().map(kind).collect();
+    json!({ "queues": queues, "kinds": kinds, "slots": info.slots })
+}
+
+fn read_worker_info(value: &Value) -> Option<WorkerInfo> {
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let name = |value: &Value| Name::new(value.as_str()?).ok();
+    let kind = |value: &Value| {
+        let rate = match value["rate"].as_array() {
+            Some(rate) => Some(Rate {
+                jobs: number(rate.first()?)?,
+                period: wire::duration(rate.get(1)?.as_i64()?),
+                burst: number(rate.get(2)?)?,
+            }),
+            None => None,
+        };
+        let concurrency = number(&value["concurrency"]);
+        Some(WorkerKind { kind: name(&value["kind"])?, concurrency, rate })
+    };
+    let queues = match value["queues"].as_array() {
+        Some(queues) => Some(queues.iter().map(name).collect::<Option<Vec<_>>>()?),
+        None => None,
+    };
+    Some(WorkerInfo {
+        queues,
+        kinds: value["kinds"].as_array()?.iter().map(kind).collect::<Option<_>>()?,
+        slots: number(&value["slots"])?,
+    })
+}
+
+/// The name of this machine, as far as it is known.
+fn host() -> Option<String> {
+    let name = std::fs::read_to_string("/etc/hostname").ok();
+    let name = name.or_else(|| std::env::var("HOSTNAME").ok());
+    name.map(|name| wire::text(name.trim())).filter(|name| !name.is_empty())
+}

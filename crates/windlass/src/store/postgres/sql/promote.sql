@@ -1,0 +1,34 @@
+-- Housekeeping, done by whoever is alive.
+
+create function windlass.promote(out purged bigint, out next_in bigint, out last_event bigint,
+    out rings text[])
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_sort = off set enable_bitmapscan = off as $$
+declare
+  _now bigint := windlass._begin();
+  _settings windlass.settings;
+begin
+  select * into _settings from windlass.settings;
+  purged := windlass._purge(_now, _now - _settings.history_age, {SWEEP_BATCH});
+  perform windlass._trim_history(_settings, _now, 0);
+  purged := purged + windlass._purge_objects(_now);
+  select least(
+      (select at from windlass.scheduled order by at limit 1),
+      (select expires_at from windlass.job_state where expires_at is not null and state < 3
+          and attempts = 0
+        and generation = 0 order by expires_at limit 1),
+      (select at + _settings.history_age from windlass.history order by at limit 1),
+      (select purge_at from windlass.object o where purge_at is not null
+        and not exists (select from windlass.job_state p where p.object = o.address)
+            order by purge_at limit 1))
+    into next_in;
+  next_in := case when next_in > _now then next_in - _now when next_in is not null then 0 end;
+  rings := windlass._apply_effects(_now);
+  perform windlass._fold_counters();
+  last_event := windlass._number_events();
+  -- Only so many are kept for those who lag.
+  delete from windlass.event e where e.number <= last_event - {EVENTS_KEPT}
+      and e.number + e.n - 1 <= last_event - {EVENTS_KEPT};
+  delete from windlass.worker where seen_at < _now - 86400000000;
+end $$;
