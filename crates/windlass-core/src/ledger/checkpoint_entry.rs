@@ -54,7 +54,7 @@ pub struct CheckpointEntry {
 }
 
 impl Ledger {
-    /// Sketches of the jobs accepted after this sequence, in order.
+    /// Entries of the jobs accepted after this sequence, in order.
     pub fn checkpoint_entries_after(
         &self,
         sequence: u64,

@@ -17,7 +17,7 @@ use crate::store::Answer;
 use crate::store::ledger::RecordedLedger;
 
 /// About how many bytes a checkpoint entry takes.
-const SKETCH_BYTES: u64 = 96;
+const ENTRY_BYTES: u64 = 96;
 
 /// See [`super::LedgerOptions::checkpoint_bytes`].
 const CHECKPOINT_BYTES: u64 = 256 << 20;
@@ -71,9 +71,9 @@ struct Checkpoint {
     position: u64,
     /// What had been written since the opening when it began.
     before: u64,
-    /// The last object that was sketched.
+    /// The last object that has its entry.
     object: Option<Address>,
-    /// The last job that was sketched, and the last one that has to be.
+    /// The last job that has its entry, and the last one that has to.
     checkpointed: u64,
     until: u64,
     /// The commit that holds the last of it.
@@ -244,7 +244,7 @@ impl RecordedLedger<JournalRecords> {
 
     /// Whether so much was written since the last checkpoint that opening would take long.
     pub fn wants_checkpoint(&self) -> bool {
-        let checkpoint_entries = (self.ledger.jobs() + self.ledger.object_count()) * SKETCH_BYTES;
+        let checkpoint_entries = (self.ledger.jobs() + self.ledger.object_count()) * ENTRY_BYTES;
         let due = self.records.journal.since_begin()
             > self.records.compaction.checkpoint_bytes.saturating_add(4 * checkpoint_entries);
         self.can_tend()
@@ -268,7 +268,7 @@ impl RecordedLedger<JournalRecords> {
             (self.records.journal.position(), self.records.journal.bytes_written());
         let last = self.ledger.next_ids().sequence.saturating_sub(1);
         if self.records.compaction.checkpoint.is_none() {
-            // What is not a job is sketched first.
+            // What is not about one job or object comes first.
             let image = self.ledger.image();
             self.records.persist(&mut self.ledger, image)?;
         }
@@ -280,7 +280,7 @@ impl RecordedLedger<JournalRecords> {
             until: last,
             complete: None,
         });
-        let count = usize::try_from(budget / SKETCH_BYTES + 1).unwrap_or(usize::MAX);
+        let count = usize::try_from(budget / ENTRY_BYTES + 1).unwrap_or(usize::MAX);
         let mut objects = 0;
         // Objects first; one that changes later is written later, and counts.
         for (address, meta, kept) in self.ledger.objects_after(begun.object.as_ref()).take(count) {
