@@ -54,8 +54,8 @@ async fn jobs_read_by_id_come_in_the_order_asked_and_unknown_ones_are_left_out(b
 
 async fn counting_finds_as_many_as_listing(bench: Bench) {
     let tagged = |number: u128| NewJob {
-        tags: if number % 3 == 0 { vec![name("third")] } else { Vec::new() },
-        kind: name(if number % 2 == 0 { "work" } else { "other" }),
+        tags: if number.is_multiple_of(3) { vec![name("third")] } else { Vec::new() },
+        kind: name(if number.is_multiple_of(2) { "work" } else { "other" }),
         ..job(number)
     };
     bench.accept((1..=30).map(tagged)).await;
