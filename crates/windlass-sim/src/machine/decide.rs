@@ -1,7 +1,7 @@
 //! One call to the ledger, as a verb of the store makes it.
 
-use windlass::store::ObjectFilter;
 use windlass::store::file::{JournaledLedger, Need};
+use windlass::store::{Answer, ObjectFilter};
 use windlass_core::filter::Filter;
 use windlass_core::ledger::{
     Cancel, Clear, Configure, Enqueue, Promote, Remove, RemoveGraph, Renew, Replay, ReplayEdited,
@@ -9,10 +9,10 @@ use windlass_core::ledger::{
 };
 use windlass_core::time::Now;
 
-use crate::answer::{Answer, Reply, Request, Snapshot};
+use crate::answer::{Reply, Request, Snapshot};
 
 /// Decides a call and says what it will be answered.
-pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -> Answer {
+pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -> Answer<Reply> {
     ledger.usable()?;
     Ok(match request {
         Request::Enqueue(jobs) => Reply::Enqueued(ledger.commit(Enqueue { jobs }, now)?),
@@ -39,7 +39,7 @@ pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -
     })
 }
 
-fn alter(ledger: &mut JournaledLedger, alteration: Request, now: Now) -> Answer {
+fn alter(ledger: &mut JournaledLedger, alteration: Request, now: Now) -> Answer<Reply> {
     ledger.admit(Need::LITTLE, now)?;
     match alteration {
         Request::Cancel(jobs) => Ok(Reply::Cancelled(ledger.apply(Cancel { jobs }, now)?)),
@@ -56,7 +56,7 @@ fn alter(ledger: &mut JournaledLedger, alteration: Request, now: Now) -> Answer 
 }
 
 /// All jobs, page by page, and all counters.
-fn audit(ledger: &mut JournaledLedger, now: Now) -> Answer {
+fn audit(ledger: &mut JournaledLedger, now: Now) -> Answer<Reply> {
     let mut jobs = Vec::new();
     let mut after = None;
     loop {

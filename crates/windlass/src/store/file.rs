@@ -39,7 +39,7 @@ pub use ledger::{Commit, JournaledLedger};
 pub use ledger::{LedgerOptions, Opened, Space};
 pub use offline::OfflineStore;
 #[doc(hidden)]
-pub use path::JournalPath;
+pub use path::{InFlight, JournalPath};
 #[doc(hidden)]
 pub use records::JournalRecords;
 use tokio::runtime::Handle;
@@ -49,7 +49,7 @@ pub use writer::{Writer, WriterStep};
 use super::Durability;
 use super::ledger::LedgerStore;
 #[doc(hidden)]
-pub use super::ledger::{Basis, Need, SelectionProgress, SharedLedger, Size};
+pub use super::ledger::{Basis, CommitPath, Need, SelectionProgress, SharedLedger, Size};
 use crate::clock::Clock;
 use crate::wake::Wake;
 
