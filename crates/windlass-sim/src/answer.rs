@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use windlass::store::file::Basis;
 use windlass::store::{ClaimedBatch, StoreError};
 use windlass_core::explain::Explanation;
 use windlass_core::job::{JobId, NewJob, Start, StateName};
@@ -69,6 +70,15 @@ pub enum Reply {
 }
 
 impl Request {
+    /// What its answer is based on.
+    pub(crate) fn basis(&self) -> Basis<'_> {
+        match self {
+            Request::Claim(_) => Basis::Claim,
+            Request::Find(jobs) => Basis::Jobs(jobs),
+            _ => Basis::Everything,
+        }
+    }
+
     /// The turns that it would make.
     pub fn turns(&self) -> Vec<&Turn> {
         match self {
@@ -108,18 +118,12 @@ pub enum Failure {
     Unknown,
 }
 
-impl From<StoreError> for Failure {
-    fn from(error: StoreError) -> Self {
+impl From<&StoreError> for Failure {
+    fn from(error: &StoreError) -> Self {
         match error {
-            StoreError::Refused(refusal) => Failure::Refused(refusal),
+            StoreError::Refused(refusal) => Failure::Refused(refusal.clone()),
             StoreError::Unknown { .. } => Failure::Unknown,
         }
-    }
-}
-
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
-        Failure::Refused(refusal)
     }
 }
 

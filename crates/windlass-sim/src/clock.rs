@@ -1,7 +1,10 @@
 //! Two clocks that are moved by hand.
 
+use std::future::pending;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use windlass::clock::BoxFuture;
 use windlass_core::time::{Now, Steady, Timestamp};
 
 /// When every run begins, in microseconds since 1970.
@@ -51,5 +54,29 @@ impl Clock {
     /// A process begins: its steady clock starts at zero.
     pub fn restart(&mut self) {
         self.process = self.elapsed;
+    }
+}
+
+/// The clock as a process reads it: what it was last set to.
+#[derive(Debug)]
+pub(crate) struct ProcessClock(Mutex<Now>);
+
+impl ProcessClock {
+    pub(crate) fn new(now: Now) -> Self {
+        Self(Mutex::new(now))
+    }
+
+    pub(crate) fn set(&self, now: Now) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+}
+
+impl windlass::clock::Clock for ProcessClock {
+    fn now(&self) -> Now {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(pending())
     }
 }

@@ -1,8 +1,8 @@
 //! A simulation of everything that can go wrong around the file store, from one seed.
 //!
-//! [`Machine`] is one machine: a [`SimDisk`], a clock that is stepped, and a process that drives
-//! the store's [`JournaledLedger`](windlass::store::file::JournaledLedger) as `FileStore` does, one
-//! step at a time, so that the power can be lost between any two of them. [`Oracle`] watches from
+//! [`Machine`] is one machine: a [`SimDisk`], a clock that is stepped, and a process with the file
+//! store that ships, whose [`Writer`](windlass::store::file::Writer) is driven one step at a time,
+//! so that the power can be lost between any two of them. [`Oracle`] watches from
 //! outside: it knows what was asked, answered and told, and says when that cannot all be true.
 //! [`World`] puts clients and workers around the machine that do what programs do, and draws what
 //! goes wrong. [`run`] is one seed; [`swarm`] runs thousands.

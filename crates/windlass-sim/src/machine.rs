@@ -1,21 +1,26 @@
-//! One machine: a disk, a clock, and a process that drives the ledger as `FileStore` does.
+//! One machine: a disk, a clock, and a process with a file store.
 //!
-//! What `FileStore` does with a lock, a writer thread and a thread that makes spare files is done
-//! here one step at a time, whenever the caller likes, so that anything can happen in between:
-//! another call, a failing disk, the end of the process. Answers are given when `FileStore` would
-//! give them: claims as soon as they are decided, everything else when it has landed.
+//! The store is the one that ships: calls go through [`SharedLedger::decide`], and the steps of its
+//! [`Writer`] are taken one at a time, whenever the caller likes, so that anything can happen in
+//! between: another call, a failing disk, the end of the process. The store says when an answer may
+//! be given, and the judge whether that was true.
 
 mod boot;
 mod decide;
 mod writer;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use windlass::store::file::{Commit, JournaledLedger, LedgerOptions, Retired, WantedSpare};
+use windlass::store::StoreError;
+use windlass::store::file::{
+    CommitPath, InFlight, JournalPath, JournaledLedger, LedgerOptions, SharedLedger, WantedSpare,
+    Writer,
+};
 use windlass_core::refusal::Refusal;
 
 use crate::answer::{Answer, Decided, Failure, Reply, Request, Snapshot, Ticket};
-use crate::clock::Clock;
+use crate::clock::{Clock, ProcessClock};
 use crate::cover::{Cover, Point};
 use crate::disk::SimDisk;
 use crate::oracle::{Oracle, Rules};
@@ -56,41 +61,43 @@ pub struct Machine {
 /// What lives as long as the process.
 #[derive(Debug)]
 struct Process {
-    ledger: JournaledLedger,
-    /// Decided, in the commit that is being gathered.
-    gathered: Vec<Decided>,
-    /// Commits that have not landed, in order.
-    flying: VecDeque<Flying>,
-    /// How many of them the writer is about to sync.
-    syncing: usize,
-    /// A commit could not be written, and the writer has not noticed yet.
-    failed: bool,
-    retired: VecDeque<Retired>,
+    store: Arc<SharedLedger<JournalPath>>,
+    clock: Arc<ProcessClock>,
+    writer: Writer,
+    /// Calls whose commit has not landed, in order.
+    waiting: VecDeque<Waiting>,
+    /// The last event that subscribers were told of.
+    told: u64,
+    /// The last commit that is known to have landed.
+    landed: u64,
     /// A spare file that is being made apart.
     spare: Option<WantedSpare>,
-    tending: Tending,
     compacting: bool,
     checkpointing: bool,
-    sealed: bool,
     broken: bool,
     /// The writer has ended, as it does when the disk fails.
     gave_up: bool,
 }
 
-/// What is still to be done after a commit has landed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tending {
-    Nothing,
-    Compaction,
-    Checkpoint,
+/// A call that was decided.
+#[derive(Debug)]
+struct Waiting {
+    /// The commit that has to land.
+    commit: u64,
+    decided: Decided,
+    /// How the store tells; `None` if the answer was given before that.
+    landing: Pending,
 }
 
-/// A commit in the air.
-#[derive(Debug)]
-struct Flying {
-    commit: Commit,
-    decided: Vec<Decided>,
-    written: bool,
+type Pending = <JournalPath as CommitPath>::Pending;
+
+/// What the ledger was like when it had decided a call.
+struct Seen {
+    answer: Answer,
+    mark: u64,
+    commit: u64,
+    landed: bool,
+    stalled: bool,
 }
 
 impl Machine {
@@ -174,75 +181,91 @@ impl Machine {
             self.give(ticket, &request, Err(Failure::Unknown));
             return Ok(ticket);
         };
-        let answer = decide::decide(&mut process.ledger, request.clone(), now);
-        let mark = process.ledger.last_event();
-        process.sealed = false;
+        process.clock.set(now);
+        let (mut seen, disk, asked) = (None, &self.disk, request.clone());
+        let outcome = process.store.decide("simulate", request.basis(), |ledger, now| {
+            let writes_here = matches!(asked, Request::Claim(_));
+            let answer = decide::decide(ledger, asked, now);
+            if writes_here && ledger.has_work() {
+                disk.mark();
+            }
+            seen = Some(Seen::of(ledger, &answer));
+            answer.map(drop)
+        });
+        let seen = seen.unwrap_or_else(|| Seen::refused(&outcome));
+        let Seen { answer, mark, .. } = &seen;
         self.trace.line(|| format!("{now:?} {ticket:?} {request:?} -> {answer:?}"));
         self.trace_disk();
-        if self.disk.is_dead() {
-            self.fall();
-            self.give(ticket, &request, Err(Failure::Unknown));
-            return Ok(ticket);
-        }
-        self.note_breakage(&answer)?;
-        self.oracle.decided(&request, &answer, now, &mut self.cover)?;
-        let claims = matches!(request, Request::Claim(_)) && !is_turned_away(&answer);
+        self.note_breakage(answer)?;
+        self.oracle.decided(&request, answer, now, &mut self.cover)?;
+        let (answer, mark) = (answer.clone(), *mark);
         let decided = Decided { ticket, request, answer, mark, now, answered: false };
-        self.wait_for_landing(decided)?;
-        if claims && self.process.is_some() {
-            self.write_here(ticket);
-        }
+        self.cover.hit_if(Point::WaitedForRoom, seen.stalled);
+        let pending = match outcome {
+            Ok((_, pending)) => Ok(pending),
+            Err(error) => Err(Failure::from(&error)),
+        };
+        self.wait_or_give(decided, &seen, pending)?;
         Ok(ticket)
     }
 
-    /// Gives the answer now, or with the commit that it has to wait for.
-    fn wait_for_landing(&mut self, decided: Decided) -> Checked {
+    /// Gives the answer now, if the store says so, or waits until it does.
+    fn wait_or_give(
+        &mut self,
+        decided: Decided,
+        seen: &Seen,
+        pending: Result<Pending, Failure>,
+    ) -> Checked {
         let Some(process) = self.process.as_mut() else { return Ok(()) };
-        let broken = process.ledger.usable().is_err();
-        let stalled = process.ledger.is_gathering() && !process.ledger.has_work() && !broken;
-        self.cover.hit_if(Point::WaitedForRoom, stalled);
-        let landed = broken || process.ledger.awaited() <= process.ledger.landed_commit();
-        if broken {
-            let refused = decided.answer.is_err();
-            ensure!(refused, "a broken store answered {:?}", decided.answer);
-        } else if landed {
-            self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
+        let ticket = decided.ticket;
+        let usable = process.store.inspect(|ledger| ledger.usable().is_ok()).unwrap_or(false);
+        let claims = matches!(decided.request, Request::Claim(_)) && !is_turned_away(&seen.answer);
+        let given_now = matches!(pending, Ok(None)) && !self.disk.is_dead();
+        if given_now && (!usable || seen.landed || !claims) {
+            return self.give_now(decided, seen, usable);
         }
-        let early = match &decided.request {
-            // Nothing was decided, so there is nothing to wait for.
-            _ if is_turned_away(&decided.answer) && !landed => {
-                self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
-                self.cover.hit(Point::TurnedAway);
-                true
-            }
-            Request::Find(jobs) if process.ledger.have_landed(jobs) => {
-                // Told before anything that is in the air: so it must be true without that.
-                self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
-                self.cover.hit_if(Point::ReadEarly, !landed && !jobs.is_empty());
-                true
-            }
-            _ => false,
+        let (landing, refused) = match pending {
+            Ok(landing) => (landing, None),
+            Err(failure) => (None, Some(failure)),
         };
-        if landed || early {
-            self.give(decided.ticket, &decided.request, decided.answer);
-            return Ok(());
-        }
-        let Some(process) = self.process.as_mut() else { return Ok(()) };
-        match process.flying.back_mut().filter(|_| !process.ledger.is_gathering()) {
-            Some(flying) => flying.decided.push(decided),
-            None => process.gathered.push(decided),
+        process.waiting.push_back(Waiting { commit: seen.commit, decided, landing });
+        if self.disk.is_dead() {
+            self.fall();
+        } else if !usable {
+            self.fail()?;
+        } else if claims {
+            // Without waiting for its commit, whether it was written or there was no room for it.
+            self.give_early(ticket, refused);
         }
         Ok(())
     }
 
+    /// Gives an answer that waits for nothing: so it must be true without what is in the air.
+    fn give_now(&mut self, decided: Decided, seen: &Seen, usable: bool) -> Checked {
+        if usable {
+            self.oracle.landed(&[], std::slice::from_ref(&decided), &mut self.cover)?;
+        } else {
+            let refused = decided.answer.is_err();
+            ensure!(refused, "a broken store answered {:?}", decided.answer);
+        }
+        self.cover.hit_if(Point::TurnedAway, is_turned_away(&decided.answer) && !seen.landed);
+        let read = matches!(&decided.request, Request::Find(jobs) if !jobs.is_empty());
+        self.cover.hit_if(Point::ReadEarly, read && !seen.landed);
+        self.give(decided.ticket, &decided.request, decided.answer);
+        Ok(())
+    }
+
     /// Gives the answer to a claim before its commit has landed.
-    fn give_early(&mut self, ticket: Ticket, answer: impl FnOnce(&Decided) -> Answer) {
+    fn give_early(&mut self, ticket: Ticket, refused: Option<Failure>) {
         let Some(process) = self.process.as_mut() else { return };
-        let flying = process.flying.iter_mut().flat_map(|flying| &mut flying.decided);
-        let mut all = flying.chain(&mut process.gathered);
+        let mut all = process.waiting.iter_mut().map(|waiting| &mut waiting.decided);
         let Some(decided) = all.find(|decided| decided.ticket == ticket) else { return };
+        if decided.answered {
+            return;
+        }
         decided.answered = true;
-        let (request, answer) = (decided.request.clone(), answer(decided));
+        let answer = refused.map_or_else(|| decided.answer.clone(), Err);
+        let request = decided.request.clone();
         self.give(ticket, &request, answer);
     }
 
@@ -288,18 +311,25 @@ impl Machine {
         self.trace.line(|| "the process is gone".to_string());
         self.cover.hit_if(Point::LeftoverCompaction, process.compacting);
         self.cover.hit_if(Point::LeftoverCheckpoint, process.checkpointing);
-        self.lose_sight(process.flying, process.gathered);
+        // Of a store that has failed, everyone has been told.
+        if !process.gave_up {
+            let in_flight = process.store.in_flight(&process.writer);
+            self.lose_sight(in_flight, process.waiting);
+        }
     }
 
     /// Nobody knows any more what becomes of these commits.
-    fn lose_sight(&mut self, flying: VecDeque<Flying>, gathered: Vec<Decided>) {
-        let in_the_air = flying.iter().flat_map(|flying| &flying.decided);
-        let unanswered = in_the_air.chain(&gathered).filter(|decided| !decided.answered);
-        let unanswered: Vec<(Ticket, Request)> =
-            unanswered.map(|decided| (decided.ticket, decided.request.clone())).collect();
-        for Flying { commit, decided, written } in flying {
-            self.oracle.fell(commit.events, decided, written && self.disk.failed() == 0);
+    fn lose_sight(&mut self, in_flight: Vec<InFlight>, mut waiting: VecDeque<Waiting>) {
+        let unanswered = waiting.iter().filter(|waiting| !waiting.decided.answered);
+        let unanswered: Vec<(Ticket, Request)> = unanswered
+            .map(|waiting| (waiting.decided.ticket, waiting.decided.request.clone()))
+            .collect();
+        for InFlight { number, events, written } in in_flight {
+            let later = waiting.partition_point(|waiting| waiting.commit <= number);
+            let decided = waiting.drain(..later).map(|waiting| waiting.decided).collect();
+            self.oracle.fell(events, decided, written && self.disk.failed() == 0);
         }
+        let gathered: Vec<Decided> = waiting.into_iter().map(|waiting| waiting.decided).collect();
         self.oracle.lost(&gathered, &mut self.cover);
         for (ticket, request) in unanswered {
             self.give(ticket, &request, Err(Failure::Unknown));
@@ -310,7 +340,7 @@ impl Machine {
     fn look(&mut self) -> Option<Snapshot> {
         let now = self.clock.now();
         let process = self.process.as_mut()?;
-        match decide::decide(&mut process.ledger, Request::Audit, now) {
+        match process.store.inspect(|ledger| decide::decide(ledger, Request::Audit, now))? {
             Ok(Reply::Audited(snapshot)) => Some(*snapshot),
             Ok(_) | Err(_) => None,
         }
@@ -326,10 +356,33 @@ impl Machine {
             return Ok(());
         };
         self.oracle.audit(&snapshot)?;
-        let wrong = self.process.as_mut().map(|process| process.ledger.check());
+        let store = self.process.as_ref().map(|process| &process.store);
+        let wrong = store.and_then(|store| store.inspect(|ledger| ledger.check()));
         let wrong = wrong.unwrap_or_default();
         ensure!(wrong.is_empty(), "the store is unsound: {}", wrong.join("; "));
         Ok(())
+    }
+}
+
+impl Seen {
+    fn of(ledger: &JournaledLedger, answer: &Result<Reply, StoreError>) -> Self {
+        let usable = ledger.usable().is_ok();
+        Self {
+            answer: answer.as_ref().map(Clone::clone).map_err(Failure::from),
+            mark: ledger.last_event(),
+            commit: ledger.awaited(),
+            landed: ledger.awaited() <= ledger.landed_commit(),
+            stalled: usable && ledger.is_gathering() && !ledger.has_work(),
+        }
+    }
+
+    /// Nothing was decided.
+    fn refused<T, P>(outcome: &Result<(Result<T, StoreError>, P), StoreError>) -> Self {
+        let error = match outcome {
+            Ok((Err(error), _)) | Err(error) => Failure::from(error),
+            Ok((Ok(_), _)) => unreachable!("what was answered was asked"),
+        };
+        Self { answer: Err(error), mark: 0, commit: 0, landed: true, stalled: false }
     }
 }
 

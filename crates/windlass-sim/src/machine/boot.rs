@@ -1,11 +1,15 @@
 //! How a machine goes down and comes up.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use windlass::store::Opened;
-use windlass::store::file::{JournaledLedger, OpenError};
+use windlass::store::file::{FileOptions, JournalPath, JournaledLedger, OpenError};
+use windlass::store::{Durability, Opened};
+use windlass::wake::LocalWake;
+use windlass_core::event::Event;
 
-use super::{Machine, Process, Tending};
+use super::{Machine, Process};
+use crate::clock::ProcessClock;
 use crate::cover::Point;
 use crate::disk::{Faults, Loss, Moment, NameLoss};
 use crate::{Checked, Violation, ensure};
@@ -88,38 +92,41 @@ impl Machine {
 
     /// Opens the store.
     pub fn open(&mut self) -> Checked<Opening> {
-        let (disk, now) = (self.disk.mount(), self.clock.now());
-        let opened = JournaledLedger::open(disk, &self.options, now);
+        let (disk, clock) = (self.disk.mount(), Arc::new(ProcessClock::new(self.clock.now())));
+        let options = FileOptions { ledger: self.options.clone(), durability: Durability::Sync };
+        let wake = Arc::new(LocalWake::new());
+        let opened = JournalPath::open(disk, &options, clock.clone(), wake, None);
         self.trace_disk();
         if self.disk.is_dead() {
             self.crashes += 1;
             self.trace.line(|| "the process is gone while it was opening the store".to_string());
             return Ok(Opening::Died);
         }
-        let (mut ledger, opened) = match opened {
+        let (store, writer) = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 self.trace.line(|| format!("not opened: {}", words(&error)));
                 return Ok(Opening::Refused(error));
             }
         };
+        let opened = store.opened().clone();
         let Opened { took: _, ref recovered, ref torn, jobs, commits, .. } = opened;
         self.trace.line(|| format!("opened: {jobs} {commits} {torn:?} {recovered:?}"));
         self.cover.hit_if(Point::TornTail, opened.torn.is_some());
-        let events = ledger.opening_events();
-        let last_event = ledger.last_event();
+        let events: Vec<Event> =
+            store.events_after(0).iter().map(|event| Event::clone(event)).collect();
+        let known = store.inspect(|ledger| (ledger.last_event(), ledger.landed_commit()));
+        let (last_event, landed) = known.unwrap_or_default();
         self.process = Some(Process {
-            ledger,
-            gathered: Vec::new(),
-            flying: VecDeque::new(),
-            syncing: 0,
-            failed: false,
-            retired: VecDeque::new(),
+            store,
+            clock,
+            writer,
+            waiting: VecDeque::new(),
+            told: last_event,
+            landed,
             spare: None,
-            tending: Tending::Nothing,
             compacting: false,
             checkpointing: false,
-            sealed: false,
             broken: false,
             gave_up: false,
         });

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use windlass::store::ObjectFilter;
 use windlass::store::file::{JournaledLedger, Need};
+use windlass::store::{Answer, ObjectFilter};
 use windlass_core::filter::Filter;
 use windlass_core::ledger::{
     Alter, Cancel, Clear, Configure, Enqueue, JobAction, JobActionDone, Promote, Remove,
@@ -11,10 +11,10 @@ use windlass_core::ledger::{
 };
 use windlass_core::time::Now;
 
-use crate::answer::{Answer, Reply, Request, Snapshot};
+use crate::answer::{Reply, Request, Snapshot};
 
 /// Decides a call and says what it will be answered.
-pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -> Answer {
+pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -> Answer<Reply> {
     ledger.usable()?;
     Ok(match request {
         Request::Enqueue(jobs) => Reply::Enqueued(ledger.commit(Enqueue { jobs }, now)?),
@@ -47,7 +47,7 @@ pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -
     })
 }
 
-fn alter(ledger: &mut JournaledLedger, alteration: Request, now: Now) -> Answer {
+fn alter(ledger: &mut JournaledLedger, alteration: Request, now: Now) -> Answer<Reply> {
     ledger.admit(Need::LITTLE, now)?;
     match alteration {
         Request::Cancel(jobs) => Ok(Reply::Cancelled(ledger.apply(Cancel { jobs }, now)?)),
@@ -64,7 +64,7 @@ fn alter(ledger: &mut JournaledLedger, alteration: Request, now: Now) -> Answer 
 }
 
 /// All jobs, page by page, and all counters.
-fn audit(ledger: &mut JournaledLedger, now: Now) -> Answer {
+fn audit(ledger: &mut JournaledLedger, now: Now) -> Answer<Reply> {
     let mut jobs = Vec::new();
     let mut after = None;
     loop {

@@ -1,11 +1,12 @@
-//! The writer of `FileStore`, one step at a time.
+//! The writer of the store, one step at a time, and what the judge makes of each.
 
-use windlass::store::file::Commit;
+use windlass::store::file::{JournaledLedger, WriterStep};
+use windlass_core::event::Event;
 
-use super::{Flying, Machine, Process, Tending};
-use crate::Checked;
-use crate::answer::{Decided, Failure, Ticket};
+use super::{Machine, Process, Waiting};
+use crate::answer::{Decided, Failure};
 use crate::cover::Point;
+use crate::{Checked, ensure};
 
 /// What one step of the writer did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +17,9 @@ pub enum Worked {
     Took,
     /// It handed its bytes to the system.
     Wrote,
-    /// It waited until they were on stable storage, and answered.
+    /// It waited until they were on stable storage.
+    Synced,
+    /// It answered those who waited for them.
     Landed,
     /// It let a segment go.
     LetGo,
@@ -30,20 +33,27 @@ pub enum Worked {
     Died,
 }
 
-impl Process {
-    /// Writes the commits that are not in the files yet, one after the other.
-    fn write_in_order(&mut self) {
-        for flying in self.flying.iter_mut().filter(|flying| !flying.written) {
-            match flying.commit.write() {
-                Ok(()) => flying.written = true,
-                // Whoever wrote a later one does not know of it.
-                Err(_) => self.failed = true,
-            }
-            let number = flying.commit.number();
-            if flying.written {
-                self.ledger.written(number);
-            }
+/// What the journal wants, by which a step can be told.
+#[derive(Clone, Copy)]
+struct Wants {
+    gathering: bool,
+    work: bool,
+    compaction: bool,
+    checkpoint: bool,
+}
+
+impl Wants {
+    fn of(ledger: &mut JournaledLedger) -> Self {
+        Self {
+            gathering: ledger.is_gathering(),
+            work: ledger.has_work(),
+            compaction: ledger.wants_compaction(),
+            checkpoint: ledger.wants_checkpoint(),
         }
+    }
+
+    fn now(process: &Process) -> Option<Self> {
+        process.store.inspect(Self::of)
     }
 }
 
@@ -68,142 +78,67 @@ impl Machine {
         if process.gave_up {
             return Ok(Worked::Idle);
         }
-        if let Some(retired) = process.retired.pop_front() {
-            self.cover.hit(Point::SegmentRetired);
-            // A file that cannot leave now is let go when the store is next opened.
-            if let Ok(spare) = retired.let_go() {
-                process.ledger.add_spare(spare);
+        process.clock.set(self.clock.now());
+        let before = Wants::now(process);
+        let step = process.writer.step(&process.store, budget);
+        let (Some(before), Some(after)) = (before, Wants::now(process)) else {
+            return self.fail();
+        };
+        process.compacting = after.compaction;
+        process.checkpointing = after.checkpoint;
+        Ok(match step {
+            WriterStep::Took => {
+                if before.gathering && !after.gathering {
+                    self.disk.mark();
+                }
+                Worked::Took
             }
-            return Ok(Worked::LetGo);
-        }
-        if process.tending != Tending::Nothing {
-            return self.tend(budget);
-        }
-        if process.failed {
-            return Ok(self.fail());
-        }
-        match process.syncing.checked_sub(1).and_then(|last| process.flying.get(last)) {
-            Some(flying) if flying.written => self.land(),
-            Some(_) => self.write(),
-            None => self.take(),
-        }
+            WriterStep::Wrote => Worked::Wrote,
+            WriterStep::Synced => Worked::Synced,
+            WriterStep::Answered => return self.land(),
+            WriterStep::LetGo => {
+                self.cover.hit(Point::SegmentRetired);
+                Worked::LetGo
+            }
+            WriterStep::Tended => {
+                let staged = before.compaction && !before.work && after.work;
+                self.cover.hit_if(Point::CompactionStaged, staged);
+                self.cover.hit_if(Point::Checkpointed, before.checkpoint && !before.compaction);
+                Worked::Tended
+            }
+            WriterStep::Sealed => {
+                self.cover.hit(Point::Sealed);
+                Worked::Sealed
+            }
+            WriterStep::Idle(_) => Worked::Idle,
+            WriterStep::Failed | WriterStep::Closed => return self.fail(),
+        })
     }
 
-    /// Keeps the journal small, and short to read.
-    fn tend(&mut self, budget: u64) -> Checked<Worked> {
-        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
-        let ledger = &mut process.ledger;
-        let compacts = process.tending == Tending::Compaction && ledger.wants_compaction();
-        let done = if compacts {
-            let had_work = ledger.has_work();
-            let done = ledger.compact(budget);
-            self.cover.hit_if(Point::CompactionStaged, !had_work && ledger.has_work());
-            // A step that finds nothing alive has nothing to write, so the next one follows.
-            let again = done.is_ok() && !ledger.has_work();
-            process.tending = if again { Tending::Compaction } else { Tending::Checkpoint };
-            done
-        } else {
-            process.tending = Tending::Nothing;
-            let wanted = ledger.wants_checkpoint();
-            self.cover.hit_if(Point::Checkpointed, wanted);
-            if wanted { ledger.checkpoint(budget) } else { Ok(()) }
-        };
-        process.compacting = ledger.wants_compaction();
-        process.checkpointing = ledger.wants_checkpoint();
-        if let Err(error) = done {
-            self.note_breakage(&Err(error.into()))?;
-        }
-        Ok(Worked::Tended)
-    }
-
-    fn take(&mut self) -> Checked<Worked> {
-        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
-        if process.ledger.usable().is_err() {
-            return Ok(self.fail());
-        }
-        if process.ledger.is_stalled() && process.syncing == 0 {
-            process.ledger.make_room(self.clock.now());
-        }
-        if let Some(commit) = process.ledger.take() {
-            self.disk.mark();
-            let decided = std::mem::take(&mut process.gathered);
-            process.flying.push_back(Flying { commit, decided, written: false });
-        }
-        process.syncing = process.flying.len();
-        if process.syncing > 0 {
-            return Ok(Worked::Took);
-        }
-        if process.ledger.wants_compaction() {
-            process.tending = Tending::Compaction;
-            return Ok(Worked::Tended);
-        }
-        if process.sealed {
-            return Ok(Worked::Idle);
-        }
-        process.sealed = true;
-        let sealed = process.ledger.seal();
-        self.cover.hit_if(Point::Sealed, sealed.is_ok());
-        Ok(Worked::Sealed)
-    }
-
-    fn write(&mut self) -> Checked<Worked> {
-        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
-        process.write_in_order();
-        Ok(if process.failed { self.fail() } else { Worked::Wrote })
-    }
-
-    /// Writes what was gathered on the caller's own time, and leaves the sync to the writer: so
-    /// claims are answered when they survive the process.
-    pub(super) fn write_here(&mut self, ticket: Ticket) {
-        let Some(process) = self.process.as_mut() else { return };
-        if !process.ledger.is_gathering() {
-            return self.give_early(ticket, |decided| decided.answer.clone());
-        }
-        let Some(commit) = process.ledger.take() else {
-            return self.give_early(ticket, |_| Err(Failure::Unknown));
-        };
-        self.disk.mark();
-        let decided = std::mem::take(&mut process.gathered);
-        process.flying.push_back(Flying { commit, decided, written: false });
-        process.write_in_order();
-        let written = process.flying.back().is_some_and(|last| last.written);
-        self.trace_disk();
-        if self.disk.is_dead() {
-            self.fall();
-        } else if written {
-            self.give_early(ticket, |decided| decided.answer.clone());
-        } else {
-            self.fail();
-        }
-    }
-
-    /// Waits for stable storage, tells what happened and answers.
+    /// The writer has answered: those whose commit has landed, and nobody else.
     fn land(&mut self) -> Checked<Worked> {
         let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
-        let count = std::mem::take(&mut process.syncing);
-        let later = process.flying.split_off(count);
-        let landing = std::mem::replace(&mut process.flying, later);
-        let (mut commits, mut decided): (Vec<_>, Vec<_>) =
-            landing.into_iter().map(|flying| (flying.commit, flying.decided)).unzip();
-        if Commit::sync_all(&commits).is_err() {
-            for (commit, decided) in commits.into_iter().zip(decided).rev() {
-                process.flying.push_front(Flying { commit, decided, written: true });
-            }
-            return Ok(self.fail());
+        let landed = process.store.inspect(|ledger| ledger.landed_commit()).unwrap_or_default();
+        self.cover.hit_if(Point::LandedTogether, landed > process.landed + 1);
+        process.landed = landed;
+        let many = process.waiting.partition_point(|waiting| waiting.commit <= landed);
+        let mut answered: Vec<Waiting> = process.waiting.drain(..many).collect();
+        for waiting in &mut answered {
+            let told = waiting.landing.as_mut().map(|landing| landing.try_recv());
+            let ticket = waiting.decided.ticket;
+            ensure!(told.is_none_or(|told| told == Ok(Ok(()))), "{ticket:?} was not answered");
         }
-        self.cover.hit_if(Point::LandedTogether, count > 1);
-        process.tending = Tending::Compaction;
-        let mut events = Vec::new();
-        for mut commit in commits.drain(..) {
-            process.ledger.written(commit.number());
-            process.retired.extend(process.ledger.landed(&commit));
-            events.push(std::mem::take(&mut commit.events));
-            process.ledger.reuse(commit);
+        for waiting in &mut process.waiting {
+            let told = waiting.landing.as_mut().map(|landing| landing.try_recv());
+            let ticket = waiting.decided.ticket;
+            ensure!(told.is_none_or(|told| told.is_err()), "{ticket:?} was answered too early");
         }
-        for (events, decided) in events.iter().zip(&decided) {
-            self.oracle.landed(events, decided, &mut self.cover)?;
-        }
-        decided.drain(..).for_each(|decided| self.answer(decided));
+        let events = process.store.events_after(process.told);
+        let events: Vec<Event> = events.iter().map(|event| Event::clone(event)).collect();
+        process.told = events.last().map_or(process.told, |event| event.number);
+        let decided: Vec<Decided> = answered.into_iter().map(|waiting| waiting.decided).collect();
+        self.oracle.landed(&events, &decided, &mut self.cover)?;
+        self.answer(decided);
         Ok(Worked::Landed)
     }
 
@@ -219,34 +154,44 @@ impl Machine {
     }
 
     /// The disk failed: nothing is known any more, and whoever waits is told so.
-    fn fail(&mut self) -> Worked {
+    pub(super) fn fail(&mut self) -> Checked<Worked> {
         if self.disk.is_dead() {
-            return Worked::Died;
+            return Ok(Worked::Died);
         }
-        let Some(process) = self.process.as_mut() else { return Worked::Died };
-        process.ledger.fail("a write to the disk failed (simulated)".to_string());
+        let expected = self.may_break || self.disk.failed() > 0;
+        ensure!(expected, "the store broke and nothing was done to its disk");
+        let Some(process) = self.process.as_mut() else { return Ok(Worked::Died) };
         (process.broken, process.gave_up) = (true, true);
         self.cover.hit(Point::WriteFailed);
-        let (flying, gathered) = (&mut process.flying, &mut process.gathered);
-        let (flying, gathered) = (std::mem::take(flying), std::mem::take(gathered));
-        self.lose_sight(flying, gathered);
-        Worked::Failed
+        let in_flight = process.store.in_flight(&process.writer);
+        let mut waiting = std::mem::take(&mut process.waiting);
+        for waiting in &mut waiting {
+            let told = waiting.landing.as_mut().map(|landing| landing.try_recv());
+            let ticket = waiting.decided.ticket;
+            let unknown = told.is_none_or(|told| matches!(told, Ok(Err(_))));
+            ensure!(unknown, "{ticket:?} was not told that nothing is known");
+        }
+        self.lose_sight(in_flight, waiting);
+        Ok(Worked::Failed)
     }
 
-    /// Begins to make a spare file, if one is wanted: the other thread of `FileStore`.
+    /// Begins to make a spare file, if one is wanted: the other thread of the store.
     pub fn begin_spare(&mut self) -> bool {
+        let now = self.clock.now();
         let Some(process) = self.process.as_mut().filter(|process| process.spare.is_none()) else {
             return false;
         };
-        process.spare = process.ledger.wanted_spare(self.clock.now());
+        process.spare = process.store.inspect(|ledger| ledger.wanted_spare(now)).flatten();
         process.spare.is_some()
     }
 
     /// Makes the spare file that was begun.
     pub fn finish_spare(&mut self) {
+        let now = self.clock.now();
         let Some(process) = self.process.as_mut() else { return };
         let Some(wanted) = process.spare.take() else { return };
-        process.ledger.spare_made(wanted.make(), self.clock.now());
+        let made = wanted.make();
+        process.store.inspect(|ledger| ledger.spare_made(made, now));
         self.trace_disk();
         if self.disk.is_dead() {
             self.fall();

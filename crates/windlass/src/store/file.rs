@@ -39,7 +39,7 @@ pub use ledger::LedgerOptions;
 pub use ledger::{Commit, JournaledLedger};
 pub use offline::OfflineStore;
 #[doc(hidden)]
-pub use path::JournalPath;
+pub use path::{InFlight, JournalPath};
 #[doc(hidden)]
 pub use records::JournalRecords;
 use tokio::runtime::Handle;
@@ -48,7 +48,7 @@ pub use writer::{Writer, WriterStep};
 
 use super::ledger::LedgerStore;
 #[doc(hidden)]
-pub use super::ledger::{Basis, Need, SelectionProgress, SharedLedger, Size};
+pub use super::ledger::{Basis, CommitPath, Need, SelectionProgress, SharedLedger, Size};
 use super::{Durability, Space};
 use crate::clock::Clock;
 use crate::wake::Wake;

@@ -49,7 +49,7 @@ impl fmt::Debug for MemoryPath {
 
 /// What a call takes along from the ledger.
 #[derive(Debug, Default)]
-pub struct Left {
+pub struct MemoryPending {
     rings: Vec<Ring>,
     /// Only to be dropped: others wait for the ledger meanwhile.
     _gone: (Gone, Vec<Arc<Event>>),
@@ -58,23 +58,23 @@ pub struct Left {
 impl CommitPath for MemoryPath {
     type Records = MemoryRecords;
     type State = ();
-    type Pending = Left;
+    type Pending = MemoryPending;
 
     fn decided(
         shared: &SharedLedger<Self>,
         state: &mut LedgerState<Self>,
         _basis: Basis<'_>,
         _doing: &'static str,
-    ) -> Answer<Left> {
-        let Some(ledger) = state.ledger.as_mut() else { return Ok(Left::default()) };
+    ) -> Answer<MemoryPending> {
+        let Some(ledger) = state.ledger.as_mut() else { return Ok(MemoryPending::default()) };
         let events = shared.events.keep(std::mem::take(&mut ledger.events));
         let rings = std::mem::take(&mut ledger.rings).into_iter().collect();
-        Ok(Left { rings, _gone: (std::mem::take(&mut ledger.records.gone), events) })
+        Ok(MemoryPending { rings, _gone: (std::mem::take(&mut ledger.records.gone), events) })
     }
 
     async fn committed(
         shared: &Arc<SharedLedger<Self>>,
-        Left { rings, .. }: Left,
+        MemoryPending { rings, .. }: MemoryPending,
         _doing: &'static str,
     ) -> Answer<()> {
         if !rings.is_empty() {
@@ -138,7 +138,7 @@ impl Records for MemoryRecords {
         _tells: bool,
     ) -> Result<(), Refusal> {
         changes.iter().for_each(|change| self.keep_one(change));
-        self.gone.changes.extend(changes);
+        self.gone.changes = changes;
         Ok(())
     }
 

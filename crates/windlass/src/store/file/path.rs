@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use windlass_core::event::Event;
 use windlass_core::ledger::Ring;
 
 use super::disk::Disk;
@@ -57,7 +58,7 @@ struct WriteOrder {
 pub struct CommitState {
     /// Who waits, by the commit that must have landed.
     waiting: VecDeque<(u64, CommitWaiter)>,
-    /// Commits that their callers have written, and nobody has synced.
+    /// Commits that their callers have written, or could not write, and nobody has synced.
     pub(super) written: Vec<Commit>,
     /// The last commit of which callers were told: it has landed, or need not have.
     answered: u64,
@@ -283,14 +284,15 @@ impl LedgerState<JournalPath> {
         let Some(commit) = self.take(path) else {
             return Err(unknown(doing, "there is no room for it".into()));
         };
+        let number = commit.number();
+        self.commits.written.push(commit);
         if let Err(error) = path.write_all() {
             let why = self.fail(&format!("a write to the disk failed ({error})"));
             return Err(unknown(doing, why));
         }
         if let Some(ledger) = self.ledger.as_mut() {
-            ledger.written(commit.number());
+            ledger.written(number);
         }
-        self.commits.written.push(commit);
         Ok(())
     }
 
@@ -340,13 +342,10 @@ impl CommitPath for JournalPath {
         landing: Self::Pending,
         doing: &'static str,
     ) -> Answer<()> {
-        let driven_here = match &mut *shared.path.driver() {
-            WriterDriver::Callers(writer) => {
-                writer.run_to_rest(shared);
-                true
-            }
-            WriterDriver::Thread(_) | WriterDriver::Nobody => false,
-        };
+        let driven_here = shared.path.runtime.is_none();
+        if driven_here && let WriterDriver::Callers(writer) = &mut *shared.path.driver() {
+            writer.run_to_rest(shared);
+        }
         let Some(mut landing) = landing else { return Ok(()) };
         let landed = match driven_here {
             true => landing.try_recv().unwrap_or_else(|_| Err("the disk is full".into())),
@@ -377,5 +376,47 @@ impl CommitPath for JournalPath {
             space: Some(Self::space_of(shared)),
             ..StoreInfo::new(shared.path.durability, 0)
         }
+    }
+}
+
+/// A commit that has not landed, as a simulation sees it.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct InFlight {
+    pub number: u64,
+    pub events: Vec<Event>,
+    /// Its bytes are in the hands of the system.
+    pub written: bool,
+}
+
+/// For simulations, which make calls by [`SharedLedger::decide`] and take the writer's steps.
+#[doc(hidden)]
+impl SharedLedger<JournalPath> {
+    /// What was found and done when it was opened.
+    pub fn opened(&self) -> &Opened {
+        &self.path.opened
+    }
+
+    /// Looks at the ledger, apart from any call; `None` once it is closed.
+    pub fn inspect<T>(&self, look: impl FnOnce(&mut JournaledLedger) -> T) -> Option<T> {
+        self.lock().ok()?.ledger.as_mut().map(look)
+    }
+
+    /// Events after a number that subscribers can see.
+    pub fn events_after(&self, number: u64) -> Vec<Arc<Event>> {
+        self.events.after(number, usize::MAX)
+    }
+
+    /// Commits that have not landed, in their order.
+    pub fn in_flight(&self, writer: &Writer) -> Vec<InFlight> {
+        let first_unwritten = self.path.write_order().unwritten.front().map(|next| next.number);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let commits = writer.in_flight().chain(&state.commits.written);
+        let in_flight = commits.map(|commit| InFlight {
+            number: commit.number(),
+            events: commit.events.clone(),
+            written: first_unwritten.is_none_or(|first| commit.number() < first),
+        });
+        in_flight.collect()
     }
 }

@@ -127,7 +127,7 @@ impl Writer {
     }
 
     /// Commits that have not landed, in their order.
-    pub fn in_flight(&self) -> impl Iterator<Item = &Commit> {
+    pub(super) fn in_flight(&self) -> impl Iterator<Item = &Commit> {
         self.unsynced.iter().chain(&self.commits)
     }
 
@@ -373,8 +373,12 @@ impl WriterThread {
     /// Sleeps until there is something to do, or for so long.
     fn sleep(&self, due: Option<Duration>) {
         let Ok(mut state) = self.shared.lock() else { return };
-        let broken = state.ledger.as_ref().is_none_or(|ledger| ledger.usable().is_err());
-        if has_work(&state) || state.commits.closing || broken {
+        // A commit that has begun to wait for room since the last step must be known of, too.
+        let awake = |ledger: &JournaledLedger| {
+            ledger.usable().is_err() || due.is_none() && ledger.is_gathering()
+        };
+        let awake = state.ledger.as_ref().is_none_or(awake);
+        if has_work(&state) || state.commits.closing || awake {
             return;
         }
         state.commits.writer_sleeps = true;
