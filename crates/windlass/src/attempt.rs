@@ -337,7 +337,7 @@ impl Attempt {
         self.inner().job.job.retry.as_ref().unwrap_or(&self.handler().options.retry)
     }
 
-    /// How long it runs, on the steady clock, and is on its way to here.
+    /// How long ago its claim was sent, on the steady clock.
     fn since_claim(&self) -> Duration {
         self.engine().clock().now().steady.since(self.inner().claimed)
     }
