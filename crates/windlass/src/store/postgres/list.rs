@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use windlass_core::filter::{Filter, Order};
 use windlass_core::job::JobId;
@@ -37,22 +38,31 @@ pub(super) async fn list(
 ) -> Answer<Page> {
     let limit = limit.clamp(1, limits::PAGE_JOBS);
     let Some(said) = self::filter(store, filter).await? else { return Ok(Page::default()) };
-    let before = after.map_or(i64::MAX, |Cursor(sequence)| signed(sequence));
+    let start = match (filter.order, after) {
+        (Order::NewestFirst, after) => after.map_or(i64::MAX, |Cursor(sequence)| signed(sequence)),
+        (Order::OldestFirst, after) => after.map_or(0, |Cursor(sequence)| signed(sequence)),
+    };
     let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
     let scan = i64::try_from(limits::PAGE_SCAN).unwrap_or(i64::MAX);
-    let (start, beyond, way, last) = match filter.order {
-        Order::NewestFirst => (before, "<", "desc", "min"),
-        Order::OldestFirst => {
-            let from = after.map_or(0, |Cursor(sequence)| sequence);
-            (i64::try_from(from).unwrap_or(i64::MAX), ">=", "asc", "max")
-        }
+    let parameters: [Parameter<'_>; 4] =
+        [(&start, Type::INT8), (&scan, Type::INT8), (&said, Type::JSONB), (&most, Type::INT8)];
+    let rows = store.call("list jobs", &list_sql(filter), &parameters).await?;
+    read_page(&rows, filter.order, limit, scan)
+}
+
+/// Looks through some jobs, from `$1` on and at most `$2`, and answers with those of them that the
+/// filter `$3` means, at most `$4`. Each row also says how many were looked through and the last.
+fn list_sql(filter: &Filter) -> String {
+    let (beyond, way, last) = match filter.order {
+        Order::NewestFirst => ("<", "desc", "min"),
+        Order::OldestFirst => (">=", "asc", "max"),
     };
     // There is an index of jobs by their parent, so that others need not be looked at.
     let of_parent = match filter.parent {
         Some(_) => "and spec ? 'parent' and spec->>'parent' = $3->>'parent'",
         None => "",
     };
-    let sql = format!(
+    format!(
         "with scanned as materialized (\
            select seq from windlass.job where seq {beyond} $1 {of_parent} \
              order by seq {way} limit $2), \
@@ -66,19 +76,16 @@ pub(super) async fn list(
            order by j.seq {way} limit $4) y on true order by y.seq {way}",
         record::COLUMNS,
         record::TABLES
-    );
-    let parameters: [Parameter<'_>; 4] =
-        [(&start, Type::INT8), (&scan, Type::INT8), (&said, Type::JSONB), (&most, Type::INT8)];
-    let rows = store.call("list jobs", &sql, &parameters).await?;
+    )
+}
+
+/// A page of at most `limit` jobs. If `scan` jobs were looked through, there may be others.
+fn read_page(rows: &[Row], order: Order, limit: usize, scan: i64) -> Answer<Page> {
     let mut page = Page::default();
-    for row in &rows {
-        let now = wire::time(row.get("now"));
-        if record::id(row).is_none() {
-            break;
-        }
-        let record = understood(record::read(row))?.seen_at(now);
+    for row in rows.iter().take_while(|row| record::id(row).is_some()) {
+        let record = understood(record::read(row))?.seen_at(wire::time(row.get("now")));
         if page.jobs.len() == limit {
-            page.next = Some(Cursor(filter.order.cursor(record.sequence)));
+            page.next = Some(Cursor(order.cursor(record.sequence)));
             return Ok(page);
         }
         page.jobs.push(record);
@@ -88,11 +95,11 @@ pub(super) async fn list(
     if let Some((n, Some(last))) = scanned
         && n == scan
     {
-        let beyond = match filter.order {
+        let beyond = match order {
             Order::NewestFirst => last - 1,
             Order::OldestFirst => last + 1,
         };
-        page.next = Some(Cursor(filter.order.cursor(beyond.cast_unsigned())));
+        page.next = Some(Cursor(order.cursor(beyond.cast_unsigned())));
     }
     Ok(page)
 }

@@ -69,8 +69,7 @@ begin
   select * into _j from windlass.job where id = _id;
   if not found then return null; end if;
   select * into _p from windlass.job_state where seq = _j.seq;
-  select state, at, attempts, reason into _p.state, _p.at, _p.attempts, _p.reason
-      from windlass.job_state_now
+  select state, at, attempts, reason into _p.state, _p.at, _p.attempts, _p.reason from windlass.job_state_now
     where seq = _j.seq;
   if _p.state >= 4 then
     return jsonb_build_object('state', _p.state, 'at', _p.at, 'reason', _p.reason);
@@ -88,26 +87,21 @@ begin
         from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) with ordinality as d(d, n)
         join windlass.dependency e on e.on_id = (d->>'on')::uuid and e.seq = _j.seq and not e.met
         where _p.state = 0 and exists (select from windlass.job o where o.id = e.on_id)),
-      'ahead', (select count(*) from (select from windlass.ready o
-          where o.queue_kind = _p.queue_kind
+      'ahead', (select count(*) from (select from windlass.ready o where o.queue_kind = _p.queue_kind
         and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq) limit 1000) ahead))
     into _facts
-    from windlass.queue_kind l join windlass.queue q on q.id = l.queue join windlass.kind k
-        on k.id = l.kind
+    from windlass.queue_kind l join windlass.queue q on q.id = l.queue join windlass.kind k on k.id = l.kind
     where l.id = _p.queue_kind;
   if _p.lane_queue is not null and _p.state = 2 then
     _facts := _facts || (select jsonb_build_object('lane', jsonb_build_object(
         'lane', _p.lane, 'ahead', windlass._position(_p),
         'paused', q.lanes is not null and _p.lane = any (q.paused_lanes),
         'holder', (select o.id from windlass.job_state h join windlass.job o on o.seq = h.seq
-          where h.lane_queue = _p.lane_queue and h.lane = _p.lane and h.partition = _p.partition
-              and h.begun
+          where h.lane_queue = _p.lane_queue and h.lane = _p.lane and h.partition = _p.partition and h.begun
             and h.state < 3 and h.seq <> _p.seq limit 1),
-        'busy', exists (select from windlass.job_state r where r.lane_queue = _p.lane_queue
-            and r.lane = _p.lane
+        'busy', exists (select from windlass.job_state r where r.lane_queue = _p.lane_queue and r.lane = _p.lane
           and r.state = 3),
-        'first', not exists (select from windlass.job_state o where o.lane_queue = _p.lane_queue
-            and o.lane = _p.lane
+        'first', not exists (select from windlass.job_state o where o.lane_queue = _p.lane_queue and o.lane = _p.lane
           and o.state = 2 and (o.rank, o.at, o.seq) < (_p.rank, _p.at, _p.seq))))
       from windlass.queue q where q.id = _p.lane_queue);
   end if;
