@@ -41,10 +41,23 @@ fn a_schema_of_a_newer_program_is_left_alone() {
     let name = server.create_database();
     let store = server.url_for(&name);
     says(&migrate("up", &store), 0, "now has version");
-    server.sql(&name, "insert into windlass.migration (version, title) values (999, 'later')");
+    let later = "insert into windlass.migration (version, title, fingerprint) values (999, '', '')";
+    server.sql(&name, later);
     let words = format!("has version 999, and this build knows {VERSION}; update the program");
     says(&migrate("up", &store), 1, &words);
     says(&migrate("status", &store), 1, "has version 999");
+}
+
+#[test]
+fn a_schema_of_another_build_is_left_alone() {
+    let Some(server) = or_skip(Postgres::shared()) else { return };
+    let name = server.create_database();
+    let store = server.url_for(&name);
+    says(&migrate("up", &store), 0, "now has version");
+    server.sql(&name, "update windlass.migration set fingerprint = 'another'");
+    for command in ["up", "status"] {
+        says(&migrate(command, &store), 1, "schema `windlass` was made by another build");
+    }
 }
 
 #[test]

@@ -273,9 +273,14 @@ pub async fn migrate_up(address: &PostgresAddress) -> Result<Vec<i32>, OpenFault
 }
 
 /// The version of the schema at `address`; 0 if there is none.
+///
+/// Refuses a schema of another build, whose versions are not the same by the same numbers.
 pub async fn schema_version(address: &PostgresAddress) -> Result<i32, OpenFault> {
     let client = connect::connect(address).await?;
-    migrate::version(&client, &address.schema).await
+    match migrate::version(&client, &address.schema).await? {
+        newer if newer > VERSION => Ok(newer),
+        _ => migrate::known_version(&client, &address.schema).await,
+    }
 }
 
 /// Deletes the schema at `address` with every job and object in it.

@@ -12,6 +12,7 @@ use windlass_core::ledger::{
 use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::rate::Rate;
+use windlass_core::record::QueueSettings;
 
 use super::{Parameter, PostgresStore, odd, wire};
 use crate::store::Answer;
@@ -23,68 +24,84 @@ pub(super) async fn count(store: &PostgresStore) -> Answer<Counts> {
 }
 
 pub(super) fn read_counts(value: &Value) -> Option<Counts> {
-    let count = |value: &Value| Some(value.as_i64()?.max(0).cast_unsigned());
-    let name = |value: &Value| Name::new(value.as_str()?).ok();
-    let line = |line: &Value| {
-        let mut states = [0; 7];
-        for (index, state) in states.iter_mut().enumerate() {
-            *state = count(&line["states"][index])?;
-        }
-        let totals = read_totals(&line["totals"])?;
-        Some(QueueKindCount {
-            queue: name(&line["queue"])?,
-            kind: name(&line["kind"])?,
-            states,
-            totals,
-        })
-    };
-    let queue = |queue: &Value| {
-        let settings = wire::settings(&queue["settings"]).ok()?;
-        let mut lanes =
-            vec![LaneCount::default(); settings.lanes.map_or(0, |lanes| lanes.get() as usize)];
-        for said in queue["lanes"].as_array()? {
-            let number = said["lane"].as_i64().and_then(|lane| usize::try_from(lane).ok());
-            let Some(lane) = number.and_then(|number| lanes.get_mut(number)) else { continue };
-            lane.waiting = count(&said["waiting"])?;
-            lane.running = count(&said["running"])?;
-            lane.totals = read_totals(&said["totals"])?;
-        }
-        for paused in &settings.paused_lanes {
-            if let Some(lane) = lanes.get_mut(*paused as usize) {
-                lane.paused = true;
-            }
-        }
-        // The table has those of other priorities than 0; 0 is what they leave.
-        let mut waiting_by_priority = Vec::new();
-        for said in queue["priorities"].as_array()? {
-            let priority = i32::try_from(said[0].as_i64()?).ok()?;
-            waiting_by_priority.push((Priority(priority), count(&said[1])?));
-        }
-        waiting_by_priority.push((Priority::NORMAL, count(&queue["normal"])?));
-        waiting_by_priority.retain(|(_, jobs)| *jobs > 0);
-        waiting_by_priority.sort_unstable_by(|one, other| other.cmp(one));
-        waiting_by_priority.truncate(limits::PRIORITIES_COUNTED);
-        Some(QueueCount {
-            queue: name(&queue["queue"])?,
-            waiting: count(&queue["waiting"])?,
-            waiting_by_priority,
-            dead_letters_dropped: count(&queue["dropped"])?,
-            settings,
-            lanes,
-        })
-    };
-    let worker = |worker: &Value| {
-        Some(WorkerView {
-            worker: worker["worker"].as_str()?.into(),
-            info: read_worker_info(&worker["info"])?,
-            running: count(&worker["running"])?,
-            stopping: worker["stopping"].as_bool()?,
-        })
-    };
     Some(Counts {
-        lines: value["queue_kinds"].as_array()?.iter().map(line).collect::<Option<_>>()?,
-        queues: value["queues"].as_array()?.iter().map(queue).collect::<Option<_>>()?,
-        workers: value["workers"].as_array()?.iter().map(worker).collect::<Option<_>>()?,
+        lines: value["queue_kinds"].as_array()?.iter().map(read_pair).collect::<Option<_>>()?,
+        queues: value["queues"].as_array()?.iter().map(read_queue).collect::<Option<_>>()?,
+        workers: value["workers"].as_array()?.iter().map(read_worker).collect::<Option<_>>()?,
+    })
+}
+
+fn count_of(value: &Value) -> Option<u64> {
+    Some(value.as_i64()?.max(0).cast_unsigned())
+}
+
+fn name_of(value: &Value) -> Option<Name> {
+    Name::new(value.as_str()?).ok()
+}
+
+fn read_pair(pair: &Value) -> Option<QueueKindCount> {
+    let mut states = [0; 7];
+    for (index, state) in states.iter_mut().enumerate() {
+        *state = count_of(&pair["states"][index])?;
+    }
+    Some(QueueKindCount {
+        queue: name_of(&pair["queue"])?,
+        kind: name_of(&pair["kind"])?,
+        states,
+        totals: read_totals(&pair["totals"])?,
+    })
+}
+
+fn read_queue(queue: &Value) -> Option<QueueCount> {
+    let settings = wire::settings(&queue["settings"]).ok()?;
+    Some(QueueCount {
+        queue: name_of(&queue["queue"])?,
+        waiting: count_of(&queue["waiting"])?,
+        waiting_by_priority: read_priorities(queue)?,
+        dead_letters_dropped: count_of(&queue["dropped"])?,
+        lanes: read_lanes(queue, &settings)?,
+        settings,
+    })
+}
+
+fn read_lanes(queue: &Value, settings: &QueueSettings) -> Option<Vec<LaneCount>> {
+    let number = settings.lanes.map_or(0, |lanes| lanes.get() as usize);
+    let mut lanes = vec![LaneCount::default(); number];
+    for said in queue["lanes"].as_array()? {
+        let number = said["lane"].as_i64().and_then(|lane| usize::try_from(lane).ok());
+        let Some(lane) = number.and_then(|number| lanes.get_mut(number)) else { continue };
+        lane.waiting = count_of(&said["waiting"])?;
+        lane.running = count_of(&said["running"])?;
+        lane.totals = read_totals(&said["totals"])?;
+    }
+    for paused in &settings.paused_lanes {
+        if let Some(lane) = lanes.get_mut(*paused as usize) {
+            lane.paused = true;
+        }
+    }
+    Some(lanes)
+}
+
+/// The table has those of other priorities than 0; 0 is what they leave.
+fn read_priorities(queue: &Value) -> Option<Vec<(Priority, u64)>> {
+    let mut waiting = Vec::new();
+    for said in queue["priorities"].as_array()? {
+        let priority = i32::try_from(said[0].as_i64()?).ok()?;
+        waiting.push((Priority(priority), count_of(&said[1])?));
+    }
+    waiting.push((Priority::NORMAL, count_of(&queue["normal"])?));
+    waiting.retain(|(_, jobs)| *jobs > 0);
+    waiting.sort_unstable_by(|one, other| other.cmp(one));
+    waiting.truncate(limits::PRIORITIES_COUNTED);
+    Some(waiting)
+}
+
+fn read_worker(worker: &Value) -> Option<WorkerView> {
+    Some(WorkerView {
+        worker: worker["worker"].as_str()?.into(),
+        info: read_worker_info(&worker["info"])?,
+        running: count_of(&worker["running"])?,
+        stopping: worker["stopping"].as_bool()?,
     })
 }
 
