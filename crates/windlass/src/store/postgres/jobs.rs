@@ -33,7 +33,7 @@ async fn by_id(store: &PostgresStore, jobs: &[JobId]) -> Answer<Page> {
 }
 
 /// A page looks at so many jobs at most, from a place in the order of acceptance on.
-struct Scan<'a> {
+struct PageScan<'a> {
     order: Order,
     start: i64,
     filter: &'a Value,
@@ -42,7 +42,7 @@ struct Scan<'a> {
 /// How many jobs a page looks at.
 const SCAN: i64 = limits::PAGE_SCAN as i64;
 
-impl Scan<'_> {
+impl PageScan<'_> {
     /// `scanned`, the numbers of the jobs that are looked at, and `ends`, how many there are and
     /// the last of them. Parameters: where to begin, how many, and the filter.
     fn sql(&self) -> String {
@@ -113,7 +113,7 @@ async fn page(
 ) -> Answer<Page> {
     let limit = limit.clamp(1, limits::PAGE_JOBS);
     let Some(said) = self::filter(store, filter).await? else { return Ok(Page::default()) };
-    let scan = Scan { order: filter.order, start: start(filter.order, after), filter: &said };
+    let scan = PageScan { order: filter.order, start: start(filter.order, after), filter: &said };
     let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
     let way = match filter.order {
         Order::NewestFirst => "desc",
@@ -150,7 +150,7 @@ async fn page(
 
 async fn count(store: &PostgresStore, filter: &Filter, after: Option<Cursor>) -> Answer<Page> {
     let Some(said) = self::filter(store, filter).await? else { return Ok(Page::default()) };
-    let scan = Scan { order: filter.order, start: start(filter.order, after), filter: &said };
+    let scan = PageScan { order: filter.order, start: start(filter.order, after), filter: &said };
     let sql = format!(
         "{} select x.n, x.last, ({}) as matching from ends x",
         scan.sql(),
