@@ -340,32 +340,34 @@ impl WriterThread {
     fn write_until_closed(&mut self) {
         loop {
             if self.writer.is_at_rest() {
-                self.make_spare();
                 self.gather();
             }
             match self.writer.step(&self.shared, u64::MAX) {
                 WriterStep::Idle(due) => self.sleep(due),
                 WriterStep::Closed | WriterStep::Failed => return,
+                WriterStep::Tended => self.make_spare(),
                 WriterStep::Took
                 | WriterStep::Wrote
                 | WriterStep::Synced
                 | WriterStep::Answered
                 | WriterStep::LetGo
-                | WriterStep::Tended
                 | WriterStep::Sealed => {}
             }
         }
     }
 
-    /// Waits for as long as calls keep coming in: a sync costs more than a moment's patience, and
-    /// whoever comes too late for it waits for the next. Costs a lone caller nothing.
+    /// If there is something to take, waits for as long as calls keep coming in: a sync costs more
+    /// than a moment's patience, and whoever comes too late for it waits for the next. Costs a lone
+    /// caller nothing.
     fn gather(&self) {
         let mut seen = None;
         for _ in 0..=GATHER_ROUNDS {
-            let Ok(calls) = self.shared.lock().map(|state| state.commits.calls) else { return };
-            if seen.replace(calls) == Some(calls) {
+            let Ok(state) = self.shared.lock() else { return };
+            let calls = state.commits.calls;
+            if seen.replace(calls) == Some(calls) || !has_work(&state) {
                 return;
             }
+            drop(state);
             std::thread::yield_now();
         }
     }
