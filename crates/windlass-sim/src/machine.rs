@@ -368,7 +368,10 @@ impl Seen {
     fn of(ledger: &JournaledLedger, answer: &Result<Reply, StoreError>) -> Self {
         let usable = ledger.usable().is_ok();
         Self {
-            answer: answer.as_ref().map(Clone::clone).map_err(Failure::from),
+            answer: match answer {
+                Ok(reply) => Ok(reply.clone()),
+                Err(error) => Err(error.into()),
+            },
             mark: ledger.last_event(),
             commit: ledger.awaited(),
             landed: ledger.awaited() <= ledger.landed_commit(),
