@@ -63,8 +63,8 @@ impl Filter {
             && self.blocked_by.is_none_or(|on| record.is_blocked_by(on))
     }
 
-    /// Whether the filter may mean this candidate of the ledger, by its state, kind and queue alone:
-    /// if not, its record need not be read.
+    /// Whether the filter may mean this candidate of the ledger, by its state, kind and queue
+    /// alone: if not, its record need not be read.
     pub fn may_match(&self, summary: &JobSummary<'_>) -> bool {
         self.may_mean(summary.state, summary.kind, summary.queue)
     }

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use windlass::store::StoreError;
 use windlass::store::file::{
-    CommitPath, InFlight, JournalPath, JournaledLedger, LedgerOptions, SharedLedger, WantedSpare,
-    Writer,
+    CommitInFlight, CommitPath, JournalPath, JournaledLedger, LedgerOptions, SharedLedger,
+    WantedSpare, Writer,
 };
 use windlass_core::refusal::Refusal;
 
@@ -319,12 +319,12 @@ impl Machine {
     }
 
     /// Nobody knows any more what becomes of these commits.
-    fn lose_sight(&mut self, in_flight: Vec<InFlight>, mut waiting: VecDeque<Waiting>) {
+    fn lose_sight(&mut self, in_flight: Vec<CommitInFlight>, mut waiting: VecDeque<Waiting>) {
         let unanswered = waiting.iter().filter(|waiting| !waiting.decided.answered);
         let unanswered: Vec<(Ticket, Request)> = unanswered
             .map(|waiting| (waiting.decided.ticket, waiting.decided.request.clone()))
             .collect();
-        for InFlight { number, events, written } in in_flight {
+        for CommitInFlight { number, events, written } in in_flight {
             let later = waiting.partition_point(|waiting| waiting.commit <= number);
             let decided = waiting.drain(..later).map(|waiting| waiting.decided).collect();
             self.oracle.fell(events, decided, written && self.disk.failed() == 0);

@@ -189,7 +189,13 @@ impl Store for MortalStore {
     }
 
     async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>> {
-        self.ask(|| "a read".to_string(), self.inner.events(after, limit, wait)).await
+        // No part of the account: others write while this one waits.
+        self.alive()?;
+        let events = self.inner.events(after, limit, wait).await;
+        if self.disk.is_dead() {
+            pending::<()>().await;
+        }
+        events
     }
 
     fn info(&self) -> StoreInfo {

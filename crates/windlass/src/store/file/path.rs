@@ -382,7 +382,7 @@ impl CommitPath for JournalPath {
 /// A commit that has not landed, as a simulation sees it.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct InFlight {
+pub struct CommitInFlight {
     pub number: u64,
     pub events: Vec<Event>,
     /// Its bytes are in the hands of the system.
@@ -408,11 +408,11 @@ impl SharedLedger<JournalPath> {
     }
 
     /// Commits that have not landed, in their order.
-    pub fn in_flight(&self, writer: &Writer) -> Vec<InFlight> {
+    pub fn in_flight(&self, writer: &Writer) -> Vec<CommitInFlight> {
         let first_unwritten = self.path.write_order().unwritten.front().map(|next| next.number);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let commits = writer.in_flight().chain(&state.commits.written);
-        let in_flight = commits.map(|commit| InFlight {
+        let in_flight = commits.map(|commit| CommitInFlight {
             number: commit.number(),
             events: commit.events.clone(),
             written: first_unwritten.is_none_or(|first| commit.number() < first),

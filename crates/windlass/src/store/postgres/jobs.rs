@@ -1,5 +1,7 @@
 //! Reading jobs: by id, a page of those that match a filter, or how many match it.
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 use tokio_postgres::types::Type;
 use windlass_core::filter::{Filter, Order};
@@ -22,14 +24,17 @@ pub(super) async fn read(store: &PostgresStore, query: &JobQuery) -> Answer<Page
 async fn by_id(store: &PostgresStore, jobs: &[JobId]) -> Answer<Page> {
     let ids: Vec<uuid::Uuid> = jobs.iter().copied().map(wire::uuid).collect();
     let sql = format!(
-        "select (select windlass.now_us()) as now, {} from {} where j.id = any ($1) \
-         order by array_position($1, j.id)",
+        "select (select windlass.now_us()) as now, {} from {} where j.id = any ($1)",
         record::COLUMNS,
         record::TABLES
     );
     let rows = store.call("read jobs", &sql, &[(&ids, Type::UUID_ARRAY)]).await?;
-    let read = |row| Ok(understood(record::read(row))?.seen_at(wire::time(row.get("now"))));
-    Ok(Page::of(rows.iter().map(read).collect::<Answer<_>>()?))
+    let mut found = HashMap::with_capacity(rows.len());
+    for row in &rows {
+        let record = understood(record::read(row))?.seen_at(wire::time(row.get("now")));
+        found.insert(record.id(), record);
+    }
+    Ok(Page::of(jobs.iter().filter_map(|job| found.remove(job)).collect()))
 }
 
 /// A page looks at so many jobs at most, from a place in the order of acceptance on.

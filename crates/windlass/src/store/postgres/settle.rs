@@ -22,10 +22,13 @@ use super::wire::{self, Sparse};
 use super::{Parameter, PostgresStore, refusal, spec, understood};
 use crate::store::Answer;
 
-type Answers = Vec<Result<Settled, Refusal>>;
+type SettleAnswers = Vec<Result<Settled, Refusal>>;
 
-pub(super) async fn settle(store: &PostgresStore, settlements: Vec<Settlement>) -> Answer<Answers> {
-    let mut answers: Answers = Vec::with_capacity(settlements.len());
+pub(super) async fn settle(
+    store: &PostgresStore,
+    settlements: Vec<Settlement>,
+) -> Answer<SettleAnswers> {
+    let mut answers: SettleAnswers = Vec::with_capacity(settlements.len());
     let mut accepted = Vec::with_capacity(settlements.len());
     for (index, settlement) in settlements.into_iter().enumerate() {
         let job = settlement.job;
@@ -49,7 +52,7 @@ pub(super) async fn settle(store: &PostgresStore, settlements: Vec<Settlement>) 
 async fn send(
     store: &PostgresStore,
     settlements: &[(usize, Settlement)],
-    answers: &mut Answers,
+    answers: &mut SettleAnswers,
 ) -> Answer<()> {
     let jobs = || settlements.iter().map(|(_, settlement)| settlement.job);
     let numbers = store.sequences.numbers(jobs());
