@@ -34,7 +34,7 @@ async fn by_id(store: &PostgresStore, jobs: &[JobId]) -> Answer<Page> {
         let record = understood(record::read(row))?.seen_at(wire::time(row.get("now")));
         found.insert(record.id(), record);
     }
-    Ok(Page::of(jobs.iter().filter_map(|job| found.remove(job)).collect()))
+    Ok(Page::of(jobs.iter().filter_map(|job| found.get(job).cloned()).collect()))
 }
 
 /// A page looks at so many jobs at most, from a place in the order of acceptance on.
