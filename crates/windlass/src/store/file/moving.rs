@@ -17,7 +17,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::store::StoreError;
 
 /// The name of the file that says that a move into the directory is not finished.
-const MOVE_MARK: &str = "moving-in";
+pub(super) const MOVE_MARK: &str = "moving-in";
 
 /// Refuses a store into which a move is not finished.
 pub(super) fn refuse_half_moved(disk: &dyn Disk) -> Result<(), OpenError> {
@@ -128,5 +128,26 @@ impl FileTarget {
     pub(in crate::store) fn finish(self) -> Result<(), OpenError> {
         let gone = self.disk.remove(MOVE_MARK).and_then(|()| self.disk.sync_directory());
         gone.map_err(|error| OpenError::disk("take the mark of the move away", error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_begins_anew_wherever_the_one_before_was_interrupted() {
+        let name = format!("windlass-moving-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        for _ in 0..3 {
+            let mut target = FileTarget::begin(&path).expect("it begins");
+            target.put(&[], &[], &[], NextIds::default()).expect("it is written");
+            // Without a word, as by a kill.
+            drop(target);
+            let refused = RealDisk::open(&path).map(|disk| refuse_half_moved(&disk));
+            assert!(matches!(refused.expect("it is there"), Err(OpenError::HalfMoved)));
+        }
+        FileTarget::begin(&path).and_then(FileTarget::finish).expect("it finishes");
+        std::fs::remove_dir_all(&path).expect("it goes");
     }
 }

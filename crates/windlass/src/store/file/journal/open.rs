@@ -10,6 +10,7 @@ use super::super::disk::Disk;
 use super::super::layout::{
     FORMAT, Place, SEGMENT_HEADER, SPARE, VERSION, last_header, parse_name, segment_name,
 };
+use super::super::moving::MOVE_MARK;
 use super::super::scan::{EntryVisitor, Found, Scan};
 use super::segments::SEGMENT_MAX;
 use super::{Journal, Segment};
@@ -27,12 +28,15 @@ impl Journal {
         let failed = |error| OpenError::disk("list the files", error);
         let mut numbers = Vec::new();
         let mut leftovers = Vec::new();
-        let mut used_before = false;
+        let (mut used_before, mut moved_into) = (false, false);
         for name in disk.list().map_err(failed)? {
             match parse_name(&name) {
                 Some(number) => numbers.push(number),
                 None if name.starts_with(SPARE) => leftovers.push(name),
-                None => used_before |= name == FORMAT,
+                None => {
+                    used_before |= name == FORMAT;
+                    moved_into |= name == MOVE_MARK;
+                }
             }
         }
         numbers.sort_unstable();
@@ -75,7 +79,9 @@ impl Journal {
             }
             journal.segments.insert(*number, segment);
         }
-        if numbers.is_empty() && !used_before && journal.disk.has_held_a_store() {
+        // A move that begins anew has itself removed what it left before.
+        let lost = numbers.is_empty() && !used_before && !moved_into;
+        if lost && journal.disk.has_held_a_store() {
             let why = "every segment is gone, and so is `format`, but the directory has held a \
                        store; if it is to be a new one, remove what is left in it";
             return Err(OpenError::damaged("the journal", 0, why));
