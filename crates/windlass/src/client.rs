@@ -19,9 +19,9 @@ use windlass_core::refusal::Refusal;
 use crate::clock::{BoxFuture, timestamp};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::events::LOOK_FOR_YOURSELF;
 use crate::handler::Job;
 use crate::options::{Options, option_setters};
+use crate::outcomes::{JobEnd, LOOK_FOR_YOURSELF};
 use crate::store::{Cursor, JobAction, JobActionDone, JobActionResult, Page, Selection, StoreExt};
 
 /// How often a call whose answer was lost is repeated before the caller is told.
@@ -442,8 +442,16 @@ impl<J: Job> Handle<J> {
                     () = self.engine.clock().sleep(LOOK_FOR_YOURSELF) => None,
                 },
             };
-            if let Some(outcome) = told.and_then(|record| finished::<J>(&record)) {
-                return outcome;
+            match told {
+                Some(JobEnd::Completed(output)) => {
+                    return returned::<J>(self.id, output.as_deref());
+                }
+                Some(JobEnd::Record(record)) => {
+                    if let Some(outcome) = finished::<J>(&record) {
+                        return outcome;
+                    }
+                }
+                None => {}
             }
         }
     }
@@ -465,14 +473,17 @@ impl<J: Job> Handle<J> {
     }
 }
 
+/// What the handler of a completed job returned.
+fn returned<J: Job>(job: JobId, output: Option<&[u8]>) -> Result<J::Output, Error> {
+    serde_json::from_slice(output.unwrap_or(b"null"))
+        .map_err(|source| Error::Decode { job, source })
+}
+
 /// How a job has finished; `None` if it has not.
 pub(crate) fn finished<J: Job>(record: &JobRecord) -> Option<Result<J::Output, Error>> {
     let job = record.id();
     match &record.status.state {
-        State::Completed { .. } => {
-            let output = record.output.as_deref().unwrap_or(b"null");
-            Some(serde_json::from_slice(output).map_err(|source| Error::Decode { job, source }))
-        }
+        State::Completed { .. } => Some(returned::<J>(job, record.output.as_deref())),
         State::Dead { reason, .. } => {
             let error = record.error.as_ref().map(ToString::to_string).unwrap_or_default();
             Some(Err(Error::Died { job, reason: *reason, error }))

@@ -14,8 +14,9 @@ use windlass_core::name::Name;
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
-use crate::events::{Subscription, Topics, Waiters, pump, remind};
+use crate::events::{Subscription, Topics};
 use crate::housekeeper::keep_house;
+use crate::outcomes::{Waiters, pump, remind};
 use crate::primitives::{Objects, Primitive, TurnLocks};
 use crate::store::file::{FileOptions, LedgerOptions};
 use crate::store::{Address, Durability, FileStore, MemoryStore, Opened, Store, StoreInfo};
@@ -382,7 +383,13 @@ impl EngineBuilder {
                 keep_up("event pump", clock.clone(), tell).await;
             })
         };
-        let reminder = tokio::spawn(remind(clock.clone(), waiters.clone()));
+        let reminder = {
+            let (clock, waiters) = (clock.clone(), waiters.clone());
+            tokio::spawn(async move {
+                let remind = || remind(clock.clone(), waiters.clone());
+                keep_up("reminder", clock.clone(), remind).await;
+            })
+        };
         let inner = EngineInner {
             info: store.info(),
             store,

@@ -4,21 +4,18 @@
 //! subscriber that never reads costs nothing; one that reads too slowly is told how many events
 //! it missed.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
 use windlass_core::event::{Event, Subject, TOPICS};
 use windlass_core::job::JobId;
 use windlass_core::name::{Name, nearest};
-use windlass_core::record::JobRecord;
 use windlass_core::refusal::Refusal;
 
 use crate::clock::Clock;
 use crate::primitives::{built_in_topics, is_built_in};
-use crate::store::{Store, StoreExt};
+use crate::store::Store;
 
 /// Which events a subscriber wants. The conditions hold together.
 #[derive(Clone, Debug, Default)]
@@ -144,13 +141,13 @@ pub struct Subscription {
 }
 
 /// How many events are read at once.
-const PAGE: usize = 256;
+pub(crate) const PAGE: usize = 256;
 
 /// How long a store is asked to wait for the next event, before it is asked again.
-const WAIT: Duration = Duration::from_secs(10);
+pub(crate) const WAIT: Duration = Duration::from_secs(10);
 
 /// How long a store that could not be asked is left alone.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+pub(crate) const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 impl Subscription {
     /// Subscribes to what happens after event number `after`; `None` for what happens from now
@@ -225,260 +222,5 @@ impl Subscription {
                 false
             }
         }
-    }
-}
-
-/// How often whoever waits for an outcome looks by itself, in case it was not told.
-pub(crate) const LOOK_FOR_YOURSELF: Duration = Duration::from_secs(5);
-
-/// How long a store may take to answer the event pump.
-const STORE_PATIENCE: Duration = Duration::from_secs(10);
-
-/// How many ends of jobs are remembered for those who begin to wait a moment later.
-const RECENT: usize = 1_024;
-
-/// Who waits for which job to finish.
-///
-/// While nobody waits, nothing is read and nothing is remembered.
-#[derive(Debug)]
-pub(crate) struct Waiters {
-    book: Mutex<WaiterMap>,
-    /// `heard` of the map, to be read without its lock.
-    heard: AtomicU64,
-    store: Arc<dyn Store>,
-    /// Someone waits, after nobody did.
-    came: Notify,
-}
-
-#[derive(Debug, Default)]
-struct WaiterMap {
-    by_job: HashMap<JobId, Vec<OutcomeWaiter>>,
-    next_ticket: u64,
-    /// The number of the last event that the pump has heard.
-    heard: u64,
-    /// The ends of jobs among the events after `since` that the pump has heard, oldest first.
-    recent: VecDeque<(u64, JobId)>,
-    since: u64,
-    /// The pump sleeps, because nobody waits.
-    asleep: bool,
-    /// The pump has ended.
-    closed: bool,
-}
-
-#[derive(Debug)]
-struct OutcomeWaiter {
-    ticket: u64,
-    tell: oneshot::Sender<JobRecord>,
-}
-
-/// A place among those who wait, given up when it is dropped.
-pub(crate) struct Waiting<'a> {
-    waiters: &'a Waiters,
-    job: JobId,
-    ticket: u64,
-    told: oneshot::Receiver<JobRecord>,
-    /// The job may have finished before this was made: look once before waiting.
-    pub(crate) look_first: bool,
-    /// Nobody will tell: look from time to time.
-    pub(crate) alone: bool,
-}
-
-impl Waiting<'_> {
-    /// Waits for the record of the finished job; `None` means: look for yourself, and wait anew.
-    pub(crate) async fn told(mut self) -> Option<JobRecord> {
-        (&mut self.told).await.ok()
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if !self.told.is_terminated() {
-            self.waiters.forget(self.job, self.ticket);
-        }
-    }
-}
-
-impl Waiters {
-    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        let book = WaiterMap { asleep: true, ..WaiterMap::default() };
-        let (heard, came) = (AtomicU64::new(0), Notify::new());
-        Self { book: Mutex::new(book), heard, store, came }
-    }
-
-    fn book(&self) -> MutexGuard<'_, WaiterMap> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A number before every event that is committed from now on.
-    pub(crate) fn position(&self) -> u64 {
-        self.heard.load(Ordering::SeqCst)
-    }
-
-    /// Begins to wait for `job`. If it was accepted after the event number `accepted_after`, and
-    /// no end of it was heard since, it has not finished as far as we know, and its end will be
-    /// told; otherwise, the caller must look first.
-    pub(crate) fn wait_for(&self, job: JobId, accepted_after: Option<u64>) -> Waiting<'_> {
-        let (tell, told) = oneshot::channel();
-        let mut book = self.book();
-        let mut look_first = accepted_after.is_none_or(|after| book.may_have_ended(job, after));
-        if std::mem::take(&mut book.asleep) {
-            // The pump goes on from here. What ended before can be seen by looking.
-            look_first = true;
-            book.begin_at(self.store.info().last_event);
-            self.heard.store(book.heard, Ordering::SeqCst);
-        }
-        let first = book.by_job.is_empty();
-        let ticket = book.next_ticket;
-        book.next_ticket += 1;
-        book.by_job.entry(job).or_default().push(OutcomeWaiter { ticket, tell });
-        let alone = book.closed;
-        drop(book);
-        if first {
-            self.came.notify_waiters();
-        }
-        Waiting { waiters: self, job, ticket, told, look_first: look_first || alone, alone }
-    }
-
-    fn forget(&self, job: JobId, ticket: u64) {
-        let mut book = self.book();
-        if let Some(waiters) = book.by_job.get_mut(&job) {
-            waiters.retain(|waiter| waiter.ticket != ticket);
-            if waiters.is_empty() {
-                book.by_job.remove(&job);
-            }
-        }
-    }
-
-    /// Returns at once if someone waits, or else when someone does.
-    async fn someone(&self, asleep: impl Fn(&mut WaiterMap)) {
-        loop {
-            // Made before looking: whoever comes in between is heard.
-            let came = self.came.notified();
-            {
-                let mut book = self.book();
-                if !book.by_job.is_empty() {
-                    return;
-                }
-                asleep(&mut book);
-            }
-            came.await;
-        }
-    }
-
-    /// Takes note of events, and returns the jobs among those that ended for which someone waits.
-    fn hear(&self, events: &[Arc<Event>]) -> Vec<JobId> {
-        let mut waited_for = Vec::new();
-        let mut book = self.book();
-        let (heard, mut missed) = (book.heard, false);
-        for event in events.iter().skip_while(|event| event.number <= heard) {
-            missed |= event.number > book.heard + 1;
-            book.heard = event.number;
-            if let (true, Some(job)) = (event.what.is_terminal(), event.job()) {
-                book.note_end(event.number, job);
-                if book.by_job.contains_key(&job) {
-                    waited_for.push(job);
-                }
-            }
-        }
-        self.heard.store(book.heard, Ordering::SeqCst);
-        if missed {
-            // Any of them may be among what was missed; each looks for itself.
-            let heard = book.heard;
-            book.begin_at(heard);
-            book.by_job.clear();
-            waited_for.clear();
-        }
-        waited_for
-    }
-
-    /// Tells those who wait for these jobs. What was heard may be out of date: if a job runs
-    /// again, they go on waiting.
-    fn tell(&self, jobs: &[JobId], records: Vec<Option<JobRecord>>) {
-        let mut book = self.book();
-        for (job, record) in jobs.iter().zip(records) {
-            if record.as_ref().is_some_and(|record| !record.state().is_terminal()) {
-                continue;
-            }
-            let mut waiters = book.by_job.remove(job).into_iter().flatten();
-            // Without a record, they look for themselves.
-            let (Some(record), Some(first)) = (record, waiters.next()) else { continue };
-            for waiter in waiters {
-                let _ = waiter.tell.send(record.clone());
-            }
-            let _ = first.tell.send(record);
-        }
-    }
-
-    /// Lets everyone who waits for these jobs look for themselves.
-    fn let_look(&self, jobs: &[JobId]) {
-        let mut book = self.book();
-        jobs.iter().for_each(|job| drop(book.by_job.remove(job)));
-    }
-
-    /// The pump has ended: from now on, everyone looks for themselves.
-    pub(crate) fn close(&self) {
-        let mut book = self.book();
-        book.closed = true;
-        book.by_job.clear();
-    }
-}
-
-impl WaiterMap {
-    /// Whether the job may have ended after the event number `after`, as far as was heard.
-    fn may_have_ended(&self, job: JobId, after: u64) -> bool {
-        let mut since = self.recent.iter().rev().take_while(|(number, _)| *number > after);
-        after < self.since || since.any(|(_, ended)| *ended == job)
-    }
-
-    fn note_end(&mut self, number: u64, job: JobId) {
-        if self.recent.len() == RECENT
-            && let Some((oldest, _)) = self.recent.pop_front()
-        {
-            self.since = oldest;
-        }
-        self.recent.push_back((number, job));
-    }
-
-    fn begin_at(&mut self, number: u64) {
-        self.heard = number;
-        self.since = number;
-        self.recent.clear();
-    }
-}
-
-/// Tells waiters when their jobs finish, until it is dropped.
-pub(crate) async fn pump(store: Arc<dyn Store>, clock: Arc<dyn Clock>, waiters: Arc<Waiters>) {
-    loop {
-        waiters.someone(|book| book.asleep = true).await;
-        let events = match store.events(waiters.position(), PAGE, WAIT).await {
-            Ok(events) => events,
-            Err(error) => {
-                tracing::warn!(%error, "events will be read again");
-                clock.sleep(ASK_AGAIN).await;
-                continue;
-            }
-        };
-        let ended = waiters.hear(&events);
-        if ended.is_empty() {
-            continue;
-        }
-        let found = tokio::select! {
-            biased;
-            found = store.find(&ended) => found.ok(),
-            () = async { clock.sleep(STORE_PATIENCE).await } => None,
-        };
-        match found {
-            Some(records) => waiters.tell(&ended, records),
-            None => waiters.let_look(&ended),
-        }
-    }
-}
-
-/// Lets everyone who waits look for themselves from time to time, in case they were not told.
-pub(crate) async fn remind(clock: Arc<dyn Clock>, waiters: Arc<Waiters>) {
-    loop {
-        waiters.someone(|_| {}).await;
-        clock.sleep(LOOK_FOR_YOURSELF).await;
-        waiters.book().by_job.clear();
     }
 }

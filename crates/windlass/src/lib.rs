@@ -25,6 +25,7 @@ mod handler;
 mod housekeeper;
 mod middleware;
 mod options;
+mod outcomes;
 mod panics;
 mod schedule;
 mod steps;

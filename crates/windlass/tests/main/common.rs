@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -197,6 +197,7 @@ pub(crate) struct Tampered {
     plans: Mutex<BTreeMap<&'static str, Plan>>,
     calls: Mutex<BTreeMap<&'static str, u64>>,
     leases: Mutex<Vec<LeaseAnswer>>,
+    deaf: AtomicBool,
 }
 
 impl fmt::Debug for Tampered {
@@ -207,7 +208,13 @@ impl fmt::Debug for Tampered {
 
 impl Tampered {
     pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
-        Self { inner, plans: Mutex::default(), calls: Mutex::default(), leases: Mutex::default() }
+        let (plans, calls, leases) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { inner, plans, calls, leases, deaf: AtomicBool::new(false) }
+    }
+
+    /// From now on, whoever asks for events is answered after an hour.
+    pub(crate) fn deafen(&self) {
+        self.deaf.store(true, Ordering::SeqCst);
     }
 
     /// From now on, the `n`th call of `verb` (1 is the first) fails as `plan` says.
@@ -396,6 +403,9 @@ impl Store for Tampered {
     }
 
     async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>> {
+        if self.deaf.load(Ordering::SeqCst) {
+            tokio::time::sleep(HOUR).await;
+        }
         self.inner.events(after, limit, wait).await
     }
 

@@ -1,12 +1,9 @@
 //! Subscribers hear everything that was committed, and can harm nobody.
 
-use std::sync::Arc;
-
 use windlass::core::limits::EVENTS_KEPT;
-use windlass::wake::LocalWake;
 use windlass::{Failure, Received, StateName, Topics};
 
-use crate::common::{Fault, Notes, SECOND, Work, pass, rig, rig_on, settle_down, work};
+use crate::common::{Notes, SECOND, Work, pass, rig, settle_down, work};
 
 async fn quick(job: Work) -> Result<i64, Failure> {
     Ok(job.number)
@@ -116,74 +113,6 @@ async fn a_subscriber_resumes_where_it_left_off() {
         rig.engine.subscribe_after(Topics::all(), Some(position)).expect("the topic is known");
     let Received::Event(event) = second.next().await else { panic!("nothing was missed") };
     assert_eq!(event.number, position + 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn whoever_waits_is_told_the_outcome_and_need_not_look() {
-    let rig = rig().await;
-    let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
-    let later = rig.engine.enqueue(work(1)).delay(SECOND * 3).await.expect("it is accepted");
-    // Someone waits already, so ends are listened to.
-    let waits = tokio::spawn(async move { later.outcome().await });
-    settle_down().await;
-    rig.store.tamper("find", |_| None);
-    for number in 2..10 {
-        let handle = rig.engine.enqueue(work(number)).await.expect("it is accepted");
-        assert_eq!(handle.outcome().await.expect("it completes"), number);
-    }
-    assert_eq!(rig.store.calls("find"), 8, "one look per end, and none before waiting");
-    assert_eq!(waits.await.expect("no panic").expect("it completes"), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn whoever_begins_to_wait_after_the_end_does_not_wait_for_it() {
-    let rig = rig().await;
-    let _worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
-    let later = rig.engine.enqueue(work(1)).delay(SECOND * 3).await.expect("it is accepted");
-    let waits = tokio::spawn(async move { later.outcome().await });
-    settle_down().await;
-    let handle = rig.engine.enqueue(work(2)).await.expect("it is accepted");
-    settle_down().await;
-    let start = tokio::time::Instant::now();
-    for _ in 0..2 {
-        assert_eq!(handle.outcome().await.expect("it has completed"), 2);
-    }
-    assert_eq!(start.elapsed(), std::time::Duration::ZERO);
-    waits.await.expect("no panic").expect("it completes");
-}
-
-#[tokio::test(start_paused = true)]
-async fn whoever_could_not_be_told_looks_for_themselves() {
-    for fault in [Fault::NotDone, Fault::Hang, Fault::Panic] {
-        let rig = rig().await;
-        let slow = |job: Work| async move {
-            tokio::time::sleep(SECOND).await;
-            Ok::<_, Failure>(job.number)
-        };
-        let _worker = rig.engine.worker().handle(slow).start().await.expect("it starts");
-        let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
-        let waits = tokio::spawn(async move { handle.outcome_within(SECOND * 12).await });
-        settle_down().await;
-        // The next look is that of the engine itself, which then has nothing to tell.
-        rig.store.tamper("find", move |call| (call == 1).then_some(fault));
-        let outcome = waits.await.expect("no panic");
-        assert_eq!(outcome.expect("it completes"), 1, "{fault:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_outcome_is_waited_for_even_by_an_engine_that_was_closed() {
-    let wake = Arc::new(LocalWake::new());
-    let rig = rig_on(wake.clone());
-    let handle = rig.engine.enqueue(work(1)).await.expect("it is accepted");
-    let waits = tokio::spawn(async move { handle.outcome_within(SECOND * 20).await });
-    settle_down().await;
-    rig.engine.close().await;
-    settle_down().await;
-    let builder = windlass::Engine::builder();
-    let other = builder.on_store(rig.store.clone(), wake, rig.clock.clone()).expect("it opens");
-    let _worker = other.worker().handle(quick).start().await.expect("it starts");
-    assert_eq!(waits.await.expect("no panic").expect("it completes elsewhere"), 1);
 }
 
 #[tokio::test(start_paused = true)]
