@@ -17,9 +17,19 @@ pub const DEFAULT_SLOTS: u32 = 10;
 /// were `asked` for already, whose answer is still to come; 0 if it is better to wait. A large
 /// worker asks for a quarter of what it can hold, so that some are on their way while others run or
 /// end; a small one asks for all at once, because every question costs as much as many jobs.
-pub fn to_ask(slots: u32, busy: u32, asked: u32) -> u32 {
+///
+/// A job that has run needs no slot while its settlement is on its way; with [`most_unsettled`] of
+/// them the worker waits for the store.
+pub fn to_ask(slots: u32, busy: u32, asked: u32, unsettled: u32) -> u32 {
     let free = slots.saturating_sub(busy).saturating_sub(asked);
+    let free = free.min(most_unsettled(slots).saturating_sub(unsettled));
     if asked > 0 && free < ASK_AHEAD { 0 } else { free.min((slots / 4).max(ASK_AHEAD)) }
+}
+
+/// How many jobs of a worker may have run and wait to be settled: these run again if the process
+/// is lost, and a store that does not settle should get no more to do.
+pub fn most_unsettled(slots: u32) -> u32 {
+    slots.max(ASK_AHEAD)
 }
 
 /// Whether a worker settles so many attempts now, with others of its settlements on their way: one
@@ -52,13 +62,22 @@ mod tests {
 
     #[test]
     fn a_small_worker_asks_for_all_it_can_hold_and_a_large_one_ahead() {
-        assert_eq!([to_ask(64, 0, 0), to_ask(64, 60, 0), to_ask(64, 64, 0)], [64, 4, 0]);
-        assert_eq!(to_ask(64, 0, 32), 0, "not for half of them while others are on their way");
-        assert_eq!(to_ask(8_000, 0, 0), 2_000);
-        assert_eq!(to_ask(8_000, 4_000, 2_000), 2_000);
-        assert_eq!(to_ask(8_000, 5_600, 2_000), 0, "too few to be worth a question");
-        assert_eq!(to_ask(8_000, 7_999, 0), 1, "nothing is on its way");
-        assert_eq!(to_ask(8_000, 9_000, 0), 0, "slots were taken away");
+        assert_eq!([to_ask(64, 0, 0, 0), to_ask(64, 60, 0, 0), to_ask(64, 64, 0, 0)], [64, 4, 0]);
+        assert_eq!(to_ask(64, 0, 32, 0), 0, "not for half of them while others are on their way");
+        assert_eq!(to_ask(8_000, 0, 0, 0), 2_000);
+        assert_eq!(to_ask(8_000, 4_000, 2_000, 0), 2_000);
+        assert_eq!(to_ask(8_000, 5_600, 2_000, 0), 0, "too few to be worth a question");
+        assert_eq!(to_ask(8_000, 7_999, 0, 0), 1, "nothing is on its way");
+        assert_eq!(to_ask(8_000, 9_000, 0, 0), 0, "slots were taken away");
+    }
+
+    #[test]
+    fn a_worker_runs_ahead_of_its_settlements_but_not_far() {
+        assert_eq!(to_ask(10, 0, 0, 490), 10);
+        assert_eq!(to_ask(10, 0, 0, 495), 5);
+        assert_eq!(to_ask(10, 0, 0, 500), 0);
+        assert_eq!(to_ask(10, 0, 0, u32::MAX), 0);
+        assert_eq!(to_ask(2_000, 0, 0, 1_900), 100);
     }
 
     #[test]

@@ -8,8 +8,7 @@
 //! 5. [`EndedRun::wait_for_reports`]: what the handler reported is written first.
 //! 6. [`EndedRun::settling`] makes it a settlement.
 //! 7. [`take_turn`] adds what it means to the object the job is bound to.
-//! 8. [`Shared::settle`] puts it in the settle queue. The slot goes along, and is given back with
-//!    the answer.
+//! 8. [`Shared::settle`] puts it in the settle queue. Its slot is free from then on.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -130,8 +129,9 @@ impl EndedRun<'_> {
         };
         let next = self.attempt().take_next();
         self.wait_for_reports().await;
-        let settling = self.settling(judged, next);
+        let (settling, slot) = self.settling(judged, next);
         take_turn_and_queue(shared, settling).await;
+        drop(slot);
     }
 
     fn attempt(&self) -> &Attempt {
@@ -150,12 +150,15 @@ impl EndedRun<'_> {
         }
     }
 
-    fn settling(self, judged: Judged, next: Vec<Arc<NewJob>>) -> Settling {
-        let Self { registered, slot, .. } = self;
+    /// What is to be settled, and the slot, which is in use until that is in the queue.
+    fn settling(self, judged: Judged, next: Vec<Arc<NewJob>>) -> (Settling, Option<Arc<Slot>>) {
+        let Self { shared, registered, slot, .. } = self;
         let attempt = registered.attempt();
         let report = attempt.reports().take();
         let settlement = Settlement { next, report, ..settlement(attempt, judged) };
-        Settling { settlement, registered, slot, refused: false, returned: None }
+        let unsettled = shared.slots.unsettled();
+        let (refused, returned) = (false, None);
+        (Settling { settlement, registered, unsettled, refused, returned }, slot)
     }
 }
 

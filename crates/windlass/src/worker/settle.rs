@@ -70,7 +70,7 @@ fn finish(shared: &Arc<Shared>, batch: &mut SettleBatch, answers: Option<Answers
     shared.life.count(|report| {
         for settling in batch.take() {
             match after_answer(&settling, answers.next(), report) {
-                AfterAnswer::Done => done.push((settling.registered, settling.slot)),
+                AfterAnswer::Done => done.push((settling.registered, settling.unsettled)),
                 AfterAnswer::TurnAgain => again.push((settling, None)),
                 AfterAnswer::Refused(refusal) => again.push((settling, Some(refusal))),
             }

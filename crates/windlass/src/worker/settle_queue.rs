@@ -8,7 +8,6 @@
 //! Up to two batches are in flight, so that what ends during a commit need not wait for its answer.
 //! The second goes only if it is worth a commit of its own, which the core decides.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{Mutex, MutexGuard, Notify, mpsc};
@@ -17,7 +16,7 @@ use windlass_core::ledger::Settlement;
 use windlass_core::worker::is_worth_a_commit;
 
 use super::leases::RegisteredAttempt;
-use super::slots::Slot;
+use super::slots::Unsettled;
 
 /// Most settlements in one commit.
 const SETTLE_BATCH: usize = 2_000;
@@ -26,8 +25,7 @@ const SETTLE_BATCH: usize = 2_000;
 pub(super) struct Settling {
     pub(super) settlement: Settlement,
     pub(super) registered: RegisteredAttempt,
-    /// Given back when it is settled; `None` if its task has not ended and holds it.
-    pub(super) slot: Option<Arc<Slot>>,
+    pub(super) unsettled: Unsettled,
     /// The store refused its outcome; this is what is settled instead.
     pub(super) refused: bool,
     /// What a run of an object returned, from which its turn is made.
