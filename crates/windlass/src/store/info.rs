@@ -83,4 +83,7 @@ pub struct Space {
     pub segments: usize,
     /// Bytes written to the journal since it was opened; what compaction copies is among them.
     pub written: u64,
+    /// How often it has waited for the disk since it was opened: the fewer, the more was
+    /// acknowledged by each.
+    pub syncs: u64,
 }

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use windlass_core::event::Event;
 use windlass_core::job::{Bytes, JobId};
@@ -32,9 +32,9 @@ impl LedgerStore<MemoryPath> {
     /// An empty store.
     pub fn new(limits: Limits, clock: Arc<dyn Clock>, wake: Arc<dyn Wake>) -> Self {
         let ledger = RecordedLedger::empty(limits, MemoryRecords::default());
-        let state = Mutex::new(LedgerState { ledger: Some(ledger), commits: () });
+        let state = LedgerState { ledger: Some(ledger), commits: () };
         let (path, events) = (MemoryPath, EventBuffer::new(0));
-        Self { shared: Arc::new(SharedLedger { state, path, events, clock, wake }) }
+        Self { shared: Arc::new(SharedLedger::new(state, path, events, clock, wake)) }
     }
 }
 

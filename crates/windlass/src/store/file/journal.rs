@@ -194,6 +194,11 @@ impl Journal {
         !self.staged.is_empty()
     }
 
+    /// How many bytes there are in it.
+    pub(super) fn staged_bytes(&self) -> u64 {
+        self.staged.iter().map(|fragment| fragment.bytes.len() as u64).sum()
+    }
+
     /// The number of the commit that is being put together, or will be next.
     pub(super) fn next_commit(&self) -> u64 {
         self.next_commit

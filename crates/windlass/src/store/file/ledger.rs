@@ -156,6 +156,7 @@ impl RecordedLedger<JournalRecords> {
             live: self.ledger.kept_bytes(),
             segments: journal.segment_count(),
             written: journal.bytes_written(),
+            syncs: 0,
         }
     }
 }

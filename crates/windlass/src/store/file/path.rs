@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
@@ -28,6 +29,8 @@ pub struct JournalPath {
     write_order: Mutex<WriteOrder>,
     /// There is something for the writer to do.
     pub(super) work: Condvar,
+    /// How often the disk was waited for.
+    pub(super) syncs: AtomicU64,
     pub(super) durability: Durability,
     /// For rings and answers of a writer thread; `None` if callers drive the writer.
     runtime: Option<Handle>,
@@ -144,20 +147,22 @@ impl JournalPath {
         let path = Self {
             write_order: Mutex::default(),
             work: Condvar::new(),
+            syncs: AtomicU64::new(0),
             durability: options.durability,
             runtime,
             driver: Mutex::new(WriterDriver::Nobody),
             opened: Arc::new(opened),
             disk: called,
         };
-        let state = Mutex::new(LedgerState { ledger: Some(ledger), commits });
-        Ok((Arc::new(SharedLedger { state, path, events, clock, wake }), writer))
+        let state = LedgerState { ledger: Some(ledger), commits };
+        Ok((Arc::new(SharedLedger::new(state, path, events, clock, wake)), writer))
     }
 
     /// What a store takes on its disk; nothing once it is closed.
     pub(super) fn space_of(shared: &SharedLedger<Self>) -> Space {
         let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.ledger.as_ref().map(JournaledLedger::space).unwrap_or_default()
+        let syncs = shared.path.syncs.load(Ordering::Relaxed);
+        state.ledger.as_ref().map(|ledger| Space { syncs, ..ledger.space() }).unwrap_or_default()
     }
 
     fn driver(&self) -> MutexGuard<'_, WriterDriver> {

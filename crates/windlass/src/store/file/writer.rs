@@ -9,6 +9,7 @@
 //! between. It is the same code for all of them.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,8 +23,13 @@ use super::path::JournalPath;
 use super::records::ASK_AGAIN;
 use crate::store::ledger::{LedgerState, SharedLedger};
 
-/// Bytes of the oldest segment that are cleared per commit at least.
-const COMPACT_STEP: u64 = 256 << 10;
+/// Bytes of the oldest segment that are cleared, or of a checkpoint that are written, in one step:
+/// a millisecond or two, for which everybody waits.
+const TEND_STEP: u64 = 256 << 10;
+
+/// Most such steps after a commit, unless the journal has fallen behind: what they copy is synced
+/// with the next commit, and everybody in it waits for that.
+const TEND_STEPS: u64 = 4;
 
 /// How often a writer thread looks whether more calls have come in before it takes a commit.
 const GATHER_ROUNDS: usize = 8;
@@ -82,8 +88,10 @@ pub struct Writer {
     synced: bool,
     /// Files that may leave.
     retired: VecDeque<Retired>,
-    /// How many bytes the last commits had: more is cleared when more is written.
-    bytes: u64,
+    /// How many bytes of the next commit were copied by compaction, or belong to a checkpoint.
+    tended: u64,
+    /// How many steps of tending are left to do after the last commit.
+    steps_left: u64,
     sealed: bool,
 }
 
@@ -98,7 +106,8 @@ impl Writer {
             synced_at: now,
             synced: false,
             retired: VecDeque::new(),
-            bytes: 0,
+            tended: 0,
+            steps_left: 0,
             sealed: false,
         }
     }
@@ -149,7 +158,7 @@ impl Writer {
         if has_work(&state) {
             self.commits = std::mem::take(&mut state.commits.written);
             self.commits.extend(state.take(&shared.path));
-            self.bytes = self.commits.iter().map(Commit::bytes).sum();
+            self.steps_left = self.steps_to_tend(&state);
             self.sealed = false;
             let nothing = self.commits.is_empty();
             self.next = if nothing { NextStep::LetGo } else { NextStep::Write };
@@ -196,6 +205,7 @@ impl Writer {
         if self.synced {
             Commit::sync_all(&self.unsynced)?;
             self.synced_at = shared.clock.now().steady;
+            shared.path.syncs.fetch_add(1, Ordering::Relaxed);
         }
         self.next = NextStep::Answer;
         Ok(WriterStep::Synced)
@@ -266,32 +276,52 @@ impl Writer {
         if !ledger.wants_compaction() {
             return self.write_checkpoint(ledger, most);
         }
+        let before = ledger.gathered_bytes();
+        let compacted = ledger.compact(TEND_STEP.min(most));
+        self.tended += ledger.gathered_bytes() - before;
+        self.steps_left = self.steps_left.saturating_sub(1);
         // A step that finds nothing alive has nothing to write, so the next one follows at once.
-        // The lock is given back between them.
-        if ledger.compact(self.budget(most)).is_ok() && !ledger.has_work() {
+        if compacted.is_ok() && (!ledger.has_work() || self.steps_left > 0) {
             self.next = NextStep::LetGo;
         }
+        drop(state);
+        shared.let_callers_in();
         WriterStep::Tended
     }
 
     fn checkpoint(&mut self, shared: &SharedJournal, most: u64) -> WriterStep {
         let Ok(mut state) = shared.lock() else { return self.end(WriterStep::Closed) };
         let Some(ledger) = state.ledger.as_mut() else { return self.end(WriterStep::Closed) };
-        self.write_checkpoint(ledger, most)
+        let step = self.write_checkpoint(ledger, most);
+        drop(state);
+        shared.let_callers_in();
+        step
     }
 
     fn write_checkpoint(&mut self, ledger: &mut JournaledLedger, most: u64) -> WriterStep {
         self.next = NextStep::Take;
         if ledger.wants_checkpoint() {
+            let before = ledger.gathered_bytes();
             // What cannot be read breaks the ledger, and the next step finds that.
-            let _ = ledger.checkpoint(self.budget(most));
+            let written = ledger.checkpoint(TEND_STEP.min(most));
+            self.tended += ledger.gathered_bytes() - before;
+            self.steps_left = self.steps_left.saturating_sub(1);
+            if written.is_ok() && self.steps_left > 0 {
+                self.next = NextStep::Checkpoint;
+            }
         }
         WriterStep::Tended
     }
 
-    /// About how many bytes may be tended after a commit.
-    fn budget(&self, most: u64) -> u64 {
-        self.bytes.saturating_mul(4).max(COMPACT_STEP).min(most)
+    /// How many steps of tending follow the commits that were just taken: more if callers wrote
+    /// more, so that what is dead leaves as fast as it comes. What tending itself has written does
+    /// not count; it would make each step larger than the one before.
+    fn steps_to_tend(&mut self, state: &LedgerState<JournalPath>) -> u64 {
+        let bytes: u64 = self.commits.iter().map(Commit::bytes).sum();
+        let by_callers = bytes.saturating_sub(std::mem::take(&mut self.tended));
+        let steps = by_callers.saturating_mul(4).div_ceil(TEND_STEP).max(1);
+        let behind = state.ledger.as_ref().is_some_and(JournaledLedger::has_fallen_behind);
+        if behind { steps } else { steps.min(TEND_STEPS) }
     }
 
     /// Nothing is known about the disk any more: everything is refused from now on.

@@ -100,6 +100,11 @@ impl RecordedLedger<JournalRecords> {
         self.records.journal.is_staged()
     }
 
+    /// How many bytes it has so far.
+    pub(in crate::store::file) fn gathered_bytes(&self) -> u64 {
+        self.records.journal.staged_bytes()
+    }
+
     /// Whether it can be taken. Not while the disk is full and a part of it has no file, see
     /// [`Self::make_room`]. And not after a failure: it may hold half of a command.
     pub fn has_work(&self) -> bool {

@@ -107,6 +107,13 @@ impl RecordedLedger<JournalRecords> {
                 && self.records.journal.oldest_closed().is_some()
     }
 
+    /// Whether so much is dead that clearing it is worth holding up callers: three times what is
+    /// alive, where half as much again is what a journal may hold.
+    pub(in crate::store::file) fn has_fallen_behind(&self) -> bool {
+        let allowed = 3 * self.ledger.kept_bytes() + u64::from(self.records.journal.wanted_size());
+        self.records.journal.filled() > allowed
+    }
+
     /// Whether more can be written than what is asked for: on a full disk, what room is left is for
     /// those who wait for an answer.
     fn can_tend(&self) -> bool {
