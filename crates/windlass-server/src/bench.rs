@@ -9,6 +9,7 @@
 //! - `reopen` measures how long opening takes
 //! - `limit` measures what the disk could do at best, to compare with, and `bare` what a database
 //!   could
+//! - `steady` measures whether one large work holds up everybody else
 //! - `ground` is where the stores stand, `process` what the system tells about this process
 //! - `result` is what they all return, `progress` what is shown meanwhile
 
@@ -30,6 +31,7 @@ mod reopen;
 mod result;
 #[cfg(feature = "postgres")]
 mod server;
+mod steady;
 mod workers;
 
 use std::sync::Arc;
@@ -106,6 +108,7 @@ fn modes(asked: &[Mode], ground: &Ground) -> anyhow::Result<Vec<Mode>> {
         Mode::Pinned,
         Mode::Reopen,
         Mode::Idle,
+        Mode::Steady,
         Mode::Limit,
     ];
     let mut modes = Vec::new();
@@ -170,6 +173,7 @@ fn plan(options: &BenchOptions, mode: Mode, ground: &Arc<Ground>) -> Plan {
         Mode::Batch | Mode::Pool | Mode::Debounce => 100_000,
         Mode::Continuous => 10_000,
         Mode::Bulk | Mode::Backlog | Mode::Pinned | Mode::Memory | Mode::Reopen => 1_000_000,
+        Mode::Steady => 1_000_000,
         Mode::Latency => 500,
         // One has no jobs, of the other only its parts are planned.
         Mode::Idle | Mode::All => 0,
@@ -193,6 +197,7 @@ fn describe(mode: Mode, jobs: u64, options: &BenchOptions) -> String {
         Mode::Batch => format!("batch: up to {jobs} jobs"),
         Mode::Backlog => format!("backlog: up to {jobs} waiting jobs"),
         Mode::Idle => format!("idle: {} seconds", options.seconds),
+        Mode::Steady => format!("steady: beside up to {jobs} jobs"),
         Mode::Debounce => format!("debounce: {jobs} events, {} callers", options.concurrency),
         Mode::Continuous => format!("continuous: {jobs} objects"),
         Mode::Enqueue | Mode::Lifecycle | Mode::Pool | Mode::Limit => {
@@ -225,6 +230,7 @@ fn measure(mode: Mode, plan: &Plan, with_limit: bool) -> anyhow::Result<Vec<Meas
         Mode::Memory => runtime.block_on(memory::per_waiting_job(plan)),
         Mode::Reopen => one(runtime.block_on(reopen::reopen(plan))),
         Mode::Idle => one(runtime.block_on(idle::idle(plan))),
+        Mode::Steady => runtime.block_on(steady::steady(plan)),
         #[cfg(feature = "postgres")]
         Mode::Limit if plan.ground.is_a_database() => {
             one(runtime.block_on(bare::insert_and_delete(plan)))

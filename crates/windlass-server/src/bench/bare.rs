@@ -4,6 +4,7 @@
 //! a payload, commit, delete them, commit, and go on. Nothing is claimed, leased, ordered, counted
 //! or told: no job queue on that server is faster.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -33,6 +34,44 @@ pub(crate) async fn insert_and_delete(plan: &Plan) -> anyhow::Result<Measurement
     let measured = measure(plan, address, &table).await;
     client.batch_execute(&format!("drop table {table}")).await?;
     measured
+}
+
+/// A table of bare rows, and connections that insert one at a time.
+pub(crate) struct Rows {
+    table: String,
+    insert: String,
+    connections: Vec<Server>,
+    next: AtomicUsize,
+    payload: Vec<u8>,
+}
+
+impl Rows {
+    pub(crate) async fn create(plan: &Plan) -> anyhow::Result<Self> {
+        let address = plan.ground.database().context("it is the limit of a database")?;
+        let table = format!("windlass_bare_{}", std::process::id());
+        let mut connections = Vec::new();
+        for _ in 0..CONNECTIONS {
+            connections.push(Server::connect(address).await?);
+        }
+        let make = format!("create table {table} (id bigserial primary key, payload bytea)");
+        connections[0].client().batch_execute(&make).await?;
+        let insert = format!("insert into {table} (payload) values ($1)");
+        let (next, payload) = (AtomicUsize::new(0), vec![b'x'; plan.payload]);
+        Ok(Self { table, insert, connections, next, payload })
+    }
+
+    /// Inserts a row, and returns when it is committed.
+    pub(crate) async fn insert(&self) -> anyhow::Result<()> {
+        let next = self.next.fetch_add(1, Ordering::Relaxed) % self.connections.len();
+        let client = self.connections[next].client();
+        client.execute(&self.insert, &[&self.payload]).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn drop_table(&self) -> anyhow::Result<()> {
+        let client = self.connections[0].client();
+        Ok(client.batch_execute(&format!("drop table {}", self.table)).await?)
+    }
 }
 
 async fn measure(plan: &Plan, address: &str, table: &str) -> anyhow::Result<Measurement> {

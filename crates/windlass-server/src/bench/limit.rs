@@ -68,6 +68,7 @@ impl LimitWork {
             | Mode::Memory
             | Mode::Reopen
             | Mode::Idle
+            | Mode::Steady
             | Mode::Limit
             | Mode::All => (1, plan.concurrency, 1, bytes(1.0)),
         };
@@ -160,7 +161,7 @@ async fn measure(plan: &Plan, work: LimitWork) -> anyhow::Result<Measurement> {
 }
 
 /// A log that knows nothing but bytes.
-struct Log {
+pub(crate) struct Log {
     shared: Arc<Shared>,
     writer: Mutex<Option<JoinHandle<io::Result<()>>>>,
 }
@@ -181,7 +182,7 @@ struct Gathering {
 }
 
 impl Log {
-    fn open(directory: &Path, bytes: u64) -> anyhow::Result<Self> {
+    pub(crate) fn open(directory: &Path, bytes: u64) -> anyhow::Result<Self> {
         let count = bytes.div_ceil(FILE_BYTES).clamp(1, FILES);
         let size = bytes.clamp(1, FILE_BYTES).next_multiple_of(ZEROS as u64);
         let make = |number| zeroed(&directory.join(format!("log-{number}")), size);
@@ -195,7 +196,7 @@ impl Log {
     }
 
     /// Returns when the bytes are on stable storage.
-    async fn write(&self, bytes: &[u8]) -> anyhow::Result<()> {
+    pub(crate) async fn write(&self, bytes: &[u8]) -> anyhow::Result<()> {
         let (landed, landing) = oneshot::channel();
         {
             let mut gathering = self.shared.lock();
@@ -209,7 +210,7 @@ impl Log {
         landing.await.context("the bare log failed")
     }
 
-    fn close(&self) -> anyhow::Result<()> {
+    pub(crate) fn close(&self) -> anyhow::Result<()> {
         self.shared.lock().closing = true;
         self.shared.work.notify_one();
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();

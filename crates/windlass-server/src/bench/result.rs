@@ -131,6 +131,16 @@ pub(crate) enum Extra {
         /// Of one core.
         cpu_percent: Figure,
     },
+    Steady {
+        /// What went on beside the small calls, and about how many jobs that was.
+        beside: &'static str,
+        jobs: u64,
+        /// Calls that took more than 50 ms.
+        #[serde(serialize_with = "whole")]
+        stalls: Figure,
+        /// How long what went on took.
+        large_ms: Figure,
+    },
     Limit {
         /// The mode it is the limit of.
         of: &'static str,
@@ -295,6 +305,7 @@ impl Extra {
                 vec![open_ms, disk_bytes, live_bytes, disk_ratio]
             }
             Extra::Idle { seconds: _, cpu_percent } => vec![cpu_percent],
+            Extra::Steady { beside: _, jobs: _, stalls, large_ms } => vec![stalls, large_ms],
             Extra::Limit { of: _, writes_per_job: _, bytes_per_write: _, bytes_per_s } => {
                 vec![bytes_per_s]
             }
@@ -314,6 +325,8 @@ impl Extra {
             Extra::Backlog { backlog, .. } => format!(" {}", short(*backlog)),
             Extra::Pinned { part, .. } => format!(", {part}"),
             Extra::Memory { of, state, .. } => format!(" {of}, {state}"),
+            Extra::Steady { beside, jobs: 0, .. } => format!(", {beside}"),
+            Extra::Steady { beside, jobs, .. } => format!(", {beside}, {}", short(*jobs)),
             Extra::Limit { of, writes_per_job, .. } if *writes_per_job > 1.0 => {
                 format!(" of {of}, {writes_per_job:.0} writes")
             }
@@ -363,6 +376,11 @@ impl Extra {
                 let [millis, ratio] = [open_ms, disk_ratio].map(|figure| figure.unwrap_or(0.0));
                 let disk = megabytes(disk_bytes);
                 format!("{millis:.0} ms, {disk:.0} MB on disk = {ratio:.2} × live")
+            }
+            Extra::Steady { stalls, large_ms, .. } => {
+                let stalls = grouped(stalls.unwrap_or(0.0).round() as u64);
+                let took = large_ms.map_or_else(String::new, |ms| format!(", it took {ms:.0} ms"));
+                format!("{stalls} above 50 ms{took}")
             }
             Extra::Idle { cpu_percent, .. } => {
                 cpu_percent.map_or_else(unknown, |percent| format!("{percent:.2} % of a core"))

@@ -43,7 +43,7 @@ pub(crate) struct BenchOptions {
     #[arg(value_parser = value_parser!(u32).range(PAYLOAD_MIN..=limits::PAYLOAD_BYTES as i64))]
     pub(crate) payload: u32,
 
-    /// How long `idle` watches
+    /// How long `idle` watches, and `steady` each large work at least
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     #[arg(value_parser = value_parser!(u64).range(1..=3_600))]
     pub(crate) seconds: u64,
@@ -98,6 +98,14 @@ What `batch` tells:
   `ratio_to_smallest` compares with the smallest: about 1 where nothing is dearer because there is
   more of it.
 
+What `steady` tells:
+  how long small enqueues take, a thousand a second, each counted from the moment at which it is
+  due, beside work that is large: jobs that flow while as many wait as `--jobs` says, so that the
+  journal is compacted, a tenth as many callers that await an outcome, listing and cancelling by
+  tag, cancelling half as many by filter, clearing a queue, and the end of a job for which a tenth
+  as many wait. First come the same calls to a bare log, or as bare inserts, and with nothing beside
+  them. A stall is a call of more than 50 ms.
+
 What the modes with objects tell:
   pool        one line for a queue without lanes, one for the pool; `ratio_to_plain` compares them
   debounce    events per second until the last flush has run, and what a key takes in memory
@@ -144,6 +152,8 @@ pub(crate) enum Mode {
     Reopen,
     /// What an idle engine with a worker costs in processor time
     Idle,
+    /// A thousand small enqueues a second, beside one large work after another; see below
+    Steady,
     /// What the disk could do at best; see below
     Limit,
     /// All that the store has
@@ -167,6 +177,7 @@ impl Mode {
             Mode::Memory => "memory",
             Mode::Reopen => "reopen",
             Mode::Idle => "idle",
+            Mode::Steady => "steady",
             Mode::Limit => "limit",
             Mode::All => "all",
         }
