@@ -239,7 +239,20 @@ const RECENT: usize = 1_024;
 
 /// Who waits for which job to finish.
 ///
-/// While nobody waits, nothing is read and nothing is remembered.
+/// Answers: many callers enqueue a job and wait for its outcome. If each read the store before it
+/// waits, every job would cost a read in vain; if each had a subscription, every one of them would
+/// look at the events of all others.
+/// Why not simpler: one task, the *pump*, reads events for all and tells each waiter the record.
+/// But a job may end before its caller begins to wait. So a handle knows an event number before
+/// its enqueue ([`Waiters::position`]), and the ends heard since are kept (`recent`): only who may
+/// be among them reads first. Whoever could not be told reads by itself ([`LOOK_FOR_YOURSELF`]).
+/// Guarded by: `whoever_waits_is_told_the_outcome_and_need_not_look`,
+/// `whoever_begins_to_wait_after_the_end_does_not_wait_for_it` and
+/// `whoever_could_not_be_told_looks_for_themselves` in `tests/main/events.rs`.
+///
+/// While nobody waits, the pump sleeps: nothing is read, and nothing is remembered. Whoever comes
+/// then reads first, because ends before the pump goes on are not told. That an idle engine reads
+/// no events is measured by `windlass bench --mode idle`; no test guards it.
 #[derive(Debug)]
 pub(crate) struct Waiters {
     book: Mutex<WaiterMap>,
@@ -322,7 +335,7 @@ impl Waiters {
         let mut book = self.book();
         let mut look_first = accepted_after.is_none_or(|after| book.may_have_ended(job, after));
         if std::mem::take(&mut book.asleep) {
-            // The pump goes on from here. What ended before can be seen by looking.
+            // The pump goes on with what happens from here on: what ended before must be read.
             look_first = true;
             book.begin_at(self.store.info().last_event);
             self.heard.store(book.heard, Ordering::SeqCst);
@@ -352,7 +365,7 @@ impl Waiters {
     /// Returns at once if someone waits, or else when someone does.
     async fn someone(&self, asleep: impl Fn(&mut WaiterMap)) {
         loop {
-            // Made before looking: whoever comes in between is heard.
+            // Made before looking: whoever comes between the look and the wait is heard of.
             let came = self.came.notified();
             {
                 let mut book = self.book();
@@ -382,7 +395,8 @@ impl Waiters {
         }
         self.heard.store(book.heard, Ordering::SeqCst);
         if missed {
-            // Any of them may be among what was missed; each looks for itself.
+            // The store keeps only so many events. Any of the waiters may wait for one that is
+            // gone, so each is sent to look for itself.
             let heard = book.heard;
             book.begin_at(heard);
             book.by_job.clear();
@@ -474,7 +488,8 @@ pub(crate) async fn pump(store: Arc<dyn Store>, clock: Arc<dyn Clock>, waiters: 
     }
 }
 
-/// Lets everyone who waits look for themselves from time to time, in case they were not told.
+/// Lets everyone who waits look for themselves from time to time, in case they were not told. One
+/// timer for all of them, and none while nobody waits.
 pub(crate) async fn remind(clock: Arc<dyn Clock>, waiters: Arc<Waiters>) {
     loop {
         waiters.someone(|_| {}).await;

@@ -24,7 +24,9 @@ use crate::clock::Clock;
 pub(super) struct Leases {
     clock: Arc<dyn Clock>,
     running: Mutex<RunningAttempts>,
-    /// Held while reports are on their way, so that a settlement comes after them.
+    /// Held while reports are in flight, so that a settlement comes after them. Guarded by
+    /// `a_renewal_that_hangs_neither_keeps_a_result_nor_loses_what_was_said` in
+    /// `tests/main/lost_leases.rs` (the planted bugs 57 and 72).
     renewing: tokio::sync::Mutex<()>,
     /// A job began that the renew loop must look at sooner than it would.
     began: Notify,
@@ -108,7 +110,7 @@ impl Leases {
             running.attempts.insert(token, taken_on);
         }
         drop(running);
-        // Woken only if they would look too late: mostly they need not know.
+        // Woken only if they would look too late: most attempts end long before either looks.
         if renew {
             self.began.notify_one();
         }

@@ -79,7 +79,8 @@ async fn settled(shared: &Shared) {
     }
 }
 
-/// Waits for a change, and not for long: several may wait, and one signal wakes only one of them.
+/// Waits for a change, for 10 ms at most: others may wait for the same signal (the fill loop for
+/// free slots), and it wakes only one of them.
 async fn look_again(shared: &Shared, changed: impl Future<Output = ()>) {
     tokio::select! {
         biased;
