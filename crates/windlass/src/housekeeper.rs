@@ -1,4 +1,4 @@
-//! What nobody asks for: giving back the jobs of lost workers, letting old history go.
+//! Housekeeping, which no call asks for: jobs of lost workers are given back, old history leaves.
 
 use std::sync::Arc;
 use std::time::Duration;

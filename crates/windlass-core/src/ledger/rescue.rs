@@ -1,7 +1,8 @@
 //! Giving back the jobs of lost workers, and letting old history go.
 //!
 //! A job is rescued by the lease that was seen to have ended, so a rescue that races the job's own
-//! settlement changes nothing. It does not matter whether anyone here knows the job's kind.
+//! settlement changes nothing (the planted bug 06). It does not matter whether anyone here knows
+//! the job's kind (the planted bug 07).
 
 use alloc::vec::Vec;
 use core::time::Duration;

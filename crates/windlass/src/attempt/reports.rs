@@ -19,7 +19,7 @@ pub(crate) struct Reports {
 #[derive(Default)]
 struct Said {
     waiting: Report,
-    /// On its way with a renewal.
+    /// Sent with a renewal that is not answered yet.
     sent: Option<Report>,
 }
 

@@ -160,7 +160,7 @@ struct RemoteShared {
     clock: SystemClock,
 }
 
-/// Rings on their way out.
+/// Rings that are to be sent.
 #[derive(Debug, Default)]
 struct Outbox {
     waiting: BTreeSet<Ring>,
@@ -254,14 +254,14 @@ impl RemoteShared {
         ready
     }
 
-    /// What was on its way when the last connection was lost may not have arrived.
+    /// What was being sent when the connection was lost may not have arrived: it is sent again.
     fn begin_anew(&self) {
         let mut outbox = self.outbox();
         let leaving = std::mem::take(&mut outbox.leaving);
         outbox.waiting.extend(leaving);
     }
 
-    /// What was on its way has arrived; the same again may go after a while.
+    /// What was being sent has arrived. The same ring may be sent again after a rest.
     fn rest(self: &Arc<Self>) {
         let mut outbox = self.outbox();
         let said = std::mem::take(&mut outbox.leaving);

@@ -82,7 +82,7 @@ pub(super) async fn fill(shared: Arc<Shared>) {
             }
         }
     }
-    // What is on its way arrives, and is begun or given back.
+    // Claims in flight are waited for: their jobs are begun or given back.
     while claims.join_next().await.is_some() {}
 }
 
@@ -120,8 +120,8 @@ async fn claim(shared: Arc<Shared>, mut request: SlotRequest) -> Result<ClaimRes
     let too_late = begin(&shared, claimed.jobs, slots, sent);
     drop(request);
     if !too_late.is_empty() {
-        // Forced to stop while the claim was on its way, or it took too long. If this fails, they
-        // are rescued.
+        // Forced to stop while the claim was in flight, or it took longer than its leases. If this
+        // fails, the jobs are rescued when their leases end.
         let _ = shared.ask("release", shared.engine.store().settle(too_late)).await;
     }
     Ok(ClaimResult { dry: taken < limit && claimed.ready == 0, wake_in: claimed.wake_in })

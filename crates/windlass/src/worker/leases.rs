@@ -249,7 +249,7 @@ impl Leases {
         }
     }
 
-    /// Waits for reports of an attempt that are on their way, but for half of what is left of its
+    /// Waits for reports of an attempt that are in flight, but for half of what is left of its
     /// lease at most: a store that does not answer a renewal may well answer a settlement.
     pub(super) async fn reports_written(&self, token: LeaseToken) {
         let now = self.steady();
@@ -263,7 +263,7 @@ impl Leases {
     }
 }
 
-/// Renewals on their way. Until this is dropped, settlements of attempts that report wait.
+/// Renewals in flight. Until this is dropped, settlements of attempts that report wait.
 pub(super) struct RenewalBatch<'a> {
     leases: &'a Leases,
     sent: Steady,

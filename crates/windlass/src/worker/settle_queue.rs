@@ -29,7 +29,7 @@ use super::slots::Slot;
 /// Most settlements in one commit.
 const SETTLE_BATCH: usize = 2_000;
 
-/// An attempt on its way to the store.
+/// An attempt that has ended and is not settled.
 pub(super) struct Settling {
     pub(super) settlement: Settlement,
     pub(super) registered: RegisteredAttempt,

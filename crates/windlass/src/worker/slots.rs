@@ -1,9 +1,10 @@
 //! Slots: how many jobs the worker may run at once, how many it runs, and for how many it asks.
 //!
-//! Invariant: `busy` counts the [`Slot`]s there are, `asked` and `claims` what [`SlotRequest`]s are
-//! on their way. Both give back what they stand for when they are dropped, so a slot cannot leak,
-//! however an attempt or a claim ends. A claim asks only for slots that are neither busy nor asked
-//! for, so a worker never runs more than it has slots for, unless slots were taken away from it.
+//! Invariant: `busy` counts the [`Slot`]s in use, `claims` the [`SlotRequest`]s in flight, and
+//! `asked` the jobs that those ask for. Each takes itself off when it is dropped, so a slot cannot
+//! leak, however an attempt or a claim ends (the planted bugs 50, 58 and 65). A claim asks only for
+//! slots that are neither busy nor asked for, so a worker never runs more than it has slots for,
+//! unless slots were taken away from it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,7 +16,7 @@ pub(super) struct Slots {
     counts: Mutex<SlotCounts>,
     /// A slot became free, or their number changed.
     freed: Notify,
-    /// No claim is on its way any more.
+    /// No claim is in flight any more.
     answered: Notify,
 }
 
@@ -24,9 +25,9 @@ struct SlotCounts {
     /// How many there are.
     all: u32,
     busy: u32,
-    /// For how many jobs claims on their way have asked.
+    /// How many jobs the claims in flight ask for.
     asked: u32,
-    /// How many claims are on their way, until the jobs they brought are begun or given back.
+    /// How many claims are in flight, until the jobs they brought are begun or given back.
     claims: u32,
 }
 
@@ -79,7 +80,7 @@ impl Slots {
         self.freed.notified()
     }
 
-    /// Waits until no claim is on its way. Only one may wait.
+    /// Waits until no claim is in flight. Only one may wait.
     pub(super) async fn claims_answered(&self) {
         while self.counts().claims > 0 {
             self.answered.notified().await;

@@ -29,8 +29,8 @@ impl Shared {
 async fn bring_to_end(shared: Arc<Shared>) {
     shared.heartbeat(WorkerReport::Stopping).await;
     let clock = shared.engine.clock().clone();
-    // No claim is on its way any more, so what runs is all there will be. A forced stop does not
-    // wait for that; what is claimed too late is given back.
+    // When no claim is in flight any more, no further job will begin. A forced stop does not wait
+    // for that; what is claimed too late is given back.
     tokio::select! {
         biased;
         () = shared.slots.claims_answered() => {}

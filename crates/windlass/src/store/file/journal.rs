@@ -118,7 +118,7 @@ pub(super) struct Journal {
     started: Vec<Write>,
     /// Segments without a file.
     unbacked: Vec<u32>,
-    /// Commits that are not in the files yet.
+    /// Commits that were taken and are not in the files yet: they are read from memory.
     flying: Vec<Arc<CommitBytes>>,
     /// Commits that are not on stable storage yet: their numbers, and where they begin.
     unlanded: VecDeque<(u64, u32, u32)>,
@@ -132,6 +132,7 @@ pub(super) struct Journal {
     begin: u64,
     /// Bytes that were written since there.
     since_begin: u64,
+    /// What was read ahead last: of which segment, from which offset.
     window: Option<(u32, u32, Vec<u8>)>,
     /// Files that are not part of the journal any more, found when it was opened.
     unused: Vec<String>,
