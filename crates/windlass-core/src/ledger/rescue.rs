@@ -118,7 +118,8 @@ impl Ledger {
         let detected = EventKind::RecoveryDetected { reason: how.reason, attempt, stale_for };
         self.tell(slot, detected, effects);
         if how.recovery.mode == RecoveryMode::Observe {
-            // Out of the index, so that it is told once; a renewal puts it back.
+            // Moved to the index of leases whose end was told, so that it is told once. A renewal
+            // moves it back.
             self.lease_ends.remove(&(ends, token));
             self.told_ends.insert((ends, token));
             self.leases.entry(token).and_modify(|held| held.told = true);

@@ -108,7 +108,7 @@ fn points(mark: usize, at: &Mark) -> Vec<Point> {
     };
     let mut points = Vec::new();
     for (before, dirty) in moments {
-        // If nothing is unsynced, it is all the same.
+        // With nothing unsynced, to keep it and to drop it are the same crash.
         let fates: &[bool] = if dirty { &[false, true] } else { &[false] };
         points.extend(fates.iter().map(|&keep_unsynced| {
             let trap = Trap { mark, before };

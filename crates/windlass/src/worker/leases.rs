@@ -198,7 +198,7 @@ impl Leases {
         self.began.notified()
     }
 
-    /// A request to cancel was heard of; which job it is for, a renewal tells.
+    /// Somebody has asked to cancel a running job. Which one, the answer to a renewal says.
     pub(super) fn hear_cancel(&self) {
         self.running().cancel_heard = Some(self.steady());
     }

@@ -8,8 +8,8 @@
 //! 5. [`EndedRun::wait_for_reports`]: what the handler reported is written first.
 //! 6. [`EndedRun::settling`] makes it a settlement.
 //! 7. [`take_turn`] adds what it means to the object the job is bound to.
-//! 8. [`Shared::settle`] puts it in the settle queue. The slot goes along, and is given back with
-//!    the answer.
+//! 8. [`Shared::settle`] puts it in the settle queue, with its slot, which is given back when the
+//!    store has answered.
 
 use std::future::poll_fn;
 use std::pin::pin;

@@ -115,14 +115,14 @@ impl RecordedLedger<JournalRecords> {
                 && self.records.journal.oldest_closed().is_some()
     }
 
-    /// Whether more can be written than what is asked for: on a full disk, what room is left is for
-    /// those who wait for an answer.
+    /// Whether there is room for more than what callers ask for. On a full disk there is not: what
+    /// is left is for those who wait for an answer.
     fn can_tend(&self) -> bool {
         !self.records.is_broken() && self.records.journal.room() > 2 * self.records.room.reserve
     }
 
-    /// Whether to look for room in the store itself: the disk is full, and more has died since that
-    /// was last in vain.
+    /// Whether to look for room in the store itself: the disk is full, and more has died since the
+    /// last survey found nothing.
     fn wants_survey(&self) -> bool {
         let enough = |then| self.dead() >= then + self.records.room.reserve / 256;
         self.records.room.full

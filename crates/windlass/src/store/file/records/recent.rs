@@ -30,7 +30,7 @@ pub(super) struct RecentJobs {
     /// In the order in which they came; some may be gone.
     order: VecDeque<JobId>,
     bytes: usize,
-    /// Jobs that were not kept, because one that waits longer would have had to make way.
+    /// How often the oldest still waited when there was no room for a new job.
     passed_over: usize,
 }
 
