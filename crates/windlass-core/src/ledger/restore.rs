@@ -3,7 +3,7 @@
 //! Answers: a store that compacts its journal moves a job to the end as one whole record, and drops
 //! what stood there of it before. So records of different jobs come in an order in which nothing
 //! ever happened.
-//! Why not simpler: to replay them as commands would decide by states that never were together.
+//! Why not simpler: replayed as commands, they would be decided by states that never were together.
 //! Here nothing is decided while they are read: the last record of each job wins, and one finishing
 //! pass derives the rest from the jobs as they are: who waits for whom, who holds which key, where
 //! each job is found, how many there are.

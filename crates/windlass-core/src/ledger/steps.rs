@@ -3,7 +3,8 @@
 //! Answers: a job may finish only so many steps, and a step that is reported again counts once.
 //! Why not simpler: names and results are in the job's record, which the ledger does not hold. It
 //! keeps a mark of 16 bytes per step instead: a hash of the name, and the length of the result.
-//! Guarded by: `tests/model/steps.rs`, and `conformance/stepping.rs` in the crate `windlass`.
+//! Guarded by: the model test (`tests/model/running.rs`), and in the crate `windlass`
+//! `conformance/stepping.rs`.
 
 use alloc::vec::Vec;
 

@@ -125,9 +125,8 @@ pub struct LedgerState<P: CommitPath> {
 impl<P: CommitPath> SharedLedger<P> {
     pub(super) fn lock(&self) -> Answer<MutexGuard<'_, LedgerState<P>>> {
         self.state.lock().map_err(|_| {
-            // A call has panicked with the ledger in its hands: it may hold half of a change. (For
-            // the file store: `a_call_that_crashes_leaves_nobody_waiting_and_does_not_keep_the_
-            // store_open` in tests/main/files/failures.rs.)
+            // A call has panicked with the ledger locked: it may hold half of a change.
+            // `tests/main/files/failures.rs` crashes a call like that.
             let why = "an earlier call crashed while changing it".to_string();
             Refusal::StoreBroken { why }.into()
         })

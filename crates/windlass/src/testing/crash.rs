@@ -8,8 +8,8 @@
 //!
 //! Answers: a crash between any two durable writes must be tried, and the same crash again when a
 //! test has failed.
-//! Why not simpler: to kill real processes hits a moment by luck. Here everything that chance could
-//! decide is taken away: threads, real time, random ids (`ids.rs`), the writer's thread
+//! Why not simpler: a real process is killed at a moment of chance. Here everything that chance
+//! could decide is taken away: threads, real time, random ids (`ids.rs`), the writer's thread
 //! (`store.rs`).
 //! Guarded by: `tests/main/kit.rs`
 //! (`every_crash_point_is_the_same_each_time_and_loses_nothing_acknowledged`,

@@ -21,8 +21,8 @@ use crate::wake::{Interest, Listener};
 ///
 /// Answers: with one claim at a time, slots are free and the store idle in turns.
 /// Why not simpler: on PostgreSQL a drain went from 59,000–64,000 to 89,000–100,000 jobs/s with the
-/// commit that added the second claim, among others (git log). A small worker still asks once for
-/// all its slots (`to_ask` in the core), because every call costs as much as many jobs.
+/// commit that added the second claim, and other changes with it (git log). A small worker still
+/// asks once for all its slots (`to_ask` in the core): every call costs as much as many jobs.
 /// Guarded by: `a_large_worker_asks_ahead_and_never_runs_more_than_its_slots` and
 /// `a_stop_waits_for_every_claim_on_its_way_and_strands_no_job` in `tests/main/worker.rs`.
 const CLAIMS_AT_ONCE: usize = 2;

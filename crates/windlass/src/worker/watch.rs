@@ -4,8 +4,8 @@
 //! One timer serves all attempts of a worker. It is set to the earliest end among them, and an
 //! attempt that begins wakes the loop only if its own end comes earlier.
 //!
-//! Answers: a timer and a task per attempt cost more than most jobs do. And an attempt must hear
-//! that its lease is over even while the store hangs.
+//! Answers: most attempts end long before their time-out, and a timer of its own would be made and
+//! dropped for each. And an attempt must hear that its lease is over even while the store hangs.
 //! Why not simpler: the renew loop also knows when leases end, but it waits for the store. This one
 //! never asks it: a lease ends on this worker's own clock, counted from when its last applied
 //! renewal was sent.

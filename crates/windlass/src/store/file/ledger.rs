@@ -33,8 +33,8 @@ use crate::store::{Opened, Space};
 /// Lease tokens are handed out before their claim is on the disk. A reopened store goes on this
 /// far beyond the last one it knows of, and no more are ever handed out ahead of the disk.
 ///
-/// Answers: a power loss may take a claim whose worker still runs. If the reopened store gave its
-/// token to another attempt, the lost one could settle that.
+/// Answers: a power loss may take a claim whose handler has run. What the handler has shown to the
+/// outside as its fence (`Attempt::fence`) must not be the fence of another attempt later.
 /// Why not simpler: a token that is synced before it is used would make every claim wait.
 /// Guarded by: `tests/main/writer.rs` (`however_relaxed_a_store_no_lease_token_comes_twice`,
 /// `while_the_disk_hangs_no_claim_is_answered_beyond_what_a_reopened_store_skips`).

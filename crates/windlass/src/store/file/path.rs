@@ -219,9 +219,9 @@ impl JournalPath {
 
     /// Tells callers that their commit has landed.
     ///
-    /// Answers: one commit answers many callers, and waking a task from a thread outside of the
-    /// runtime goes through its shared queue, one by one.
-    /// Why not simpler: so one task is spawned that wakes them all from within.
+    /// Answers: one commit answers many callers at once.
+    /// Why not simpler: a thread outside of the runtime would hand each of them over to it alone.
+    /// So one task is spawned, which wakes them all from within.
     /// Guarded by: no test sees this cost; `windlass bench --mode enqueue` does.
     pub(super) fn answer(&self, waiting: Vec<CommitWaiter>) {
         let landed = Landed(waiting);

@@ -11,8 +11,8 @@
 //! Answers: a crash between any two steps must lose nothing of what was answered.
 //! Why not simpler: a thread cannot be stopped at will, so a loop in one is tested by luck. As
 //! steps, the simulation stops the shipping writer after each of them, and crashes it there.
-//! Guarded by: `windlass-sim/tests/crash_points.rs`, the simulation, `tests/main/writer.rs` (the
-//! planted bugs 04, 27 and 34).
+//! Guarded by: `windlass-sim/tests/crash_points.rs` and the simulation; `tests/main/writer.rs` and
+//! `tests/main/files/answers.rs` (the planted bugs 04, 27 and 34).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, PoisonError};

@@ -74,8 +74,8 @@ impl Journal {
     }
 
     /// Whether everything that will ever stand in this segment has been written. Only then may what
-    /// was read ahead from it be used later, and may the segment be cleared: what is still on its
-    /// way would read as zeros (seed 428 of the simulation).
+    /// was read ahead from it be used later, and may the segment be cleared: what is not written
+    /// yet would be missing (seed 428 of the simulation).
     fn is_complete(&self, number: u32) -> bool {
         let flying = self.flying.iter().flat_map(|batch| &batch.writes);
         number != self.active

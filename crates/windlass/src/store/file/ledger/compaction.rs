@@ -87,8 +87,8 @@ struct Checkpoint {
     complete: Option<u64>,
 }
 
-/// Whose record may have its base in an entry. Updates are not asked for: they are alive as long as
-/// their base is, and are copied with it.
+/// The job or object whose record begins with an entry. Updates are not looked at: they are alive
+/// as long as their base is, and are copied with it.
 enum Alive {
     Job(JobId),
     Object(Address),
@@ -318,7 +318,7 @@ impl RecordedLedger<JournalRecords> {
 
     /// Once all of a checkpoint is on stable storage, reading may begin with it. Not before: a
     /// checkpoint spans many commits, and an opening that began with half of one would know half
-    /// of the jobs (`a_checkpoint_that_outlives_the_segments_before_it_is_concluded`).
+    /// of the jobs.
     pub(super) fn conclude_checkpoint(&mut self) {
         if let Some(Checkpoint { position, before, complete: Some(commit), .. }) =
             self.records.compaction.checkpoint

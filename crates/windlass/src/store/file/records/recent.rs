@@ -20,7 +20,7 @@ use crate::store::ledger::ClaimHistory;
 const RECENT_JOBS: usize = 4_096;
 const RECENT_BYTES: usize = 8 << 20;
 
-/// When it is full of jobs that still wait, one new job in so many is kept, for the oldest.
+/// When it is full of jobs that still wait, one new job in so many takes the place of the oldest.
 const PASSED_OVER: usize = 8;
 
 /// Jobs accepted lately, with what became of them since.
@@ -68,8 +68,8 @@ impl RecentJobs {
     }
 
     /// Makes room for a new job by dropping the oldest. `false` if the oldest still waits: it will
-    /// be claimed before the new one, so it stays. Now and then it leaves all the same, because it
-    /// may not be due for long.
+    /// be claimed before the new one, so it stays. One time in [`PASSED_OVER`] it leaves all the
+    /// same, because it may not be due for hours.
     fn makes_way(&mut self) -> bool {
         while self.order.len() >= RECENT_JOBS || self.bytes > RECENT_BYTES {
             let Some(oldest) = self.order.front().copied() else { break };
