@@ -26,9 +26,9 @@ pub fn check(jobs: &[Arc<NewJob>], limits: &Limits, now: Timestamp) -> Result<()
 
 /// Refuses jobs that wait for each other in a circle, or one that waits for itself.
 ///
-/// Only jobs of one batch can form a circle, because ids outside it exist already; dependencies on
-/// those are passed over. These are the jobs that will be added, with dependencies on an item that
-/// another job stands for already told as dependencies on that job.
+/// Only jobs of one batch can form a circle: a job outside of it was accepted before, and cannot
+/// depend on one of them. So dependencies on others are passed over. `jobs` are those that will be
+/// added; if an item was a duplicate, those that depend on it depend on its holder already.
 pub fn refuse_cycles<'a>(jobs: impl Iterator<Item = &'a NewJob> + Clone) -> Result<(), Refusal> {
     if jobs.clone().all(|job| job.depends_on.is_empty()) {
         return Ok(());

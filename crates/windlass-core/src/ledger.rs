@@ -235,8 +235,13 @@ impl Ledger {
         Applied { reply, changes, events, rings }
     }
 
-    /// Lets time pass without deciding anything: what is due becomes ready. Returns engine time.
+    /// Lets time pass: what is due becomes ready. Returns engine time.
+    ///
+    /// It changes the ledger and no record: that a due time has come follows from the time, so a
+    /// restored ledger finds it out again.
     pub fn glance(&mut self, reading: Now) -> Now {
+        // Guarded by: the planted bug 18, and in `windlass/tests/main/files/reopening.rs`
+        // `a_due_time_does_not_move_when_the_clock_falls_back_over_a_restart`.
         let now = self.time.observe(reading);
         for _ in 0..limits::PROMOTE_BATCH {
             let Some((&(at, _), &slot)) = self.timers.first_key_value() else { break };

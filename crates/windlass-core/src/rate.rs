@@ -2,6 +2,11 @@
 //!
 //! The number is the *theoretical arrival time*: when the bucket would be full again. It lives in
 //! the store with the jobs, so a limit holds across workers, machines and restarts.
+//!
+//! Answers: a rate must hold in every window, not only from one full minute to the next.
+//! Why not simpler: a counter per period lets twice as many start around its end, and a list of
+//! starts grows with the rate.
+//! Guarded by: the properties below, and the planted bug 39.
 
 use core::time::Duration;
 

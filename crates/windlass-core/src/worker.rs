@@ -6,19 +6,19 @@ use core::time::Duration;
 
 use crate::limits;
 
-/// For how many jobs it is worth to ask the store, for more or to settle them, while an answer is
-/// still to come.
+/// From how many jobs on a second claim, or a second settlement, is sent while the first is in
+/// flight.
 pub const ASK_AHEAD: u32 = 500;
 
 /// How many jobs a worker runs at once, unless it is told otherwise.
 pub const DEFAULT_SLOTS: u32 = 10;
 
-/// How many jobs a worker with so many `slots` asks for when `busy` of them are in use and jobs
-/// were `asked` for already, whose answer is still to come; 0 if it is better to wait. A large
-/// worker asks for a quarter of what it can hold, so that some are on their way while others run or
-/// end; a small one asks for all at once, because every question costs as much as many jobs.
+/// How many jobs a worker with so many `slots` claims when `busy` of them are in use and claims in
+/// flight have `asked` for some; 0 if it is better to wait. A large worker claims a quarter of its
+/// slots at a time, so that some jobs arrive while others run or end; a small one claims for all
+/// free slots at once, because every call costs as much as many jobs.
 ///
-/// A job that has run needs no slot while its settlement is on its way; with [`most_unsettled`] of
+/// A job that has run needs no slot while its settlement is in flight; with [`most_unsettled`] of
 /// them the worker waits for the store.
 pub fn to_ask(slots: u32, busy: u32, asked: u32, unsettled: u32) -> u32 {
     let free = slots.saturating_sub(busy).saturating_sub(asked);
@@ -32,7 +32,7 @@ pub fn most_unsettled(slots: u32) -> u32 {
     slots.max(ASK_AHEAD)
 }
 
-/// Whether a worker settles so many attempts now, with others of its settlements on their way: one
+/// Whether a worker settles so many attempts now, with other settlements of it in flight: one
 /// commit for all that waits is cheaper than several, unless it would be large by itself.
 pub fn is_worth_a_commit(waiting: usize, on_their_way: usize) -> bool {
     on_their_way == 0 || waiting >= ASK_AHEAD as usize

@@ -1,11 +1,11 @@
-//! The ledger against a naive model: random commands, the same answers, the same book.
+//! The ledger against a naive model: random commands, the same answers, the same jobs.
 //!
 //! A case is a list of commands from small pools. After every command the ledger and the model
 //! must have given the same reply, told the same events and be in the same condition job by job,
 //! counter by counter; the ledger's own invariants must hold; and the records kept from its
 //! changes must agree with both. At the end of a case two more ledgers, one rebuilt from all
-//! changes and one from a journal that was compacted at random moments, must be the same book and
-//! go on the same way.
+//! changes and one from a journal that was compacted at random moments, must be equal to it and go
+//! on the same way.
 //!
 //! `WINDLASS_MODEL_CASES` sets the number of cases (20,000 unless set) and `WINDLASS_MODEL_SEED`
 //! the seed, which a failure prints with the shortest list of commands that still fails.

@@ -2,7 +2,7 @@
 //! compacted its journal.
 //!
 //! Each test is a short story. After every command of it, the journal is compacted at every place
-//! where it could be, in both ways, and the ledger rebuilt from what is left must be the same book.
+//! where it could be, in both ways, and the ledger rebuilt from what is left must be equal to it.
 //! The model test does this with random stories; those here are the ones that are easy to get
 //! wrong, by name.
 

@@ -1,10 +1,11 @@
 //! The file store and its twin in memory: the same random commands, the same answers, the same
 //! records, whatever happens to the process between them.
 //!
-//! The twin is a plain ledger with its records in a map. The other is the book on a simulated disk,
-//! closed, killed and cut off among the commands, with nothing lost that has landed. Opening it
-//! recovers what was running; the twin is told to do the same. Two things may differ, and nothing
-//! else: lease tokens jump ahead with an opening, and a renewal alone is not kept in the record.
+//! The twin is a plain ledger with its records in a map. The other has its journal on a simulated
+//! disk, and is closed, killed and cut off among the commands; nothing that has landed may be lost.
+//! Opening it recovers what was running, and the twin is told to do the same. Two things may
+//! differ, and nothing else: lease tokens jump ahead with an opening, and a renewal alone is not
+//! kept in the record.
 //!
 //! `WINDLASS_TWIN_CASES` sets the number of cases (2,000 unless set) and `WINDLASS_TWIN_SEED` the
 //! first of their seeds.

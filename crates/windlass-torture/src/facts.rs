@@ -223,7 +223,7 @@ impl Speaker {
         self.say_all(&[fact]);
     }
 
-    /// Says facts in one breath.
+    /// Says facts in one write.
     pub(crate) fn say_all(&self, facts: &[Fact]) {
         let lines: String = facts.iter().map(|fact| format!("{fact}\n")).collect();
         let mut out = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

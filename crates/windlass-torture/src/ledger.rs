@@ -1,4 +1,4 @@
-//! The harness's own book of what victims were told, and the rules it holds the store to.
+//! The harness's own account of what victims were told, and the rules it holds the store to.
 //!
 //! It lives in another process, on another filesystem, and knows nothing of the store's insides:
 //! only what was said before and after each call, and what a later opening finds.
@@ -408,7 +408,7 @@ impl Ledger {
         again
     }
 
-    /// Holds what the store lists against the book.
+    /// Compares what the store lists with the account.
     fn compare(&mut self) {
         let mut found: BTreeMap<Id, Listed> = BTreeMap::new();
         for listed in std::mem::take(&mut self.listing) {

@@ -1,4 +1,4 @@
-//! A victim as the harness sees it: a process, what it has said so far, and a hand at its throat.
+//! A victim as the harness sees it: a process, what it has said so far, and the means to kill it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -255,10 +255,10 @@ thread_local! {
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// Writes a payload. In a buffer that is used again and again, because its length is known only
-/// when it is written, and what is stored has exactly that length.
+/// Writes a payload, in a buffer that each thread uses again: how long a payload is, is known only
+/// when it is written, and a `Vec` that grew with it would be copied once more to fit.
 fn encode<J: Job>(job: &J) -> Result<Bytes, Error> {
-    // Taken, not borrowed: a payload may encode others on the way.
+    // Taken, not borrowed: the payload's own `Serialize` may call this again.
     let mut buffer = BUFFER.take();
     buffer.clear();
     let written = serde_json::to_writer(&mut buffer, job);

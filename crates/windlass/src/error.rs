@@ -221,7 +221,7 @@ impl From<StoreError> for Error {
     }
 }
 
-/// By hand: as a cause it would be told twice.
+/// Not by `#[from]`: as a source, its text would stand twice in a chain of causes.
 #[cfg(feature = "postgres")]
 impl From<crate::store::postgres::OpenFault> for Error {
     fn from(fault: crate::store::postgres::OpenFault) -> Self {

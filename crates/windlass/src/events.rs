@@ -109,8 +109,8 @@ fn may_match(pattern: &str) -> bool {
     }
 }
 
-/// Whether a kind begins with a word of the engine's own topics, or nearly: in the plural, or in
-/// capitals. Objects tell of everything else.
+/// Whether a kind begins like one of the engine's own topics (`job`, `queue`, …), also in the
+/// plural or in capitals. All other topics belong to objects.
 pub(crate) fn is_family(kind: &str) -> bool {
     let first = |topic: &str| topic.split('.').next().unwrap_or_default().to_ascii_lowercase();
     let word = first(kind);

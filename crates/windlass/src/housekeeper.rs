@@ -1,4 +1,4 @@
-//! What nobody asks for: giving back the jobs of lost workers, letting old history go.
+//! Housekeeping, which no call asks for: jobs of lost workers are given back, old history leaves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use crate::store::{Store, StoreError};
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// How long a round may take before it is begun anew: a store that hangs once must not keep the
-/// jobs of lost workers for ever.
+/// jobs of lost workers for ever (`a_housekeeper_whose_store_hangs_once_recovers_jobs_afterwards`
+/// in `tests/main/lost_leases.rs`).
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Keeps a store in order until it is dropped.

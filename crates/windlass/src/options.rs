@@ -207,8 +207,8 @@ impl Options {
 /// How many names a thread remembers.
 const NAMES_KEPT: usize = 16;
 
-/// A name, made once for all the jobs that a thread enqueues one after the other: there are few
-/// kinds and queues, and many jobs.
+/// A name, checked and allocated once for all the jobs that a thread enqueues one after the other:
+/// there are few kinds and queues, and many jobs.
 fn name(text: &str) -> Result<Name, InvalidName> {
     thread_local! {
         static USED: RefCell<Vec<Name>> = const { RefCell::new(Vec::new()) };

@@ -1,12 +1,16 @@
 //! Waiting for jobs to end: who waits for which, and how they are told.
 //!
-//! One task, the pump, reads the store's events for all who wait. The event of a completion carries
-//! what the handler returned, so nothing is read back for it; only an end whose event says less (a
-//! dead letter, a large output) is looked up, in one call for all of them.
-//!
-//! Nobody relies on being told. A second task looks up those who wait, a few at a time: everybody
-//! at once would hold up the store for as long as there are many (100,000 took a second, every five
-//! seconds). `tests/main/outcomes.rs` guards it.
+//! Answers: many callers enqueue a job and wait for its outcome. If each read the store before it
+//! waits, every job would cost a read in vain; if each had a subscription, every one of them would
+//! look at the events of all others. And nobody may wait for ever because an event was missed.
+//! Why not simpler: one task, the *pump*, reads events for all. The event of a completion carries
+//! what the handler returned, so whoever waits is told from it; only an end whose event says less
+//! (a dead letter, a large output) is looked up, in one call for all of them. But a job may end
+//! before its caller begins to wait. So a handle knows an event number before its enqueue
+//! ([`Waiters::position`]), and the ends heard since are kept (`recent`): only who may be among
+//! them reads first. A second task looks up those who wait, in case they were not told, a few at a
+//! time: everybody at once held up the store (100,000 for a second, every five seconds).
+//! Guarded by: `tests/main/outcomes.rs`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,7 +64,9 @@ impl JobEnd {
 
 /// Who waits for which job to finish.
 ///
-/// While nobody waits, nothing is read and nothing is remembered.
+/// While nobody waits, the pump sleeps: nothing is read, and nothing is remembered. Whoever comes
+/// then reads first, because ends before the pump goes on are not told. That an idle engine reads
+/// no events is measured by `windlass bench --mode idle`; no test guards it.
 #[derive(Debug)]
 pub(crate) struct Waiters {
     waiting: Mutex<WaiterMap>,

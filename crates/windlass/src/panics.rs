@@ -15,8 +15,9 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Notes where a handler panics. The hook that was there before runs as ever, so crash reporters
-/// keep working.
+/// Notes where a handler panics: only the panic hook knows the place, and only `catch_unwind` the
+/// message. The hook that was there before runs as ever, so crash reporters keep working. Guarded
+/// by `a_panic_is_a_failure_with_its_message_and_place` in `tests/main/journey.rs`.
 pub(crate) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

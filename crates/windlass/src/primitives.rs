@@ -371,9 +371,9 @@ impl<P: Primitive> Turn<P> {
         self.asked.purge = Purge::Never;
     }
 
-    /// Brings times that are too far away to be kept within bounds. Whoever gives a command is told
-    /// that they are; of a turn that follows from a job nobody can be told, and refusing it would
-    /// lose what else the turn does.
+    /// Brings times that are too far away within bounds. A command with such a time is refused; but
+    /// a turn that follows from a job has no caller to refuse, and without it the rest of what the
+    /// turn does would be lost.
     pub(crate) fn stay_within_bounds(&mut self) {
         let (now, soon) = (self.now, DELAY_MAX - Duration::from_secs(86_400));
         match &mut self.asked.alarm {

@@ -94,8 +94,9 @@ impl Clock for VirtualClock {
     }
 }
 
-/// Whether tokio's time stands still. Tokio does not say, so a moment of the machine's time is
-/// spent to see whether it moves along.
+/// Whether tokio's time is paused. Tokio does not say, so 20 µs of the machine's time are spent to
+/// see whether tokio's moves along. Guarded by `a_lab_on_real_time_says_what_to_do_about_it` in
+/// `tests/main/kit.rs`.
 #[cfg(feature = "testing")]
 fn time_is_paused() -> bool {
     let (tokio, machine) = (Instant::now(), std::time::Instant::now());

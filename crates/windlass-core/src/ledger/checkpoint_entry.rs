@@ -1,8 +1,11 @@
 //! Jobs as the ledger knows them, without what only their records hold: what a checkpoint is made
 //! of.
 //!
-//! A store whose records are large reads checkpoint entries instead when it opens, and each record
-//! only when someone asks for it.
+//! Answers: an opening that reads every record reads every payload that was ever kept.
+//! Why not simpler: the ledger needs little of a record. A store reads these entries when it opens,
+//! and a record only when someone asks for it; a million waiting jobs open in 1.2 s (README.md).
+//! Guarded by: `an_opening_from_a_checkpoint_finds_what_reading_everything_finds` in
+//! `windlass/tests/main/files/space.rs`.
 
 use alloc::string::String;
 use alloc::vec::Vec;

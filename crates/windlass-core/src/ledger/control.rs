@@ -112,7 +112,8 @@ impl Command for ReplayEdited {
         let edited = alloc::vec![Arc::new(self.edited)];
         let plan = ledger
             .plan_without_key_of(Some(slot), |ledger| ledger.plan(edited, effects.now.wall))?;
-        // Whatever stands for the edited job already is not its successor: the dead one stays.
+        // If the edited job is known already, or another holds its key, no new job would take the
+        // place of the dead one: it is refused, and the dead one stays.
         match plan.first() {
             Some((_, Acceptance::Accepted)) | None => {}
             Some((job, Acceptance::AlreadyAccepted)) => return Err(Refusal::IdReused { job }),
@@ -266,7 +267,7 @@ pub enum QueueChange {
 }
 
 impl QueueChange {
-    /// The settings with this change, and what is told of it; nothing is if they stay as they are.
+    /// The settings with this change, and its event, which is told only if they differ.
     ///
     /// Refuses a value out of its bounds, and a lane that the queue does not have.
     pub fn apply(self, settings: &QueueSettings) -> Result<(QueueSettings, EventKind), Refusal> {
@@ -410,7 +411,8 @@ pub(super) struct WorkerState {
     pub(super) stopping: bool,
 }
 
-/// A worker not heard of for this long is not counted on. It asks for jobs every few seconds.
+/// A worker that asked for nothing for this long counts as gone. A live one claims every few
+/// seconds.
 pub(super) const WORKER_SILENCE: Duration = Duration::from_secs(60);
 
 impl Command for Heartbeat {

@@ -1,7 +1,12 @@
 //! Accepting jobs: one batch, one decision, one commit.
 //!
-//! Every check is made against the ledger *and* the rest of the batch before anything is written,
-//! so a batch with one bad item of a thousand leaves nothing behind.
+//! Answers: a batch with one bad item of a thousand must leave nothing behind, and a ledger cannot
+//! roll back.
+//! Why not simpler: item by item, the thousandth would be refused after 999 were written. So every
+//! check is made first, against the ledger *and* the rest of the batch (`plan`), and then nothing
+//! can fail (`carry_out`).
+//! Guarded by: `a_batch_with_one_bad_item_of_a_thousand_stores_nothing` in
+//! `windlass/tests/main/faults.rs`, and the planted bugs 10, 12 and 19.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;

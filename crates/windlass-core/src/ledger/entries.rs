@@ -3,6 +3,10 @@
 //!
 //! An entry is what scheduling needs and nothing more; payloads, errors and history are the
 //! store's. Its size, and that of the index entries beside it, is what a waiting job costs.
+//!
+//! Two words of the whole ledger: a *slot* is the number of an entry in the [`Slab`], by which the
+//! indexes name a job. A *line* is the number of a [`QueueKind`], the jobs of one kind in one
+//! queue.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, btree_map};
@@ -59,6 +63,11 @@ impl Phase {
 }
 
 /// One kept job.
+///
+/// Answers: every kept job has one of these in memory, whatever its state.
+/// Why not simpler: what few jobs have ([`RareFields`]) would take its room in all of them, and a
+/// `bool` for `begun` eight bytes more. A job that waits costs 162 bytes in all (README.md).
+/// Guarded by: the size that is asserted below.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) id: JobId,
@@ -73,7 +82,7 @@ pub(super) struct Entry {
     /// Total runs the producer asked for; 0 leaves it to the worker's kind.
     pub(super) max_attempts: u32,
     pub(super) recoveries: u16,
-    /// In its highest bit whether the job has begun, which has no room of its own.
+    /// How often it was replayed; the highest bit is [`BEGUN`].
     pub(super) generation: u16,
     /// Where a store keeps the record, and the bytes it takes there: [`RecordLocation`] without its
     /// padding.
@@ -133,7 +142,7 @@ pub(super) struct HeldKey {
     pub(super) until: Option<Timestamp>,
 }
 
-/// Half of what a waiting job costs.
+/// Whoever adds a field here adds its bytes to every job.
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Option<Entry>>() == 88);
 
@@ -257,7 +266,12 @@ impl Entry {
     }
 }
 
-/// Entries in blocks, so that growing never copies them and never holds twice the memory.
+/// Entries in blocks.
+///
+/// Answers: a `Vec` of all entries copies them when it grows, while every caller waits for the
+/// ledger, and holds both copies meanwhile.
+/// Why not simpler: a map or boxes would cost each entry a pointer and an allocation more.
+/// Guarded by: no test sees this cost; `windlass bench --mode memory` does.
 #[derive(Debug, Default)]
 pub(super) struct Slab {
     blocks: Vec<Vec<Option<Entry>>>,
@@ -399,8 +413,13 @@ impl QueueEntry {
     }
 
     /// Lower is sooner. With ageing, a job's rank is the moment at which it would have overtaken
-    /// everything of priority 0 that comes later; it does not change while the job waits, so the
-    /// index stays sorted for ever.
+    /// everything of priority 0 that comes later.
+    ///
+    /// Answers: with ageing the priority of every waiting job grows all the time.
+    /// Why not simpler: an index by current priority would have to be sorted again for each claim.
+    /// All priorities grow at the same pace, so the order of these moments never changes.
+    /// Guarded by: `ageing_lets_a_low_job_overtake_after_its_stated_wait` of the conformance suite,
+    /// and `any_priority_with_any_ageing_stops_no_claim`.
     pub(super) fn rank(&self, priority: Priority, since: Timestamp) -> i64 {
         match self.settings.ageing {
             None => -i64::from(priority.0),

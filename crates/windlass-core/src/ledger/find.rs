@@ -1,7 +1,9 @@
 //! Finding a job: by its id, and by its place in the order of acceptance.
 //!
-//! Every kept job is in both, so what they cost per job is counted in bytes: each holds nothing but
-//! the number of the job's slot, and the id or sequence is read where it stands, in the entry.
+//! Answers: every kept job is in both indexes, so each byte of them counts once per job.
+//! Why not simpler: a map from id to slot holds every id a second time. Here each index holds
+//! slots alone, and the id or sequence is read from the entry.
+//! Guarded by: `Ledger::check`, which the model test (`tests/model.rs`) calls after every command.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -13,10 +15,12 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::entries::Slab;
 use crate::job::JobId;
 
-/// Tables the ids are spread over, so that growing one never takes long.
+/// Tables the ids are spread over. One table for all would hash every id again when it grows, while
+/// every caller waits for the ledger.
 const SHARDS: usize = 256;
 
-/// Slots by job id. It has no order that could show, so it cannot be iterated.
+/// Slots by job id. A hash table has no order that two runs share, so this one cannot be iterated:
+/// no decision can depend on it.
 #[derive(Debug)]
 pub(super) struct Ids {
     shards: Vec<HashTable<u32>>,
@@ -60,13 +64,15 @@ fn hash_of(job: JobId) -> u64 {
     xxh3_64(&job.to_bytes())
 }
 
-/// By bits that a table of any size that fits in memory does not look at itself.
+/// By bits that a table does not look at itself: it finds a bucket by the lowest bits and tells
+/// entries apart by the highest seven. All ids of one shard agree in the bits used here.
 fn shard_of(hash: u64) -> usize {
     (hash >> 40) as usize % SHARDS
 }
 
-/// Slots by sequence, in blocks: sequences are dense where jobs are young, and a block whose last
-/// job is gone goes with it.
+/// Slots by sequence, in blocks: sequences are dense among young jobs, so a block of 64 costs less
+/// than 64 entries of a map. A block leaves with its last job. Guarded by:
+/// `jobs_are_listed_in_the_order_of_acceptance_whatever_has_gone` in `tests/restore.rs`.
 #[derive(Debug, Default)]
 pub(super) struct Sequences {
     blocks: BTreeMap<u64, Box<[u32; BLOCK]>>,

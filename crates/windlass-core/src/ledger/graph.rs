@@ -95,7 +95,8 @@ impl Ledger {
 
     /// Tells a finished job's dependents, theirs if they follow, and so on.
     ///
-    /// Nothing is removed on the way: those still to be told must be there.
+    /// Nothing is removed meanwhile, not even beyond a bound: the jobs still to be visited must be
+    /// there.
     pub(super) fn spread(&mut self, slot: u32, error: Option<&ErrorText>, effects: &mut Effects) {
         let root = self.entry(slot).id;
         let mut ended: Vec<u32> = alloc::vec![slot];

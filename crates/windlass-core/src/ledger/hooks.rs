@@ -1,7 +1,8 @@
 //! Jobs that a queue asks for when something happens to it: when a job dies, when a lane is empty.
 //!
 //! They are added in the commit in which it happens, whoever caused it, so no crash comes between
-//! and each is there exactly once.
+//! and each is there exactly once (`a_job_is_added_once_when_a_lane_becomes_empty` and
+//! `a_job_is_added_when_one_dies_however_it_dies` of the conformance suite).
 
 use alloc::format;
 use alloc::sync::Arc;

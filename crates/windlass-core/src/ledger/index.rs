@@ -1,4 +1,10 @@
 //! Where a job is found: the one place where indexes and counters change.
+//!
+//! Answers: a job that stands in two indexes starts twice, and one that is in none never does.
+//! Why not simpler: a command that moved a job between indexes itself would have to know all of
+//! them. Here [`Ledger::place_of`] derives the index from the job as it stands: for commands, for
+//! `Restore` and for `Ledger::check`.
+//! Guarded by: the model test (`tests/model.rs`), which calls `Ledger::check` after every command.
 
 use super::Ledger;
 use super::entries::{Entry, HeldLease, Key, KeyHolder, Phase, ReadyKey};
@@ -176,6 +182,8 @@ impl Ledger {
                     self.told_ends.remove(&(held.ends, token));
                 }
             }
+            // Not by `place_of`: time and dependents have moved on since the job was put there, so
+            // it may stand in either index, or in neither.
             Phase::Completed { at } | Phase::Cancelled { at, .. } => {
                 self.finished.remove(&(at, sequence, slot));
                 if let Some(until) = self.key_until(slot) {

@@ -7,6 +7,13 @@
 //!
 //! Of a lane, at most one job is *offered*: it alone stands in the ready line of its kind, where
 //! claims find it. Everything else here decides which one that is.
+//!
+//! Answers: a claim must not start two jobs of one lane, however many wait.
+//! Why not simpler: if all ready jobs stood in the line, every claim would pass over those whose
+//! lane is busy. With one offered job per lane a claim looks at nothing that it cannot take.
+//! Guarded by: the model test (`tests/model.rs`), the lanes of the conformance suite
+//! (`jobs_of_one_key_run_one_at_a_time_and_in_order`,
+//! `the_number_of_lanes_changes_under_waiting_and_running_jobs`), and the planted bugs 09 and 42.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -19,11 +26,12 @@ use crate::job::{Lane, StateName};
 /// The open jobs of one lane.
 #[derive(Debug, Default)]
 pub(super) struct LaneEntry {
-    /// Ready jobs that no other job of their key keeps waiting.
+    /// Ready jobs that may be offered.
     pub(super) ready: Ranked<ReadyKey, u32>,
-    /// Ready jobs behind one of their key that has started and waits to go on.
+    /// Ready jobs that may not: a job of their key has started before and waits, for a retry or a
+    /// snooze. It must finish first; other keys of the lane go on meanwhile.
     pub(super) parked: Ranked<ReadyKey, u32>,
-    /// Jobs that have started and wait to go on, by partition.
+    /// Those jobs that have started before and wait, by partition.
     pub(super) held: BTreeMap<u64, u32>,
     /// How many of those are ready.
     pub(super) held_ready: usize,

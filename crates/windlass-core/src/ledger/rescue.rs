@@ -1,7 +1,8 @@
 //! Giving back the jobs of lost workers, and letting old history go.
 //!
 //! A job is rescued by the lease that was seen to have ended, so a rescue that races the job's own
-//! settlement changes nothing. It does not matter whether anyone here knows the job's kind.
+//! settlement changes nothing (the planted bug 06). It does not matter whether anyone here knows
+//! the job's kind (the planted bug 07).
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -117,7 +118,8 @@ impl Ledger {
         let detected = EventKind::RecoveryDetected { reason: how.reason, attempt, stale_for };
         self.tell(slot, detected, effects);
         if how.recovery.mode == RecoveryMode::Observe {
-            // Out of the index, so that it is told once; a renewal puts it back.
+            // Moved to the index of leases whose end was told, so that it is told once. A renewal
+            // moves it back.
             self.lease_ends.remove(&(ends, token));
             self.told_ends.insert((ends, token));
             self.leases.entry(token).and_modify(|held| held.told = true);

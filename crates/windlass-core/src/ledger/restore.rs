@@ -1,10 +1,14 @@
 //! Rebuilding the ledger from what a store has kept.
 //!
-//! A store that compacts its journal moves a job to the tail as one whole record and drops what it
-//! knew of it before, so the records of different jobs come in an order in which nothing ever
-//! happened. Therefore nothing is decided while they are read: the last record of each job wins,
-//! and one finishing pass derives everything else (who waits for whom, who holds which key, where
-//! each job is found, how many there are) from the jobs as they are.
+//! Answers: a store that compacts its journal moves a job to the end as one whole record, and drops
+//! what stood there of it before. So records of different jobs come in an order in which nothing
+//! ever happened.
+//! Why not simpler: replayed as commands, they would be decided by states that never were together.
+//! Here nothing is decided while they are read: the last record of each job wins, and one finishing
+//! pass derives the rest from the jobs as they are: who waits for whom, who holds which key, where
+//! each job is found, how many there are.
+//! Guarded by: `tests/restore.rs`, and the model test (`tests/model.rs`), which rebuilds its ledger
+//! from changes, twice each, and from a compacted journal.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -34,7 +38,8 @@ pub struct Restore {
     pub(super) ledger: Ledger,
     /// Met dependencies of those jobs that have any.
     met: BTreeMap<u32, Vec<JobId>>,
-    /// The job that was written last: where its record is kept is said next.
+    /// The job that was written last. The next call says where its record is kept, and need not
+    /// look it up by its id.
     recent: Option<u32>,
 }
 
@@ -320,7 +325,8 @@ impl Ledger {
     }
 }
 
-/// The indexes as lists, to be sorted and built at one go: that is fast, and leaves no gaps.
+/// The indexes as lists, from which each is built in one go. A tree that is built from a sorted
+/// list has full nodes; one that is filled one by one, in the order of a journal, has not.
 struct IndexLists {
     timers: Vec<((Timestamp, u64), u32)>,
     /// Per line.

@@ -132,7 +132,8 @@ impl Ledger {
         let attempt = Ended { worker: lease.worker, attempt, ran, end, result };
         self.tell_settled(slot, &status, attempt, error.clone(), effects);
         let state = status.state.name();
-        // The turn decides what this end means to its object, which has to know before it is told.
+        // The turn says what this end means to the object. `tell_objects`, at the end of the
+        // command, then finds nothing left to do about it.
         let turned = turn.map(|turn| self.carry_out_turn(turn, effects)).is_some();
         if state.is_terminal() {
             self.spread(slot, error.as_ref(), effects);

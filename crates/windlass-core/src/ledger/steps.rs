@@ -1,7 +1,10 @@
 //! Finished steps of a job's handler: what the ledger knows of them, and how many there may be.
 //!
-//! Names and results are in the job's record. The ledger keeps a mark of each, so that it can keep
-//! the bounds and tell a step that is reported again from a new one without reading the record.
+//! Answers: a job may finish only so many steps, and a step that is reported again counts once.
+//! Why not simpler: names and results are in the job's record, which the ledger does not hold. It
+//! keeps a mark of 16 bytes per step instead: a hash of the name, and the length of the result.
+//! Guarded by: the model test (`tests/model/running.rs`), and in the crate `windlass`
+//! `conformance/stepping.rs`.
 
 use alloc::vec::Vec;
 

@@ -1,7 +1,10 @@
 //! What happens is counted here, and what was counted is handed over as changes to persist.
 //!
-//! A total changes with almost every command, so it is not a change of each: whoever keeps them
-//! asks now and then for those that differ from what it has.
+//! Answers: a total changes with almost every command.
+//! Why not simpler: as one of its changes, each command would write all its totals. So a store asks
+//! once per commit for those that differ from what it has ([`Ledger::drain_totals`]).
+//! Guarded by: `a_count_is_handed_over_once_and_not_again_with_the_settings` in `tests/restore.rs`,
+//! and the crash points in `windlass-sim`.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;

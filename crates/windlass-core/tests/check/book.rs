@@ -1,7 +1,7 @@
-//! The real ledger as the state of a model: a list of commits, and the book they make.
+//! The real ledger as the state of a model: a list of commits, and the ledger they make.
 //!
-//! A model keeps only the list, which can be compared and hashed, and writes the book anew when it
-//! needs to look. A decision made outside the commit, as the broken variants do, is written with
+//! A model keeps only the list, which can be compared and hashed, and makes the ledger anew when
+//! it needs to look. A decision made outside the commit, as the broken variants do, is written with
 //! [`Book::write`], the way a store takes over a change.
 
 use std::collections::BTreeMap;

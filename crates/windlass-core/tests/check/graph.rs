@@ -86,7 +86,7 @@ fn last() -> NewJob {
 }
 
 impl World {
-    /// The book that the commits make.
+    /// The ledger that the commits make.
     fn book(&self, variant: Variant) -> Book {
         let mut book = Book::new();
         for number in [FIRST, SECOND] {

@@ -54,7 +54,7 @@ fn job(number: u8) -> NewJob {
     NewJob { unique: Some(unique), ..book::job(number) }
 }
 
-/// The book that the commits make, and every answer that was given.
+/// The ledger that the commits make, and every answer that was given.
 fn write(commits: &[Commit]) -> (Book, Vec<(JobId, Acceptance)>) {
     let mut book = Book::new();
     let mut answers = Vec::new();

@@ -632,7 +632,7 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// Ledgers that were rebuilt from what was kept are the same book, and go on the same way.
+    /// Ledgers that were rebuilt from what was kept are equal to it, and go on the same way.
     pub(crate) fn rebuild(mut self) -> TestCaseResult {
         let tokens: Vec<LeaseToken> = self.leases.iter().map(|(_, token)| *token).collect();
         prop_assert!(tokens.is_sorted_by(|one, next| one < next), "tokens repeat: {tokens:?}");

@@ -1,4 +1,4 @@
-//! Ordinary jobs that keep coming, so that the scenes do not play in an empty house.
+//! Ordinary jobs that keep coming, so that the scenes run beside a load.
 
 use std::time::Duration;
 

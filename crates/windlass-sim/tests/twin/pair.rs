@@ -24,7 +24,7 @@ use crate::commands::{self, Held};
 /// How the two differ, in words.
 pub(crate) type Same<T = ()> = Result<T, String>;
 
-/// What the twin and the book answer.
+/// What the twin and the ledger answer.
 type Answers<C> = (Result<<C as Command>::Reply, Refusal>, Result<<C as Command>::Reply, Refusal>);
 
 pub(crate) struct Pair {
@@ -34,13 +34,13 @@ pub(crate) struct Pair {
     disk: SimDisk,
     ledger: JournaledLedger,
     options: LedgerOptions,
-    /// The twin's token of each token of the book.
+    /// The twin's token of each token of the ledger.
     tokens: BTreeMap<u64, u64>,
     /// Every lease there ever was, in the twin's terms.
     held: Vec<Held>,
     events: Vec<Event>,
     elapsed: u64,
-    /// When the book was opened: its steady clock starts there.
+    /// When the ledger was opened: its steady clock starts there.
     opened_at: u64,
 }
 
@@ -217,13 +217,13 @@ impl Pair {
         self.same("the answer to a settlement", &twin, &ledger)
     }
 
-    /// The book's token for one of the twin's.
+    /// The ledger's token for one of the twin's.
     fn in_the_book(&self, token: LeaseToken) -> LeaseToken {
         let found = self.tokens.iter().find(|(_, twin)| **twin == token.0);
         LeaseToken(found.map_or(u64::MAX, |(ledger, _)| *ledger))
     }
 
-    /// Compares in words, with the tokens of the book in the twin's terms.
+    /// Compares in words, with the tokens of the ledger in the twin's terms.
     fn same<T: Debug + ?Sized>(&self, what: &str, twin: &T, ledger: &T) -> Same {
         let (twin, ledger) = (format!("{twin:?}"), self.translate(&format!("{ledger:?}")));
         if twin == ledger {
@@ -268,9 +268,9 @@ impl Pair {
         Ok(())
     }
 
-    /// The book is closed, killed or cut off from power, and opened again.
+    /// The ledger is closed, killed or cut off from power, and opened again.
     pub(crate) fn reopen(&mut self, random: &mut Random) -> Same {
-        // What is due by now happens before the twin's leases are renewed below, which the book
+        // What is due by now happens before the twin's leases are renewed below, which the ledger
         // does not see.
         self.both(Promote)?;
         self.land(random)?;

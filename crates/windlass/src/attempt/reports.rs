@@ -2,7 +2,8 @@
 //!
 //! A report goes with the next renewal. It is kept until the renewal is answered; if the attempt is
 //! settled first, it is settled with this too, because a line that is kept twice is better than one
-//! that is lost.
+//! that is lost. Guarded by `every_fault_of_a_renewal_is_told_and_loses_nothing_else` in
+//! `tests/main/worker_faults.rs` (the planted bug 57).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,7 @@ pub(crate) struct Reports {
 #[derive(Default)]
 struct Said {
     waiting: Report,
-    /// On its way with a renewal.
+    /// Sent with a renewal that is not answered yet.
     sent: Option<Report>,
 }
 

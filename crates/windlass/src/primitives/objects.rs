@@ -28,8 +28,14 @@ const TRIES: u32 = 1_000;
 /// Ids of events kept per object within their window: beyond, the oldest is forgotten early.
 const SEEN: usize = 1_024;
 
-/// Locks for commands of this process: those of one object wait for each other instead of being
-/// refused and made again.
+/// Locks for commands of this process.
+///
+/// Answers: of many commands for one object at a time, each turn but one is made for an old
+/// version, refused, and made again.
+/// Why not simpler: the version alone is enough to be right, and across processes it is all there
+/// is. The lock only saves the vain turns; objects share them by hash, so they need no cleaning up.
+/// Guarded by: `many_commands_at_once_are_all_carried_out` in `tests/main/primitives.rs` for the
+/// result; no test sees the cost.
 const LOCKS: usize = 1_024;
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! The file store: a directory that survives the plug.
+//! The file store: jobs in a directory, which survive a crash and a power loss.
 //!
 //! Calls decide at once, under a lock, and put what they changed into the commit that is being
 //! gathered. One writer takes that commit, writes it, waits until it is on stable storage, and only

@@ -8,6 +8,12 @@
 //!
 //! How a call reaches the ledger stands in [`SharedLedger::decide`] alone: it takes a lock, decides
 //! at once, and leaves with what its answer still waits for.
+//!
+//! Answers: the memory store and the file store promise the same; written twice, the rules and the
+//! order of lock, decision and answer would drift apart.
+//! Why not simpler: they differ in where records are and in when an answer may be given, and in
+//! nothing else. Those two are traits ([`Records`], [`CommitPath`]).
+//! Guarded by: the conformance suite on both, and their twin test (`windlass-sim/tests/twin.rs`).
 
 mod events;
 mod need;
@@ -64,6 +70,9 @@ pub enum Basis<'a> {
 }
 
 /// How what was decided becomes an answer: at once, or when it is on the disk.
+///
+/// Two steps, because no lock may be held while a call waits: `decided` runs with the ledger
+/// locked, `committed` without it.
 pub trait CommitPath: fmt::Debug + Send + Sync + Sized + 'static {
     /// Where the records are kept.
     type Records: Records;
@@ -143,7 +152,8 @@ impl<P: CommitPath> SharedLedger<P> {
             }
         };
         locked.map_err(|_| {
-            // Half a change cannot be told from a whole one.
+            // A call has panicked with the ledger locked: it may hold half of a change.
+            // `tests/main/files/failures.rs` crashes a call like that.
             let why = "an earlier call crashed while changing it".to_string();
             Refusal::StoreBroken { why }.into()
         })
@@ -199,7 +209,7 @@ pub struct LedgerStore<P: CommitPath> {
 }
 
 impl<P: CommitPath> LedgerStore<P> {
-    /// Decides a verb; everything it saw must be committed before it is answered.
+    /// Decides a verb, and answers when everything it saw is committed.
     async fn commit<V: Verb>(&self, verb: V) -> Answer<V::Reply> {
         self.ask(V::DOING, Basis::Everything, |ledger, now| ledger.commit(verb, now)).await
     }

@@ -51,7 +51,8 @@ impl fmt::Debug for MemoryPath {
 #[derive(Debug, Default)]
 pub struct MemoryPending {
     rings: Vec<Ring>,
-    /// Only to be dropped: others wait for the ledger meanwhile.
+    /// Dropped with this, after the lock of the ledger was given back: to free many records takes
+    /// longer than to decide about them.
     _gone: (Gone, Vec<Arc<Event>>),
 }
 
@@ -87,7 +88,7 @@ impl CommitPath for MemoryPath {
 /// Job records and object states in maps.
 #[derive(Debug, Default)]
 pub struct MemoryRecords {
-    /// Boxed, because the map moves what it holds.
+    /// Boxed, because a B-tree moves its entries when it changes, and a record is large.
     jobs: BTreeMap<JobId, Box<JobRecord>>,
     states: BTreeMap<Address, Bytes>,
     gone: Gone,

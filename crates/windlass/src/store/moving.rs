@@ -1,4 +1,4 @@
-//! Moving house: every job and object of one store, taken over into another as it is.
+//! Moving between stores: every job and object of one is taken over into the other as it is.
 //!
 //! The source is not changed, except that what was running is given back first. A target into which
 //! a move is not finished is marked, and nobody can open it; the same move, run again, finishes it.

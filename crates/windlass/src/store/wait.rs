@@ -24,7 +24,8 @@ where
 {
     let began = clock.now().steady;
     loop {
-        // Before looking: what is committed in between is not slept through.
+        // Before looking: a commit between the look and the wait still ends the wait
+        // (`a_reader_that_waits_is_told_of_the_next_event` of the conformance suite).
         committed.mark_unchanged();
         let events = look().await?;
         let left = wait.saturating_sub(clock.now().steady.since(began));
@@ -37,7 +38,7 @@ where
                 if told.is_err() {
                     return Ok(events);
                 }
-                // What else is ready to run goes first, and may commit more to be read at once.
+                // Other tasks that are ready run first, and may commit more that is read with it.
                 tokio::task::yield_now().await;
             }
             () = clock.sleep(left.min(look_again)) => {}

@@ -4,7 +4,16 @@
 //! Each crash point is a run of its own: a runtime of one thread with paused time, a fresh world, a
 //! disk in memory with a trap. When the trap is reached nobody gets an answer any more, and the
 //! runtime is dropped with all its tasks. A second runtime then opens what the disk has left. The
-//! first run has no trap: it counts.
+//! first run has no trap: it counts the points.
+//!
+//! Answers: a crash between any two durable writes must be tried, and the same crash again when a
+//! test has failed.
+//! Why not simpler: a real process is killed at a moment of chance. Here everything that chance
+//! could decide is taken away: threads, real time, random ids (`ids.rs`), the writer's thread
+//! (`store.rs`).
+//! Guarded by: `tests/main/kit.rs`
+//! (`every_crash_point_is_the_same_each_time_and_loses_nothing_acknowledged`,
+//! `nothing_of_a_killed_process_runs_on`).
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -99,7 +108,7 @@ fn points(mark: usize, at: &Mark) -> Vec<Point> {
     };
     let mut points = Vec::new();
     for (before, dirty) in moments {
-        // If nothing is unsynced, it is all the same.
+        // With nothing unsynced, to keep it and to drop it are the same crash.
         let fates: &[bool] = if dirty { &[false, true] } else { &[false] };
         points.extend(fates.iter().map(|&keep_unsynced| {
             let trap = Trap { mark, before };
@@ -282,7 +291,8 @@ fn same_place(disk: &MemoryDisk, point: &Point) -> bool {
 
 /// Runs one process from its start to its end: when this returns, none of its tasks is left.
 fn in_process<T>(life: impl AsyncFnOnce() -> Result<T, String>) -> Result<T, String> {
-    // One task at a time: after each it is looked whether the process was killed.
+    // `event_interval(1)`: after each poll of a task, the future that waits for the kill is polled
+    // if it was woken, so that nothing runs on after the trap.
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let builder = builder.enable_all().start_paused(true).event_interval(1);
     let runtime = builder.build().map_err(|error| format!("no runtime could be made: {error}"))?;

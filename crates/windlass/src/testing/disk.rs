@@ -64,7 +64,9 @@ struct DiskState {
     marks: Vec<Mark>,
     /// What is being written.
     of: String,
-    /// A claim is written and not waited for: it is synced with whatever comes next.
+    /// A claim is being made: its sync is passed over, because the store that ships does not wait
+    /// for it either. It is synced with whatever comes next
+    /// (`a_start_that_was_not_synced_may_be_forgotten_by_a_crash` in `tests/main/kit.rs`).
     lazy: bool,
 }
 

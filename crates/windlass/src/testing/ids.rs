@@ -1,5 +1,5 @@
-//! Ids that are the same in every run: retries are spread by a job's id, so with ids of chance no
-//! two runs would write in the same order.
+//! Ids that are the same in every run. The jitter of a retry is taken from the job's id, so with
+//! random ids no two runs would write in the same order.
 
 use std::cell::Cell;
 

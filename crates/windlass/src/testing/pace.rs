@@ -19,8 +19,10 @@ const RUN_MAX: Duration = Duration::from_secs(86_400);
 /// How long nothing may happen, in virtual time, before what is ready is taken for stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(3_600);
 
-/// How often each task is given its turn before everything is taken for quiet. A ring becomes a
-/// claim, and an outcome becomes the next claim, in fewer.
+/// How often each task is polled without a commit before everything is taken for quiet. Tokio does
+/// not say whether a task could still run; from a ring to a claim, and from an outcome to the next
+/// claim, it takes fewer. Guarded by `a_lab_runs_what_is_due_and_leaves_what_is_not` in
+/// `tests/main/kit.rs`.
 const TURNS: usize = 8;
 
 /// How many events may happen, while time stands still, before there is no end to be hoped for.

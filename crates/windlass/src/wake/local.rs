@@ -13,6 +13,8 @@ pub struct LocalWake {
     ears: Mutex<Vec<Weak<QueueListener>>>,
 }
 
+/// One who listens, to queues or to cancellations. The wake holds it weakly: whoever drops its
+/// listener is forgotten at the next ring.
 #[derive(Debug)]
 struct QueueListener {
     interest: Interest,

@@ -1,10 +1,18 @@
-//! What wakes over a network have in common: a transport only says and hears words.
+//! What wakes over a network have in common. A transport only sends and receives words, of which
+//! each is a ring as text.
 //!
 //! - Listeners of this process are rung at once, without a round trip.
-//! - A ring goes out at once; the same ring within the next few milliseconds, or while the server
-//!   is slow, becomes one more. Ringing never waits for the network.
-//! - A lost connection is made again, less and less eagerly. Whatever was rung meanwhile may be
-//!   lost, so once *listening again is complete*, every listener is woken once, to look.
+//! - A ring is sent at once. The same ring within the next few milliseconds, or while the server is
+//!   slow, is sent once more, however often it came. Ringing never waits for the network.
+//! - A lost connection is made again, with a pause that doubles. Rings of the meantime may be lost,
+//!   so every listener is woken once, to look, when listening has begun again, and not before.
+//!
+//! Answers: a thousand enqueues ring a thousand times, and a wake that waited for the network would
+//! add a round trip to each of them.
+//! Why not simpler: to drop a ring that was just sent could lose the last one, after which a worker
+//! sleeps until its next poll. So the second ring waits, and is sent when the first has rested.
+//! Guarded by: the tests below, `conformance/wakes.rs`, and
+//! `whoever_is_told_to_look_again_is_listening_already` in `tests/wakes/main.rs`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -152,14 +160,15 @@ struct RemoteShared {
     clock: SystemClock,
 }
 
-/// Rings on their way out.
+/// Rings that are to be sent.
 #[derive(Debug, Default)]
 struct Outbox {
     waiting: BTreeSet<Ring>,
-    /// On their way at this moment. Kept here and not by whoever says them, who is dropped when the
-    /// connection is found lost.
+    /// Being sent. Kept here and not by the task that sends them, which is dropped when the
+    /// connection is found lost: then they are sent again on the next one
+    /// (`a_ring_on_its_way_when_the_connection_ends_goes_out_again_and_so_do_later_ones`).
     leaving: BTreeSet<Ring>,
-    /// Said a moment ago: the same again waits.
+    /// Sent a moment ago: the same again waits.
     resting: BTreeSet<Ring>,
 }
 
@@ -245,14 +254,14 @@ impl RemoteShared {
         ready
     }
 
-    /// What was on its way when the last connection was lost may not have arrived.
+    /// What was being sent when the connection was lost may not have arrived: it is sent again.
     fn begin_anew(&self) {
         let mut outbox = self.outbox();
         let leaving = std::mem::take(&mut outbox.leaving);
         outbox.waiting.extend(leaving);
     }
 
-    /// What was on its way has arrived; the same again may go after a while.
+    /// What was being sent has arrived. The same ring may be sent again after a rest.
     fn rest(self: &Arc<Self>) {
         let mut outbox = self.outbox();
         let said = std::mem::take(&mut outbox.leaving);
@@ -286,7 +295,7 @@ async fn keep_connected(
         match shared.connect(listening).await {
             Ok(again) => {
                 tracing::info!(server, "wakes are carried again");
-                // Only now: who looks before we listen could miss what comes in between.
+                // Only now: whoever looked before we listen would miss a ring between the two.
                 shared.local.ring_everyone();
                 line = Some(again);
                 pause = FIRST_PAUSE;

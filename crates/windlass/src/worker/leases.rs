@@ -24,7 +24,9 @@ use crate::clock::Clock;
 pub(super) struct Leases {
     clock: Arc<dyn Clock>,
     running: Mutex<RunningAttempts>,
-    /// Held while reports are on their way, so that a settlement comes after them.
+    /// Held while reports are in flight, so that a settlement comes after them. Guarded by
+    /// `a_renewal_that_hangs_neither_keeps_a_result_nor_loses_what_was_said` in
+    /// `tests/main/lost_leases.rs` (the planted bugs 57 and 72).
     renewing: tokio::sync::Mutex<()>,
     /// A job began that the renew loop must look at sooner than it would.
     began: Notify,
@@ -108,7 +110,7 @@ impl Leases {
             running.attempts.insert(token, taken_on);
         }
         drop(running);
-        // Woken only if they would look too late: mostly they need not know.
+        // Woken only if they would look too late: most attempts end long before either looks.
         if renew {
             self.began.notify_one();
         }
@@ -196,7 +198,7 @@ impl Leases {
         self.began.notified()
     }
 
-    /// A request to cancel was heard of; which job it is for, a renewal tells.
+    /// Somebody has asked to cancel a running job. Which one, the answer to a renewal says.
     pub(super) fn hear_cancel(&self) {
         self.running().cancel_heard = Some(self.steady());
     }
@@ -247,7 +249,7 @@ impl Leases {
         }
     }
 
-    /// Waits for reports of an attempt that are on their way, but for half of what is left of its
+    /// Waits for reports of an attempt that are in flight, but for half of what is left of its
     /// lease at most: a store that does not answer a renewal may well answer a settlement.
     pub(super) async fn reports_written(&self, token: LeaseToken) {
         let now = self.steady();
@@ -261,7 +263,7 @@ impl Leases {
     }
 }
 
-/// Renewals on their way. Until this is dropped, settlements of attempts that report wait.
+/// Renewals in flight. Until this is dropped, settlements of attempts that report wait.
 pub(super) struct RenewalBatch<'a> {
     leases: &'a Leases,
     sent: Steady,

@@ -1,4 +1,4 @@
-//! The life of a worker: where it is on its way to the end, and what it has done so far.
+//! The life of a worker: which stage it has reached, and what it has done so far.
 //!
 //! Invariant: the stage only ever advances, and everybody who waits for a stage hears of it. What
 //! ended is counted before the attempt lets go of its lease, so that whoever has waited for the
@@ -12,7 +12,7 @@ use windlass_core::outcome::Verdict;
 use super::StopReport;
 use crate::error::Error;
 
-/// Where a worker is on its way to the end.
+/// The stages of a worker's life, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
     Working,

@@ -59,8 +59,8 @@ pub(super) fn start(shared: &Arc<Shared>, begun: Begun) {
     attempt.ending().set_task(task.abort_handle());
 }
 
-/// Ends an attempt that nobody has ended, however its task ends: even if that is by a panic of our
-/// own, its lease is not renewed for ever.
+/// Ends an attempt that nobody has ended when its task ends: if that is by a panic of our own, its
+/// lease must not be renewed for ever.
 struct Unended<'a> {
     shared: &'a Shared,
     attempt: &'a Attempt,
@@ -74,8 +74,9 @@ impl Drop for Unended<'_> {
 
 /// Runs an attempt until its outcome is in the settle queue.
 async fn run(shared: Arc<Shared>, Begun { attempt, slot }: Begun) {
-    // Aborting ends the task at its next await. Until it really ended it holds its slot, so that a
-    // worker never runs more than it has slots for.
+    // Aborting ends the task at its next await. Until then it holds its slot, so that a worker
+    // never runs more than it has slots for
+    // (`a_handler_that_blocks_holds_its_slot_until_it_returns`).
     let _unended = Unended { shared: &shared, attempt: &attempt };
     let ended = run_handler(&shared, &attempt).await;
     let Some(registered) = shared.leases.end(&attempt) else { return };

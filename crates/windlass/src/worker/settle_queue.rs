@@ -5,8 +5,15 @@
 //! from one that crashed goes on with them; that is safe, because what was applied already is
 //! refused as lost. `ended` counts what was pushed and has not been sent.
 //!
-//! Up to two batches are in flight, so that what ends during a commit need not wait for its answer.
-//! The second goes only if it is worth a commit of its own, which the core decides.
+//! Up to two batches are in flight. The second goes only with 500 results or more
+//! (`is_worth_a_commit` in the core).
+//!
+//! Answers: with one batch at a time, what ends during a commit waits for its answer.
+//! Why not simpler: without the bound, two small commits would take the place of one, and a commit
+//! costs as much as many results.
+//! Guarded by: `tests/main/worker.rs`
+//! (`a_second_settlement_goes_beside_the_first_with_five_hundred_and_not_with_fewer`,
+//! `a_settle_loop_that_crashes_leaves_nothing_behind_in_either_hand`; the planted bug 69).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,7 +28,7 @@ use super::slots::Unsettled;
 /// Most settlements in one commit.
 const SETTLE_BATCH: usize = 2_000;
 
-/// An attempt on its way to the store.
+/// An attempt that has ended and is not settled.
 pub(super) struct Settling {
     pub(super) settlement: Settlement,
     pub(super) registered: RegisteredAttempt,
@@ -78,7 +85,8 @@ impl SettleQueue {
             return false;
         }
         let before = self.ended.fetch_add(1, Ordering::SeqCst);
-        // Told once and not for every one: mostly the other batch is back before there are many.
+        // Only when the bound is reached, and not for every result: a gathering task that was woken
+        // for each of them would look at the queue in vain.
         if !is_worth_a_commit(before, 1) && is_worth_a_commit(before + 1, 1) {
             self.many_ended.notify_one();
         }
@@ -112,7 +120,7 @@ impl SettleQueue {
             }
             () = stopped => return false,
         }
-        // What else is ready to run goes first, and may end too: one commit for all of it.
+        // Other tasks that are ready run first, and may end too: one commit for all of them.
         tokio::task::yield_now().await;
         loop {
             while batch.settling.len() < SETTLE_BATCH

@@ -29,8 +29,8 @@ impl Shared {
 async fn bring_to_end(shared: Arc<Shared>) {
     shared.heartbeat(WorkerReport::Stopping).await;
     let clock = shared.engine.clock().clone();
-    // No claim is on its way any more, so what runs is all there will be. A forced stop does not
-    // wait for that; what is claimed too late is given back.
+    // When no claim is in flight any more, no further job will begin. A forced stop does not wait
+    // for that; what is claimed too late is given back.
     tokio::select! {
         biased;
         () = shared.slots.claims_answered() => {}
@@ -79,7 +79,8 @@ async fn settled(shared: &Shared) {
     }
 }
 
-/// Waits for a change, and not for long: several may wait, and one signal wakes only one of them.
+/// Waits for a change, for 10 ms at most: others may wait for the same signal (the fill loop for
+/// free slots), and it wakes only one of them.
 async fn look_again(shared: &Shared, changed: impl Future<Output = ()>) {
     tokio::select! {
         biased;

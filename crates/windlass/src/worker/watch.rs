@@ -1,12 +1,17 @@
 //! Watching: tell attempts whose time is up or whose lease is over, and end those that were told
 //! to stop and do not.
 //!
-//! One timer for all attempts of a worker, and none of them waits for it to be moved: it is moved
-//! only by an attempt whose time is up sooner than the loop would look.
+//! One timer serves all attempts of a worker. It is set to the earliest end among them, and an
+//! attempt that begins wakes the loop only if its own end comes earlier.
 //!
-//! This loop never asks the store. A lease ends on this worker's own clock, counted from when its
-//! last applied renewal was sent, so an attempt hears of it in time even while the renew loop waits
-//! for a store that hangs.
+//! Answers: most attempts end long before their time-out, and a timer of its own would be made and
+//! dropped for each. And an attempt must hear that its lease is over even while the store hangs.
+//! Why not simpler: the renew loop also knows when leases end, but it waits for the store. This one
+//! never asks it: a lease ends on this worker's own clock, counted from when its last applied
+//! renewal was sent.
+//! Guarded by: `a_lost_lease_is_told_within_it_and_a_second_whatever_the_store_does` in
+//! `tests/main/lost_leases.rs` (the planted bugs 53 and 54), and
+//! `a_job_that_ends_in_time_is_not_hit_by_an_earlier_jobs_timeout` in `tests/main/worker.rs`.
 
 use std::sync::Arc;
 

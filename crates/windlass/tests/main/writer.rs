@@ -280,7 +280,7 @@ fn options(durability: Durability) -> FileOptions {
 }
 
 /// A clock that stands still, and tells when someone other than the writer reads it: whoever calls
-/// the store does, with the book in hand.
+/// the store does, with the ledger locked.
 #[derive(Debug, Default)]
 struct Telling {
     still: Still,
@@ -449,7 +449,7 @@ async fn a_claim_that_waits_behind_a_commit_that_fails_is_not_written() {
     let (one, other) = (store.clone(), store.clone());
     let enqueue = tokio::spawn(async move { one.enqueue(vec![job(2, 1)]).await });
     disk.writer_gate.reached.notified().await;
-    // Whoever reads the clock from now on is the claim; it has the book until it is written.
+    // Whoever reads the clock from now on is the claim; it has the ledger until it is written.
     let _ = tokio::time::timeout(Duration::ZERO, clock.read.notified()).await;
     let runtime = tokio::runtime::Handle::current();
     let claim = tokio::task::spawn_blocking(move || runtime.block_on(other.claim(claim())));

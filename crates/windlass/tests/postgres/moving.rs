@@ -1,4 +1,5 @@
-//! Moving house: what a random life has left in a directory is the same in a database, and back.
+//! Moving between stores: what a random life has left in a directory is the same in a database,
+//! and back.
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};

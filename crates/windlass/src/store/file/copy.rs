@@ -1,9 +1,15 @@
 //! Copies of a store, and whether one is whole.
 //!
-//! A copy can be taken while the store is open. The journal is only ever appended to, so a copy of
-//! its newest segment, and then of all before it, is the state at one moment: that of the last
-//! whole commit in the copy of the newest. A segment that leaves meanwhile is noticed, because
-//! commits say which segment is the oldest that is needed, and the copy is begun anew.
+//! A copy can be taken while the store is open.
+//!
+//! Answers: files that are copied one after the other are not of one moment.
+//! Why not simpler: to stop the store, or to hold its lock, would stop everybody for as long as the
+//! copy takes. The journal is only ever appended to, so a copy of its newest segment, and then of
+//! all before it, is the state at one moment: that of the last whole commit in the copy of the
+//! newest. A segment that leaves meanwhile is noticed, because commits say which segment is the
+//! oldest that is needed, and the copy is begun anew.
+//! Guarded by: `a_backup_of_a_store_in_use_opens_as_of_one_moment_with_fresh_tokens` in
+//! `tests/main/files/backups.rs`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

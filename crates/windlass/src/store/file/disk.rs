@@ -76,8 +76,9 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
 /// nobody else has put there.
 pub struct RealDisk {
     path: PathBuf,
-    /// The directory itself, which is what is locked: whoever deletes the file `lock` lets nobody
-    /// in. The lock lives with the descriptor: the system gives it back however the process ends.
+    /// The directory itself, which is what is locked. A lock on the file alone ends with its name:
+    /// whoever deleted that would let a second process in (`tests/main/directory.rs`, the planted
+    /// bug 35). The system gives the lock back however the process ends.
     directory: File,
     /// Says who has the directory, and whether it has held a store. Locked as well, for programs
     /// that know no other lock.
@@ -233,7 +234,9 @@ fn is_ours_alone(path: &Path) -> io::Result<bool> {
     Ok(path.join(LOCK).symlink_metadata().is_ok() || names_in(path)?.is_empty())
 }
 
-/// The user this process runs as: whoever makes a pipe owns it.
+/// The user this process runs as. The standard library does not tell, and `unsafe` is forbidden;
+/// but whoever makes a pipe owns it. Guarded by
+/// `a_directory_of_another_user_is_refused_even_to_root` in `tests/main/directory.rs`.
 fn effective_user() -> io::Result<u32> {
     let (pipe, _) = io::pipe()?;
     Ok(File::from(OwnedFd::from(pipe)).metadata()?.uid())

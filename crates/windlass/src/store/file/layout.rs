@@ -1,4 +1,12 @@
 //! The bytes of the journal: segments, fragments and entries, as `docs/format.md` draws them.
+//!
+//! Answers: segments are used again, so the bytes of an old commit may stand where a new one is
+//! expected, whole and with a right checksum.
+//! Why not simpler: zeroing a file before it is used again would write it twice. The header of a
+//! fragment names its segment, offset, commit and opening instead, under its checksum, so old bytes
+//! never pass for new ones.
+//! Guarded by: `tests/main/files/damage.rs`, and crash points with a torn disk in
+//! `windlass-sim/tests/crash_points.rs` (the planted bug 28).
 
 use windlass_core::record::NextIds;
 use windlass_core::time::Timestamp;
@@ -19,6 +27,9 @@ pub(super) const LAST: u32 = 1;
 pub(super) const SEAL: u32 = 2;
 
 /// Where an entry stands, and how many updates lie between it and the base of its chain.
+///
+/// Packed into eight bytes, 32 bits for the segment, 26 for the offset and 6 for the depth: the
+/// ledger holds one for every job. That is why a segment has at most 64 MiB and a chain 63 updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) segment: u32,
@@ -84,7 +95,8 @@ pub(super) struct Header {
     pub(super) segment: u32,
     pub(super) offset: u32,
     pub(super) length: u32,
-    /// Over the lengths and checksums of the entries.
+    /// Over the lengths and checksums of the entries, not over their bytes: each entry has a
+    /// checksum of its own to be read alone by, and so is hashed once.
     pub(super) check: u32,
     pub(super) commit: u64,
     pub(super) synced: u64,

@@ -32,6 +32,12 @@ use crate::store::{Opened, Space};
 
 /// Lease tokens are handed out before their claim is on the disk. A reopened store goes on this
 /// far beyond the last one it knows of, and no more are ever handed out ahead of the disk.
+///
+/// Answers: a power loss may take a claim whose handler has run. What the handler has shown to the
+/// outside as its fence (`Attempt::fence`) must not be the fence of another attempt later.
+/// Why not simpler: a token that is synced before it is used would make every claim wait.
+/// Guarded by: `tests/main/writer.rs` (`however_relaxed_a_store_no_lease_token_comes_twice`,
+/// `while_the_disk_hangs_no_claim_is_answered_beyond_what_a_reopened_store_skips`).
 const TOKENS_AHEAD: u64 = 1 << 20;
 
 /// A restored copy goes on this far beyond what the original can have reached by then: a number of
@@ -161,8 +167,10 @@ impl RecordedLedger<JournalRecords> {
     }
 }
 
-/// Where the lease tokens of a copy begin. One backup can be restored more than once, so the time
-/// of it counts: no store hands out a token every microsecond for long.
+/// Where the lease tokens of a copy begin: behind all that the original can have used by now, and
+/// behind those of a copy that was restored earlier, which is why the time counts. No store hands
+/// out a token every microsecond for long. Guarded by
+/// `a_backup_restored_twice_hands_out_no_token_twice` in `tests/main/files/backups.rs`.
 fn first_token_of_a_copy(last: u64, now: Timestamp) -> u64 {
     let time = u64::try_from(now.as_micros()).unwrap_or(0);
     (last + TOKENS_OF_A_COPY).max(time + TOKENS_BEYOND_TIME)
@@ -181,7 +189,7 @@ fn absorb(restore: &mut Restore, place: Place, body: &[u8]) -> Result<(), codec:
         }
         Entry::Update { update, previous, weight } => {
             let job = update.job;
-            // What is copied further on needs no update from before.
+            // A job that is not known yet has its whole copy further on, which includes this.
             if !restore.knows(job) {
                 return Ok(());
             }

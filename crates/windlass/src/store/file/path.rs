@@ -49,6 +49,16 @@ pub(super) enum WriterDriver {
 }
 
 /// Commits that were taken and are not in the files yet, in their order.
+///
+/// Answers: two write commits, the writer and the caller of a claim. A commit counts only if all
+/// before it are there. A claim that was written and answered before its predecessor would be lost
+/// if the process ended in between.
+/// Why not simpler: the writer writes without the lock of the ledger, so that calls go on; so that
+/// lock cannot order the writes. The order is fixed when a commit is taken
+/// ([`JournalPath::add_to_write`]), and whoever writes first writes all that were taken
+/// before ([`JournalPath::write_all`]).
+/// Guarded by: `a_claim_that_waits_behind_a_commit_that_fails_is_not_written` in
+/// `tests/main/writer.rs` (the planted bug 33), and `tests/main/files/failures.rs`.
 #[derive(Default)]
 struct WriteOrder {
     unwritten: VecDeque<Arc<CommitBytes>>,
@@ -82,6 +92,13 @@ type Landing = Result<(), Arc<str>>;
 struct NotLanded(Arc<str>);
 
 /// What an answer waits for.
+///
+/// Answers: a sync takes longer than everything else in a call, and not every answer needs one.
+/// Why not simpler: if a claim waited for its sync, every job would start a sync later. If it were
+/// not even written, a job that kills its process would never be counted as started. A read of
+/// what has landed would wait behind the writes of others.
+/// Guarded by: `nothing_is_answered_or_told_before_the_sync_has_returned` in
+/// `tests/main/files/answers.rs`; for tokens the planted bugs 30 and 31 (`tests/main/writer.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitFor {
     /// Everything it has seen is on stable storage.
@@ -96,7 +113,8 @@ impl WaitFor {
     fn of(basis: Basis<'_>, ledger: &JournaledLedger) -> Self {
         match basis {
             Basis::Everything => Self::Landed,
-            // A token must not come twice, and an opening skips only so many of them.
+            // A token must not come twice: an opening skips as many as may be handed out ahead of
+            // the disk, so no more than that are.
             Basis::Claim if ledger.tokens_run_out() => Self::Landed,
             Basis::Claim => Self::Written,
             // Whoever asks for what has landed need not wait for what others are about to write.
@@ -204,8 +222,12 @@ impl JournalPath {
         Ok(())
     }
 
-    /// Tells callers that their commit has landed. Many are told from within the runtime: from a
-    /// thread outside each of them would have to be handed over to it alone.
+    /// Tells callers that their commit has landed.
+    ///
+    /// Answers: one commit answers many callers at once.
+    /// Why not simpler: a thread outside of the runtime would hand each of them over to it alone.
+    /// So one task is spawned, which wakes them all from within.
+    /// Guarded by: no test sees this cost; `windlass bench --mode enqueue` does.
     pub(super) fn answer(&self, waiting: Vec<CommitWaiter>) {
         let landed = Landed(waiting);
         if let Some(runtime) = self.runtime.as_ref().filter(|_| landed.0.len() > 1) {
@@ -213,7 +235,9 @@ impl JournalPath {
         }
     }
 
-    /// Rings, from where nobody can wait: nearly every wake is done at the first try.
+    /// Rings, from the writer's thread, which cannot wait for a future. It is polled once, which is
+    /// all that nearly every wake needs; one that is not done then goes on in the runtime. Guarded
+    /// by `whoever_listens_is_rung_when_the_writer_has_landed_a_commit` in `tests/main/relaxed.rs`.
     pub(super) fn ring(&self, wake: &Arc<dyn Wake>, rings: Vec<Ring>) {
         if rings.is_empty() {
             return;
@@ -281,7 +305,8 @@ impl LedgerState<JournalPath> {
         Some(commit)
     }
 
-    /// Writes what was gathered on the caller's own time, and leaves the sync to the writer.
+    /// Writes what was gathered in the caller's thread, and leaves the sync to the writer. Without
+    /// it a worker would get its jobs only after two switches of threads.
     fn write_here(&mut self, path: &JournalPath, doing: &'static str) -> Answer<()> {
         if !self.ledger.as_ref().is_some_and(JournaledLedger::is_gathering) {
             return Ok(());
@@ -303,8 +328,8 @@ impl LedgerState<JournalPath> {
 
     /// Wakes a writer thread that sleeps and should not.
     fn wake_writer(&mut self, path: &JournalPath) {
-        // Of a commit that waits for room it must know, to ask for it now and then; and a call that
-        // was turned away may have found the disk to be full.
+        // A commit that waits for room counts, because the writer asks the disk for it again; so
+        // does a call that was refused, because it may have found the disk to be full.
         let has_work = |ledger: &JournaledLedger| {
             ledger.is_gathering() || ledger.usable().is_err() || ledger.wants_compaction()
         };

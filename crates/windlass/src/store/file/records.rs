@@ -3,6 +3,13 @@
 //!
 //! A job's record is a chain: a base (the job as accepted, or a whole copy) and updates, each
 //! pointing at the one before. The ledger carries where the last one stands.
+//!
+//! Answers: a job changes three times or more, and its payload never does.
+//! Why not simpler: whole records would write the payload with every change. A chain without a
+//! bound would make a job that reports for hours slow to read, so after [`DEPTH_MAX`] updates the
+//! job is written whole.
+//! Guarded by: `tests/main/files/reopening.rs` (`a_long_chain_of_reports_is_read_back_whole`), and
+//! the twin in memory (`windlass-sim/tests/twin.rs`).
 
 mod objects;
 mod recent;
@@ -115,7 +122,7 @@ impl JournalRecords {
     }
 
     fn persist_update(&mut self, ledger: &mut Ledger, update: &Update) -> Result<(), Unreadable> {
-        // A renewal: whoever opens the store next ends every lease anyway.
+        // A renewal is not written: whoever opens the store next ends every lease anyway.
         if let State::Running(lease) = &update.status.state
             && update.note.is_none()
             && !lease.cancel_requested
@@ -228,7 +235,8 @@ impl Records for JournalRecords {
     ) -> Result<(), Refusal> {
         let kept = self.persist(ledger, changes);
         if tells {
-            // Even without a change: an event's number must not be given away twice.
+            // An event without a change is a commit too: its number must not come twice after a
+            // restart (`tests/main/files/reopening.rs`).
             self.journal.touch();
         }
         kept.map_err(|unreadable| self.fail_unreadable(unreadable))

@@ -7,6 +7,12 @@
 //! A [`Writer`] has no thread. In a store that ships, a thread takes its steps and sleeps between
 //! them; in a test callers do, until it is at rest; in a simulation whoever likes, with anything in
 //! between. It is the same code for all of them.
+//!
+//! Answers: a crash between any two steps must lose nothing of what was answered.
+//! Why not simpler: a thread cannot be stopped at will, so a loop in one is tested by luck. As
+//! steps, the simulation stops the shipping writer after each of them, and crashes it there.
+//! Guarded by: `windlass-sim/tests/crash_points.rs` and the simulation; `tests/main/writer.rs` and
+//! `tests/main/files/answers.rs` (the planted bugs 04, 27 and 34).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -31,7 +37,8 @@ const TEND_STEP: u64 = 256 << 10;
 /// with the next commit, and everybody in it waits for that.
 const TEND_STEPS: u64 = 4;
 
-/// How often a writer thread looks whether more calls have come in before it takes a commit.
+/// How often a writer thread looks whether more calls have come in before it takes a commit; see
+/// `WriterThread::gather`.
 const GATHER_ROUNDS: usize = 8;
 
 type SharedJournal = SharedLedger<JournalPath>;
@@ -363,7 +370,7 @@ impl WriterThread {
             Err(panic) => format!("the writer thread crashed ({panic})"),
         };
         self.writer.give_up(&self.shared, &why);
-        // It holds the directory's lock.
+        // Waited for: it still uses the disk, and so keeps the lock of the directory.
         let _ = self.spare.take().map(JoinHandle::join);
     }
 
@@ -386,9 +393,14 @@ impl WriterThread {
         }
     }
 
-    /// If there is something to take, waits for as long as calls keep coming in: a sync costs more
-    /// than a moment's patience, and whoever comes too late for it waits for the next. Costs a lone
-    /// caller nothing.
+    /// If there is something to take, gives way to other threads for as long as calls keep coming
+    /// in, for a bounded number of rounds.
+    ///
+    /// Answers: a caller that comes just after a commit was taken waits for two syncs, its own and
+    /// the one before it.
+    /// Why not simpler: to sleep for a fixed time would delay a lone caller too. This ends as soon
+    /// as a round has brought no call, and yields only if there is something to take.
+    /// Guarded by: no test sees this cost; `windlass bench --mode enqueue` does.
     fn gather(&self) {
         let mut seen = None;
         for _ in 0..=GATHER_ROUNDS {
@@ -405,7 +417,8 @@ impl WriterThread {
     /// Sleeps until there is something to do, or for so long.
     fn sleep(&self, due: Option<Duration>) {
         let Ok(mut state) = self.shared.lock() else { return };
-        // A commit that has begun to wait for room since the last step must be known of, too.
+        // A commit that has begun to wait for room since the last step must not be slept through:
+        // `due` was worked out without it.
         let awake = |ledger: &JournaledLedger| {
             ledger.usable().is_err() || due.is_none() && ledger.is_gathering()
         };
@@ -424,7 +437,7 @@ impl WriterThread {
         }
     }
 
-    /// Makes the next segment ready, apart from everything else.
+    /// Makes the next segment ready, in a thread of its own: see `journal/segments.rs`.
     fn make_spare(&mut self) {
         if self.spare.as_ref().is_some_and(|making| !making.is_finished()) {
             return;

@@ -20,8 +20,8 @@ impl EventBuffer {
         Self { events: Mutex::default(), committed: watch::Sender::new(last) }
     }
 
-    /// Adds events and tells of them. Returns those that had to make way, so that whoever holds the
-    /// ledger need not drop them now.
+    /// Adds events and tells of them. Returns those that had to make way: the memory store calls
+    /// this with the ledger locked, and drops them when it has let go of it.
     pub(in crate::store) fn keep(&self, events: Vec<Event>) -> Vec<Arc<Event>> {
         let Some(last) = events.last().map(|event| event.number) else { return Vec::new() };
         let mut kept = self.events.lock().unwrap_or_else(PoisonError::into_inner);

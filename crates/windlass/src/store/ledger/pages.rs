@@ -1,7 +1,14 @@
 //! Which jobs a filter means: a page of a list, and the choice of a change of many.
 //!
 //! The ledger itself knows state, kind and queue of a job. What else a filter asks for only its
-//! record can tell, and so that nobody waits for long, one call reads only so many of them.
+//! record can tell.
+//!
+//! Answers: a change of all jobs with a tag is one commit, and may have to read a million records.
+//! Why not simpler: to read them all with the ledger locked would stop everybody. So a call reads
+//! at most [`PAGE_READS`] of them and lets others go first; it chooses, and changes, when no job is
+//! left whose record it does not know. What of a record a filter asks for never changes.
+//! Guarded by: `a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_commit` in
+//! `tests/main/files/reopening.rs`.
 
 use std::collections::HashMap;
 
@@ -94,9 +101,8 @@ impl<R: Records> RecordedLedger<R> {
         (candidates, None)
     }
 
-    /// The jobs that are meant, by acceptance if they are chosen by a filter. `None` if so many
-    /// records have to be read for it that others should have their turn first: then ask again,
-    /// with what was `progress` so far.
+    /// The jobs that are meant, by acceptance if they are chosen by a filter. `None` if more
+    /// records have to be read than one call may: then ask again, with the `progress` so far.
     pub fn select(
         &mut self,
         selection: &Selection,
@@ -115,7 +121,7 @@ impl<R: Records> RecordedLedger<R> {
         if !anew || progress.after > 0 {
             return Ok(None);
         }
-        // What a record says of a job for good is known of all that match now.
+        // Every job that may match was read, in this call or an earlier one.
         let is_meant = |summary: &JobSummary<'_>| {
             filter.may_match(summary)
                 && progress.is_meant.get(&summary.id).is_none_or(|meant| *meant)

@@ -49,12 +49,14 @@ impl<R: Records> RecordedLedger<R> {
         self.records.admit(need, now)
     }
 
-    /// Decides a verb of the store, if there is room for it.
+    /// Decides a verb of the store, if there is room for it. What it changes joins the commit that
+    /// is being gathered; nothing is durable yet when this returns.
     pub fn commit<V: Verb>(&mut self, verb: V, now: Now) -> Answer<V::Reply> {
         let need = verb.need();
         self.admit(need, now).map_err(|full| match need {
             Need::Growth(_) => StoreError::Refused(full),
-            // Not refused: whoever has something to settle must try again.
+            // Not refused: a refusal says that asking again is in vain, and whoever has something
+            // to settle must ask again until there is room.
             Need::Progress(_) => StoreError::Unknown { doing: V::DOING, source: Box::new(full) },
         })?;
         self.apply(verb, now)

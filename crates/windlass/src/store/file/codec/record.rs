@@ -242,8 +242,8 @@ impl EntryReader<'_> {
     }
 }
 
-/// A time that no state can begin at: a checkpoint entry gives times in full, because there is no
-/// other in it that they could be told from.
+/// A time that no state begins at. Other entries leave out a time that equals their own; a
+/// checkpoint entry has none of its own, so with this one every time is written in full.
 const NO_TIME: Timestamp = Timestamp::from_micros(i64::MIN);
 
 pub(super) fn checkpoint_entry(entry: &CheckpointEntry, to: &mut Vec<u8>) {

@@ -148,9 +148,14 @@ impl Journal {
         self.disk.sync_directory()
     }
 
-    /// Makes the last commits durable before anything is built on them. That they can be read only
-    /// says that they were handed to the system, whose process may have ended before the sync. They
-    /// are written again, because after a sync that failed a system shows what it will never write.
+    /// Makes the last commits durable before anything is built on them.
+    ///
+    /// Answers: that a commit can be read only says that it was written; the process may have ended
+    /// before its sync.
+    /// Why not simpler: a sync alone is not enough. After a sync that failed, a system may show
+    /// bytes that it will never write. So they are written again, then synced.
+    /// Guarded by: seed 321 in `windlass-sim/tests/past_failures.rs`, and the profile `flaky-disk`
+    /// of the simulation.
     fn secure(&self, found: &Found) -> io::Result<()> {
         let mut touched = BTreeMap::new();
         for fragment in &found.unproven {

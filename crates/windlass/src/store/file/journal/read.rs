@@ -73,8 +73,9 @@ impl Journal {
         unlanded.or(staged).is_none_or(|first| (place.segment, place.offset) < first)
     }
 
-    /// Whether everything that will ever stand in this segment has been written: only then may
-    /// what was read from it be used again.
+    /// Whether everything that will ever stand in this segment has been written. Only then may what
+    /// was read ahead from it be used later, and may the segment be cleared: what is not written
+    /// yet would be missing (seed 428 of the simulation).
     fn is_complete(&self, number: u32) -> bool {
         let flying = self.flying.iter().flat_map(|batch| &batch.writes);
         number != self.active

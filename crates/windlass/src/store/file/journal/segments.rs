@@ -1,4 +1,14 @@
 //! The files of a journal: segments, spare files that become segments, and those that leave.
+//!
+//! Answers: a commit that needed a new file in the middle would wait until up to 64 MiB of zeros
+//! are written and synced, and on a full disk would fail half-way.
+//! Why not simpler: without zeros, each sync writes metadata too, and a write within a file may run
+//! out of space. So a spare file is made in advance, by a thread of its own; a segment that leaves
+//! becomes the next spare; and a commit that still finds none waits for its file as a whole
+//! (`unbacked`).
+//! Guarded by: `tests/main/writer.rs` (the planted bug 32), `tests/main/files/full.rs`
+//! (`a_full_disk_is_not_filled_with_zeros_over_and_over`,
+//! `a_commit_that_outgrew_a_full_disk_keeps_no_refusal_waiting_and_lands_by_itself`).
 
 use std::io;
 use std::sync::Arc;
@@ -61,8 +71,9 @@ impl Journal {
         let spare = self.spares.iter().position(fits).map(|index| self.spares.remove(index));
         let smallest = self.wanted_size().min(SEGMENT_LAST_RESORT).max(size_for(need - OVERHEAD));
         let bytes = spare.as_ref().map_or(smallest, |(_, bytes)| *bytes);
-        // One that is too small and holds nothing yet makes way: an empty segment in the middle of
-        // a commit could lose its head and nothing else.
+        // One that is too small and holds nothing yet makes way. Of an empty segment only the head
+        // is written: if the power took that alone, the store would be taken for damaged (seed
+        // 17972 of the simulation).
         let number = self.active + u32::from(!self.is_empty(self.active));
         self.started.retain(|write| write.segment != number);
         self.unbacked.retain(|unbacked| *unbacked != number);
@@ -201,8 +212,9 @@ impl Journal {
         used.sum()
     }
 
-    /// Bytes of fragments in segments that are needed: without what is left over at the end of a
-    /// segment because the next entry did not fit, which no copying would win back.
+    /// Bytes of fragments in segments that are needed. The unused end of a segment, where the next
+    /// entry did not fit, does not count: no copying would win it back, and compaction would go on
+    /// for ever (seed 151 of the simulation).
     pub(in crate::store::file) fn filled(&self) -> u64 {
         self.segments.range(self.oldest..).map(|(_, segment)| u64::from(segment.end)).sum()
     }
@@ -272,7 +284,8 @@ impl Retired {
             return Ok(None);
         }
         self.disk.rename(&self.name, &self.spare)?;
-        // Before it can get its next name: a name that comes back must not bring new content.
+        // Synced before it gets its next name: otherwise a power loss could bring back the old name
+        // with the content of the new segment in it.
         self.disk.sync_directory()?;
         Ok(Some((self.spare, self.bytes)))
     }

@@ -62,7 +62,8 @@ impl RecordedLedger<JournalRecords> {
         self.records.fail(why);
     }
 
-    /// The last commit that has to land before anything that was seen until now may be told.
+    /// The last commit that must land before an answer may be given that is based on everything
+    /// decided until now: the one being gathered, or the one before it if nothing is gathered.
     pub fn awaited(&self) -> u64 {
         let gathered = self.records.journal.is_staged();
         self.records.journal.next_commit() - u64::from(!gathered)
@@ -181,8 +182,8 @@ impl RecordedLedger<JournalRecords> {
         }
     }
 
-    /// A spare file that should be made soon, apart from everything else. Be told what came of it
-    /// by [`Self::spare_made`].
+    /// A spare file that should be made soon, outside of the lock. What came of it is to be said by
+    /// [`Self::spare_made`].
     pub fn wanted_spare(&mut self, now: Now) -> Option<WantedSpare> {
         let records = &mut self.records;
         let wanted = records.journal.wants_spare() && records.room.may_make_spare(now);

@@ -1,9 +1,16 @@
 //! What keeps the journal small and an opening short: the oldest segment is cleared, step by step,
 //! and a checkpoint is written now and then.
 //!
-//! Both write into the commits that are being gathered anyway. On a full disk neither may take the
-//! room that is left for callers: then a segment is first surveyed, and leaves only if little in it
-//! is alive.
+//! Both write into the commits that are being gathered anyway, so many bytes per commit at most.
+//!
+//! Answers: a journal that only grows fills the disk, and an opening that reads all of it takes
+//! longer every day.
+//! Why not simpler: to copy a segment at once would keep callers waiting for up to 64 MiB. And on a
+//! full disk the copy itself may not fit: there a segment is first *surveyed*, which writes
+//! nothing, and is cleared only if what is alive in it fits into the room that is left.
+//! Guarded by: `tests/main/files/space.rs`; `tests/main/files/full.rs` for the survey
+//! (`a_disk_full_of_what_is_gone_heals`); crashes in the middle by
+//! `windlass-sim/tests/crash_points.rs`.
 
 use windlass_core::job::JobId;
 use windlass_core::object::Address;
@@ -80,7 +87,8 @@ struct Checkpoint {
     complete: Option<u64>,
 }
 
-/// What may be alive in a segment: an entry that no other one needs.
+/// The job or object whose record begins with an entry. Updates are not looked at: they are alive
+/// as long as their base is, and are copied with it.
 enum Alive {
     Job(JobId),
     Object(Address),
@@ -114,14 +122,14 @@ impl RecordedLedger<JournalRecords> {
         self.records.journal.filled() > allowed
     }
 
-    /// Whether more can be written than what is asked for: on a full disk, what room is left is for
-    /// those who wait for an answer.
+    /// Whether there is room for more than what callers ask for. On a full disk there is not: what
+    /// is left is for those who wait for an answer.
     fn can_tend(&self) -> bool {
         !self.records.is_broken() && self.records.journal.room() > 2 * self.records.room.reserve
     }
 
-    /// Whether to look for room in the store itself: the disk is full, and more has died since that
-    /// was last in vain.
+    /// Whether to look for room in the store itself: the disk is full, and more has died since the
+    /// last survey found nothing.
     fn wants_survey(&self) -> bool {
         let enough = |then| self.dead() >= then + self.records.room.reserve / 256;
         self.records.room.full
@@ -315,7 +323,9 @@ impl RecordedLedger<JournalRecords> {
         Ok(())
     }
 
-    /// Once all of a checkpoint is on stable storage, reading may begin with it.
+    /// Once all of a checkpoint is on stable storage, reading may begin with it. Not before: a
+    /// checkpoint spans many commits, and an opening that began with half of one would know half
+    /// of the jobs.
     pub(super) fn conclude_checkpoint(&mut self) {
         if let Some(Checkpoint { position, before, complete: Some(commit), .. }) =
             self.records.compaction.checkpoint
@@ -350,8 +360,9 @@ impl RecordedLedger<JournalRecords> {
         Ok(here.then_some((record, kept.weight.into())))
     }
 
-    /// Everything alive in the oldest segment has been copied: it may leave with this commit, and
-    /// what is not a job is written anew, because it may have stood there alone.
+    /// Everything alive in the oldest segment has been copied: it may leave with this commit.
+    /// Settings, rates and totals have no place of their own that could be looked for in the
+    /// segment, so all of them are written anew: the segment may have held the only copy.
     fn let_go(&mut self, segment: u32) -> Result<(), Unreadable> {
         let image = self.ledger.image();
         self.records.persist(&mut self.ledger, image)?;

@@ -11,7 +11,7 @@ use super::super::codec::{self, Entry};
 use super::super::layout::{Place, Unreadable};
 use super::JournalRecords;
 
-/// Objects whose state is kept at hand, and the bytes of their states.
+/// How many objects have their state in memory at most, and how many bytes those have.
 const STATES: usize = 4_096;
 const STATE_BYTES: usize = 8 << 20;
 
@@ -92,7 +92,8 @@ impl JournalRecords {
     }
 }
 
-/// States of objects that had a turn lately: most are looked at again soon.
+/// States of objects that had a turn lately: most are read again soon, and a turn that leaves the
+/// state as it is must write it again with the rest of the object.
 #[derive(Debug, Default)]
 pub(super) struct RecentStates {
     states: HashMap<Address, Bytes>,

@@ -1,5 +1,10 @@
-//! Room on the disk: asked for before a command is decided, because a decision cannot be taken
-//! back, and kept back in part so that running work can be settled when the disk is full.
+//! Room on the disk: asked for before a command is decided, and kept back in part for running work.
+//!
+//! Answers: a decision cannot be taken back, so a command that would not fit must be refused before
+//! it is decided. And if new jobs took the last byte, no running job could be settled.
+//! Why not simpler: asking the disk for each commit would let a batch fail half-way. Room is
+//! estimated before ([`Need`]), and new jobs leave a reserve.
+//! Guarded by: `tests/main/files/full.rs`, and the profile `full-disk` of the simulation.
 
 use std::time::Duration;
 
@@ -78,7 +83,8 @@ impl JournalRecords {
             if let Err(why) = made {
                 self.fail_if_permanent(waited, &why);
                 self.room.ask_again_at = now.steady + ASK_AGAIN;
-                // Of what was not enough, others may make use.
+                // The call is refused, so what was allocated for it goes back to the disk
+                // (`a_batch_that_is_refused_gives_back_the_room_that_was_made_for_it`).
                 self.journal.drop_spares(spares);
                 return Err(full(why.0.to_string()));
             }
