@@ -9,7 +9,7 @@
 //! A slot is free when its handler has ended, while its settlement is in flight.
 //! Answers: a worker with few slots waited for a commit after every few jobs.
 //! Why not simpler: with ten slots, a worker drained 11 thousand jobs a second that do nothing;
-//! this way 58 thousand, where 512 slots drain 80 (file store, `sync`).
+//! this way 59 thousand, where 512 slots drain 75 (file store, `sync`).
 //! Guarded by: `a_slot_is_free_while_its_settlement_is_in_flight_and_a_silent_store_gets_no_more`
 //! in `tests/main/worker.rs`.
 
