@@ -248,7 +248,7 @@ async fn a_settle_loop_that_crashes_leaves_nothing_behind_in_either_hand() {
         2 => Some(Fault::Panic),
         _ => None,
     });
-    let worker = in_three_waves(&rig).await;
+    let _worker = in_three_waves(&rig).await;
     pass(SECOND * 20).await;
     assert_eq!(rig.engine.counts().await.expect("it is").in_state(StateName::Completed), 701);
 }
