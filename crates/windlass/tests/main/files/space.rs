@@ -36,6 +36,28 @@ async fn space_is_given_back_while_jobs_flow_and_history_keeps_its_bound() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn compaction_goes_in_small_commits_however_much_it_has_to_copy() {
+    let mut bench = Bench::new();
+    bench.options.ledger.segment_bytes = Some(4 << 20);
+    bench.options.ledger.limits = Limits { history_jobs: 50, ..Limits::default() };
+    let store = bench.open();
+    for batch in 0..60u128 {
+        let large = |each| NewJob { payload: vec![3; 200].into(), ..job(batch * 1_000 + each) };
+        accept(&store, (0..1_000).map(large)).await;
+    }
+    let before = store.space();
+    // Every second one leaves, so that half of every segment is alive.
+    for part in 0..10u128 {
+        let jobs = (0..3_000).map(|each| id((part * 3_000 + each) * 2)).collect();
+        store.alter(Selection::Jobs(jobs), JobAction::Cancel).await.expect("they are cancelled");
+    }
+    let after = store.space();
+    let (written, syncs) = (after.written - before.written, after.syncs - before.syncs);
+    assert!(written > 10 << 20, "{written} bytes: that is too little to have been compacted");
+    assert!(written / syncs < 1 << 20, "{written} bytes in {syncs} commits");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_opening_from_a_checkpoint_finds_what_reading_everything_finds() {
     let mut bench = Bench::new();
     bench.options.ledger.checkpoint_bytes = Some(20_000);
