@@ -41,13 +41,13 @@ async fn compaction_goes_in_small_commits_however_much_it_has_to_copy() {
     bench.options.ledger.segment_bytes = Some(4 << 20);
     bench.options.ledger.limits = Limits { history_jobs: 50, ..Limits::default() };
     let store = bench.open();
-    for batch in 0..60u128 {
-        let large = |each| NewJob { payload: vec![3; 200].into(), ..job(batch * 1_000 + each) };
+    for batch in 0..30u128 {
+        let large = |each| NewJob { payload: vec![3; 2_000].into(), ..job(batch * 1_000 + each) };
         accept(&store, (0..1_000).map(large)).await;
     }
     let before = store.space();
     // Every second one leaves, so that half of every segment is alive.
-    for part in 0..10u128 {
+    for part in 0..5u128 {
         let jobs = (0..3_000).map(|each| id((part * 3_000 + each) * 2)).collect();
         store.alter(Selection::Jobs(jobs), JobAction::Cancel).await.expect("they are cancelled");
     }
