@@ -20,6 +20,7 @@
 //! - lease tokens, sequence and event numbers only grow.
 
 mod alter;
+mod bulk;
 mod check;
 mod checkpoint_entry;
 mod claim;
@@ -49,11 +50,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 pub use alter::{Alter, JobAction, JobActionDone, JobActionResult};
+pub use bulk::{BulkProgress, Clear, ClearProgress, Cleared};
 pub use checkpoint_entry::CheckpointEntry;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
 pub use control::{
-    Cancel, CancelAnswer, Clear, Cleared, Configure, Heartbeat, QueueChange, Remove, RemoveGraph,
-    Replay, ReplayEdited, Reschedule, WorkerInfo, WorkerKind, WorkerReport,
+    Cancel, CancelAnswer, Configure, Heartbeat, QueueChange, Remove, RemoveGraph, Replay,
+    ReplayEdited, Reschedule, WorkerInfo, WorkerKind, WorkerReport,
 };
 pub use enqueue::{Acceptance, Enqueue, Enqueued, LanePosition};
 pub use entries::Partition;

@@ -4,6 +4,7 @@
 //! it returns. A store that passes can stand in for any other. [`wakes`] is the suite for wakes.
 
 mod batching;
+mod bulk;
 mod cells;
 mod claiming;
 mod concurrency;
@@ -96,6 +97,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(reading::cases());
     all.extend(extremes::cases());
     all.extend(batching::cases());
+    all.extend(bulk::cases());
     all
 }
 

@@ -1,6 +1,7 @@
 //! The Store contract: the only door to what is durable.
 //!
-//! Every verb is **one commit**, takes a batch, is **safe to repeat**, and answers in one of three
+//! Every verb is **one commit** (but for changes of all that a filter means, which are made in
+//! chunks, each one commit), takes a batch, is **safe to repeat**, and answers in one of three
 //! ways: *applied* (`Ok`), *refused* with the reason ([`StoreError::Refused`], nothing changed), or
 //! *unknown* ([`StoreError::Unknown`], no answer came and it may or may not have happened). Nobody
 //! may treat unknown as failure: repeat the call, with the same ids and lease tokens.
@@ -19,6 +20,7 @@
 
 mod action;
 mod address;
+mod bulk;
 mod ext;
 pub mod file;
 mod info;
@@ -56,6 +58,8 @@ use windlass_core::ledger::{
     Claim, Counts, Enqueued, Promoted, Renewal, Renewed, Rescue, Rescued, Settled, Settlement,
     Turned, WorkerReport,
 };
+#[cfg(doc)]
+use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::Turn;
 use windlass_core::outcome::ErrorText;
@@ -151,11 +155,19 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Calls off, moves, replays or deletes jobs, chosen by id or by a filter.
     ///
     /// *Order.* By id: as given, but a replay goes by acceptance, so that a job and its dependents
-    /// can be replayed together. By filter: by acceptance.
-    /// *Atomic.* The choice and the changes are one commit; a job that is in the wrong state is
-    /// refused alone. Dependents that follow are part of the commit.
-    /// *After a crash.* All or none; repeating it finds what is left to do. An edited replay that
-    /// happened is refused when it is repeated, because its job is no longer dead.
+    /// can be replayed together. By filter: by acceptance, and of a replay each after those of them
+    /// that it depends on.
+    /// *Atomic.* By id, at most [`limits::BATCH_JOBS`]: one commit. By filter: in chunks of
+    /// [`limits::CHUNK_JOBS`], each one commit, with others' calls between them. It is about the
+    /// jobs that were accepted before the call began, and each is chosen and changed in one
+    /// commit, as it is then: one that was not reached yet may still start, and is then a running
+    /// one. When the call has returned, nothing of that is left undone. A job that is in the wrong
+    /// state is refused alone. Dependents that follow are part of the commit, up to a bound; see
+    /// [`Store::settle`].
+    /// *After a crash.* By id all or none; by filter a part, in whole chunks. Repeating it finds
+    /// what is left to do. An edited replay that happened is refused when it is repeated, because
+    /// its job is no longer dead. A call by filter that fails after its first chunk is unknown,
+    /// never refused.
     /// *Empty.* Nothing matched.
     async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>>;
 
@@ -163,8 +175,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     ///
     /// *Order.* After a pause has returned, no claim starts a job of the queue. A queue is cleared
     /// by acceptance; what runs, and counters, are left alone.
-    /// *Atomic.* One commit, dependents of cleared jobs included.
-    /// *After a crash.* Durable once it returned; safe to repeat.
+    /// *Atomic.* A setting is one commit. A queue is cleared in chunks, as [`Store::alter`] changes
+    /// what a filter means: of the jobs that were accepted before the call began, none waits when
+    /// it has returned, and one that was not reached before it started is left alone. The last
+    /// chunk tells of all.
+    /// *After a crash.* Durable once it returned. A crash leaves a part of a queue cleared; safe to
+    /// repeat, which finds the rest.
     /// *Empty.* A queue without jobs can be configured; clearing an unknown one calls off none.
     async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone>;
 

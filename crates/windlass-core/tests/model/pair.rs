@@ -11,9 +11,9 @@ use proptest::test_runner::{TestCaseError, TestCaseResult};
 use windlass_core::event::{Event, EventKind, EventResult, Subject};
 use windlass_core::job::{Bytes, CancelReason, JobId, LeaseToken, NewJob, State, StateName};
 use windlass_core::ledger::{
-    Applied, Cancel, Clear, Command, Configure, Enqueue, JobSummary, Ledger, Promote, Remove,
-    RemoveGraph, Renew, Renewal, Replay, ReplayEdited, Reschedule, Restore, Ring, Settle,
-    Settlement,
+    Applied, Cancel, Clear, ClearProgress, Command, Configure, Enqueue, JobSummary, Ledger,
+    Promote, Remove, RemoveGraph, Renew, Renewal, Replay, ReplayEdited, Reschedule, Restore, Ring,
+    Settle, Settlement,
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
@@ -105,6 +105,8 @@ pub(crate) struct Pair<'a> {
     next_id: u32,
     /// Every lease ever given, oldest first.
     leases: Vec<(JobId, LeaseToken)>,
+    /// Queues of which a part was cleared.
+    clearing: BTreeMap<Name, ClearProgress>,
 }
 
 impl<'a> Pair<'a> {
@@ -126,6 +128,7 @@ impl<'a> Pair<'a> {
             last_event: 0,
             next_id: 0,
             leases: Vec::new(),
+            clearing: BTreeMap::new(),
         }
     }
 
@@ -244,10 +247,16 @@ impl<'a> Pair<'a> {
                 let expected = roots.iter().map(|id| self.model.remove_graph(*id)).collect();
                 self.compare(RemoveGraph { roots }, Ok(expected))
             }
-            Step::Clear(queue) => {
+            Step::Clear(queue, limit) => {
                 let queue = steps::queue(queue);
-                let expected = self.model.clear(&queue);
-                self.compare(Clear { queue }, Ok(expected))
+                let progress = self.clearing.get(&queue).copied().unwrap_or_default();
+                let clear = Clear { queue: queue.clone(), progress, limit };
+                let expected = self.model.clear(&clear);
+                match expected.bulk.done {
+                    true => drop(self.clearing.remove(&queue)),
+                    false => drop(self.clearing.insert(queue, expected)),
+                }
+                self.compare(clear, Ok(expected))
             }
             Step::Configure(queue, change) => {
                 let configure = Configure { queue: steps::queue(queue), change };

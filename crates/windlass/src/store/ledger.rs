@@ -9,6 +9,7 @@
 //! How a call reaches the ledger stands in [`SharedLedger::decide`] alone: it takes a lock, decides
 //! at once, and leaves with what its answer still waits for.
 
+mod bulk;
 mod events;
 mod need;
 mod pages;
@@ -17,6 +18,7 @@ mod records;
 
 use std::fmt;
 use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -24,15 +26,14 @@ use async_trait::async_trait;
 pub(super) use events::EventBuffer;
 pub(super) use need::Verb;
 pub use need::{Need, Size};
-pub use pages::SelectionProgress;
 pub(super) use recorded::RecordedLedger;
 pub(super) use records::{ClaimHistory, Records};
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
-    Alter, Claim, Clear, Configure, Counts, Enqueue, Enqueued, Heartbeat, Promote, Promoted, Renew,
-    Renewal, Renewed, Rescue, Rescued, Settle, Settled, Settlement, Turned, WorkerReport,
+    Claim, Configure, Counts, Enqueue, Enqueued, Heartbeat, Promote, Promoted, Renew, Renewal,
+    Renewed, Rescue, Rescued, Settle, Settled, Settlement, Turned, WorkerReport,
 };
 use windlass_core::name::Name;
 use windlass_core::object::{Address as ObjectAddress, Turn};
@@ -103,6 +104,14 @@ pub struct SharedLedger<P: CommitPath> {
     pub(super) events: EventBuffer,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) wake: Arc<dyn Wake>,
+    pub(super) callers: Callers,
+}
+
+/// How many calls have come to the lock, and how many have got it.
+#[derive(Debug, Default)]
+pub(super) struct Callers {
+    came: AtomicU64,
+    got: AtomicU64,
 }
 
 /// What is under the lock.
@@ -115,11 +124,28 @@ pub struct LedgerState<P: CommitPath> {
 
 impl<P: CommitPath> SharedLedger<P> {
     pub(super) fn lock(&self) -> Answer<MutexGuard<'_, LedgerState<P>>> {
-        self.state.lock().map_err(|_| {
+        self.callers.came.fetch_add(1, Ordering::SeqCst);
+        let state = self.state.lock();
+        self.callers.got.fetch_add(1, Ordering::SeqCst);
+        state.map_err(|_| {
             // Half a change cannot be told from a whole one.
             let why = "an earlier call crashed while changing it".to_string();
             Refusal::StoreBroken { why }.into()
         })
+    }
+
+    /// Lets everyone in who waits for the ledger now, and other tasks have their turn.
+    ///
+    /// The lock is not fair: whoever takes it again and again keeps out those who sleep until it is
+    /// free, and with them their threads.
+    pub async fn let_others_in(&self) {
+        let came = self.callers.came.load(Ordering::SeqCst);
+        loop {
+            tokio::task::yield_now().await;
+            if self.callers.got.load(Ordering::SeqCst) >= came {
+                return;
+            }
+        }
     }
 
     /// Asks something of the ledger: the only way in. Returns its answer, and what must come to
@@ -219,18 +245,9 @@ impl<P: CommitPath> Store for LedgerStore<P> {
 
     async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
         selection.check(&action)?;
-        let mut progress = SelectionProgress::default();
-        loop {
-            let alter = |ledger: &mut RecordedLedger<P::Records>, now| {
-                ledger.admit(Need::of_action(&action), now)?;
-                let jobs = ledger.select(&selection, &mut progress, now)?;
-                let alter = |jobs| ledger.apply(Alter { jobs, action: action.clone() }, now);
-                jobs.map(alter).transpose()
-            };
-            // More records have to be read than is done in one go.
-            if let Some(altered) = self.ask("change jobs", Basis::Everything, alter).await? {
-                return Ok(altered);
-            }
+        match selection {
+            Selection::Jobs(jobs) => self.alter_jobs(jobs, &action).await,
+            Selection::Matching(filter) => self.alter_matching(&filter, &action).await,
         }
     }
 
@@ -239,7 +256,7 @@ impl<P: CommitPath> Store for LedgerStore<P> {
             QueueAction::Set(change) => {
                 self.commit(Configure { queue, change }).await.map(QueueActionDone::Set)
             }
-            QueueAction::Clear => self.commit(Clear { queue }).await.map(QueueActionDone::Cleared),
+            QueueAction::Clear => self.clear(queue).await.map(QueueActionDone::Cleared),
         }
     }
 
@@ -273,6 +290,9 @@ impl<P: CommitPath> Store for LedgerStore<P> {
             JobQuery::Ids(jobs) => Basis::Jobs(jobs),
             JobQuery::Page { .. } | JobQuery::Count { .. } => Basis::Everything,
         };
+        if query.goes_on() {
+            self.shared.let_others_in().await;
+        }
         self.ask("read jobs", basis, |ledger, now| match query {
             JobQuery::Ids(jobs) => {
                 Ok(Page::of(ledger.find(jobs, now)?.into_iter().flatten().collect()))
@@ -304,5 +324,42 @@ impl<P: CommitPath> Store for LedgerStore<P> {
 
     async fn close(&self) {
         P::close(&self.shared);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use windlass_core::limits::Limits;
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::store::MemoryStore;
+    use crate::wake::LocalWake;
+
+    #[test]
+    fn whoever_waits_for_the_ledger_is_let_in_before_the_next_chunk() {
+        let clock = Arc::new(SystemClock::new());
+        let store = MemoryStore::new(Limits::default(), clock, Arc::new(LocalWake::new()));
+        let shared = store.shared.clone();
+        let held = shared.lock().expect("it is in order");
+        let before = shared.callers.came.load(Ordering::SeqCst);
+        let other = std::thread::spawn({
+            let shared = shared.clone();
+            move || drop(shared.lock().expect("it is in order"))
+        });
+        while shared.callers.came.load(Ordering::SeqCst) == before {
+            std::thread::yield_now();
+        }
+        let mut next = pin!(shared.let_others_in());
+        let mut look = Context::from_waker(Waker::noop());
+        for _ in 0..10 {
+            assert_eq!(next.as_mut().poll(&mut look), Poll::Pending, "someone waits");
+        }
+        drop(held);
+        other.join().expect("it got its turn");
+        assert_eq!(next.as_mut().poll(&mut look), Poll::Ready(()));
     }
 }

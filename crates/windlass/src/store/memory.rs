@@ -19,8 +19,8 @@ use windlass_core::time::Timestamp;
 
 use super::Answer;
 use super::ledger::{
-    Basis, ClaimHistory, CommitPath, EventBuffer, LedgerState, LedgerStore, RecordedLedger,
-    Records, SharedLedger,
+    Basis, Callers, ClaimHistory, CommitPath, EventBuffer, LedgerState, LedgerStore,
+    RecordedLedger, Records, SharedLedger,
 };
 use crate::clock::Clock;
 use crate::wake::Wake;
@@ -34,7 +34,16 @@ impl LedgerStore<MemoryPath> {
         let ledger = RecordedLedger::empty(limits, MemoryRecords::default());
         let state = Mutex::new(LedgerState { ledger: Some(ledger), commits: () });
         let (path, events) = (MemoryPath, EventBuffer::new(0));
-        Self { shared: Arc::new(SharedLedger { state, path, events, clock, wake }) }
+        Self {
+            shared: Arc::new(SharedLedger {
+                state,
+                path,
+                events,
+                clock,
+                wake,
+                callers: Callers::default(),
+            }),
+        }
     }
 }
 

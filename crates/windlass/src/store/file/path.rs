@@ -19,7 +19,7 @@ use super::records::JournalRecords;
 use super::writer::Writer;
 use super::{FileOptions, OpenError};
 use crate::clock::Clock;
-use crate::store::ledger::{Basis, CommitPath, EventBuffer, LedgerState, SharedLedger};
+use crate::store::ledger::{Basis, Callers, CommitPath, EventBuffer, LedgerState, SharedLedger};
 use crate::store::{Answer, Durability, Opened, Space, StoreError, StoreInfo};
 use crate::wake::Wake;
 
@@ -151,7 +151,8 @@ impl JournalPath {
             disk: called,
         };
         let state = Mutex::new(LedgerState { ledger: Some(ledger), commits });
-        Ok((Arc::new(SharedLedger { state, path, events, clock, wake }), writer))
+        let callers = Callers::default();
+        Ok((Arc::new(SharedLedger { state, path, events, clock, wake, callers }), writer))
     }
 
     /// What a store takes on its disk; nothing once it is closed.
