@@ -97,6 +97,14 @@ pub const EVENT_RESULT_BYTES: usize = 1_024;
 /// Events kept for subscribers that lag: at full speed about a second of history, some 10 MB.
 pub const EVENTS_KEPT: usize = 65_536;
 
+/// Dependents that the ends of one command reach: those beyond it are reached by the commands that
+/// follow. A thousand take one or two milliseconds, and nearly every graph is smaller.
+pub const CASCADE_JOBS: usize = 1_000;
+
+/// Dependents that every single end reaches at once, however many ends a command has: so that
+/// ordinary jobs release those that wait for them in their own commit, also in large batches.
+pub const CASCADE_EACH: usize = 16;
+
 /// Due jobs made ready by one command: bounds the pause when a clock step makes everything due at
 /// once. Beyond it, those due earliest come first.
 pub const PROMOTE_BATCH: usize = 10_000;

@@ -5,6 +5,7 @@
 
 mod batching;
 mod bulk;
+mod cascading;
 mod cells;
 mod claiming;
 mod concurrency;
@@ -98,6 +99,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(extremes::cases());
     all.extend(batching::cases());
     all.extend(bulk::cases());
+    all.extend(cascading::cases());
     all
 }
 

@@ -111,7 +111,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// is greater than every token before it, is taken in the same commit.
     /// *After a crash.* The job is given back by [`Store::rescue`] when the lease ends; so it is
     /// if the answer is lost on its way.
-    /// *Empty.* No job is claimable; `wake_in` says when one may be without a ring.
+    /// *Empty.* No job is claimable; `wake_in` says when one may be without a ring: at once, if
+    /// jobs that are to be released have not been reached yet.
     async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch>;
 
     /// Extends leases, and records what their handlers report, finished steps included.
@@ -128,7 +129,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Ends attempts: verdict, output, error, next jobs, dependents and events together.
     ///
     /// *Order.* Items are applied in the order given; one answer per item.
-    /// *Atomic.* Each item wholly or not at all, all in one commit. An item is applied only if the
+    /// *Atomic.* Each item wholly or not at all, all in one commit. Of the dependents that are
+    /// released, or follow it into death or cancellation, and those that follow them, a store may
+    /// leave those beyond [`limits::CASCADE_JOBS`] to later commits, never the first
+    /// [`limits::CASCADE_EACH`] of an item: it goes on by itself, with any verb that writes, by
+    /// whatever process, also after a crash. Until then they are blocked, and each is told once.
+    /// So it is wherever jobs end. An item is applied only if the
     /// job is still running under exactly the token it names; otherwise it is refused as
     /// [`Refusal::LeaseLost`] and changes nothing.
     /// *After a crash.* Once it has returned, the outcome is durable. If it never returned, it
@@ -146,7 +152,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// *Empty.* No lease has ended; `next_in` says when the first might.
     async fn rescue(&self, rescue: Rescue) -> Answer<Rescued>;
 
-    /// Lets time pass: due jobs become ready, expired ones are cancelled, old history is deleted.
+    /// Lets time pass: due jobs become ready, expired ones are cancelled, old history is deleted,
+    /// and large cascades go on; `more` says that they are not through.
     ///
     /// *Order.* Oldest first. *Atomic.* One commit of bounded size. *After a crash.* Calling again
     /// finishes it. *Empty.* Nothing was due; `next_in` says when something will be.
@@ -162,8 +169,9 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// jobs that were accepted before the call began, and each is chosen and changed in one
     /// commit, as it is then: one that was not reached yet may still start, and is then a running
     /// one. When the call has returned, nothing of that is left undone. A job that is in the wrong
-    /// state is refused alone. Dependents that follow are part of the commit, up to a bound; see
-    /// [`Store::settle`].
+    /// state is refused alone, and so is the deletion of a job that others need: a completed one
+    /// on which an open job depends, and one for which more than [`limits::CASCADE_JOBS`] wait.
+    /// Dependents that follow are part of the commit, up to a bound; see [`Store::settle`].
     /// *After a crash.* By id all or none; by filter a part, in whole chunks. Repeating it finds
     /// what is left to do. An edited replay that happened is refused when it is repeated, because
     /// its job is no longer dead. A call by filter that fails after its first chunk is unknown,

@@ -75,7 +75,8 @@ pub struct ClearProgress {
 pub struct Cleared {
     /// Jobs of the queue that were called off.
     pub cleared: u64,
-    /// Jobs of other queues that depended on them and followed.
+    /// Jobs of other queues that depended on them and followed, in the same commits. Those that
+    /// follow later, because they are very many, are not counted.
     pub followed: u64,
 }
 

@@ -130,7 +130,8 @@ impl Command for ReplayEdited {
 }
 
 /// Delete these finished jobs. Each is answered on its own; a completed one on which an open job
-/// depends is kept, because that job may read its output.
+/// depends is kept, because that job may read its output. So is one for which more than
+/// [`limits::CASCADE_JOBS`] wait: they would follow it, all in one commit.
 #[derive(Clone, Debug)]
 pub struct Remove {
     /// The jobs.
@@ -147,7 +148,8 @@ impl Command for Remove {
             if !state.is_terminal() {
                 return Err(Refusal::WrongState { job, state, operation: "remove" });
             }
-            let needed = ledger.edges_from(job).next().filter(|_| state == StateName::Completed);
+            let kept = state == StateName::Completed || !ledger.few_wait_for(job);
+            let needed = ledger.edges_from(job).next().filter(|_| kept);
             if let Some((by, _)) = needed {
                 return Err(Refusal::StillNeeded { job, by });
             }

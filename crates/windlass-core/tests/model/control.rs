@@ -28,10 +28,11 @@ impl Naive {
         let due = self.jobs.values().filter_map(due_at);
         let expiries = self.jobs.values().filter_map(Job::expires_at);
         let old = self.history().into_iter().map(|(at, _, _)| at + age);
+        let owing = self.first_owing().map(|_| now);
         let next =
             due.chain(expiries).chain(old).chain(self.held_back_until()).chain(self.purge_times());
-        let next = next.min();
-        Promoted { purged, next_in: next.map(|at| at.since(now)) }
+        let next = next.chain(owing).min();
+        Promoted { purged, more: owing.is_some(), next_in: next.map(|at| at.since(now)) }
     }
 
     pub(crate) fn cancel(
@@ -189,7 +190,9 @@ impl Naive {
             return Err(Refusal::WrongState { job: id, state, operation: "remove" });
         }
         let depends = |job: &&Job| job.is_open() && job.links.iter().any(|link| link.on == id);
-        let by = self.jobs.values().find(depends).filter(|_| state == StateName::Completed);
+        let many = self.waiting_for(id).len() > super::CASCADE.0;
+        let kept = state == StateName::Completed || many;
+        let by = self.jobs.values().find(depends).filter(|_| kept);
         if let Some(by) = by {
             return Err(Refusal::StillNeeded { job: id, by: by.id() });
         }

@@ -38,6 +38,12 @@ fn limits() -> Limits {
     }
 }
 
+/// The same, with cascades of few jobs.
+fn bounded(mut ledger: Ledger) -> Ledger {
+    ledger.bound_cascades(naive::CASCADE.0, naive::CASCADE.1);
+    ledger
+}
+
 /// What the events have told of a job.
 #[derive(Debug)]
 struct Received {
@@ -114,7 +120,7 @@ impl<'a> Pair<'a> {
         Self {
             tally,
             tallies,
-            ledger: Ledger::new(limits()),
+            ledger: bounded(Ledger::new(limits())),
             model: Naive::new(limits()),
             reading: Now {
                 wall: Timestamp::from_millis(1_800_000_000_000),
@@ -645,7 +651,7 @@ impl<'a> Pair<'a> {
     pub(crate) fn rebuild(mut self) -> TestCaseResult {
         let tokens: Vec<LeaseToken> = self.leases.iter().map(|(_, token)| *token).collect();
         prop_assert!(tokens.is_sorted_by(|one, next| one < next), "tokens repeat: {tokens:?}");
-        let from_journal = self.journal.restore(limits());
+        let from_journal = bounded(self.journal.restore(limits()));
         self.compare_kept(&from_journal)?;
         let mut rebuilt = [self.rebuilt_from_changes()?, from_journal];
         self.reading = self.ledger.glance(self.reading);
@@ -696,7 +702,7 @@ impl<'a> Pair<'a> {
         }
         // How far time has come is told by the changes, too.
         restore.next_ids(NextIds { wall: Timestamp::default(), ..self.ledger.next_ids() });
-        let mut second = restore.finish();
+        let mut second = bounded(restore.finish());
         let resumed = second.glance(Now { wall: Timestamp::default(), ..self.reading }).wall;
         prop_assert_eq!(resumed, reached, "time went on or back");
         Ok(second)

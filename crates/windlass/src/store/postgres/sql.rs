@@ -62,6 +62,7 @@ fn named() -> Vec<(&'static str, String)> {
         ("EVENTS_PER_ROW", EVENTS_PER_ROW),
         ("ATTEMPTS_KEPT", limits::ATTEMPTS_KEPT),
         ("BATCH_JOBS", limits::BATCH_JOBS),
+        ("CASCADE_JOBS", limits::CASCADE_JOBS),
         ("CHUNK_JOBS", limits::CHUNK_JOBS),
         ("CLAIM_JOBS", limits::CLAIM_JOBS),
         ("DEAD_LETTERS", limits.dead_letters),

@@ -136,6 +136,28 @@ async fn a_filter_means_those_that_match_in_their_chunk_and_none_that_came_later
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_is_opened_finishes_a_cascade_that_was_cut_short() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let on = vec![Dependency { on: id(1), on_failure: OnFailure::Cascade }];
+    let follows = |number: u128| NewJob { depends_on: on.clone(), ..job(number) };
+    accept(&store, [job(1)].into_iter().chain((2..=2_501).map(follows))).await;
+    let handed = claim(&store, 1).await.jobs.remove(0);
+    settle(&store, Settlement::new(handed.job.id, handed.lease.token, Verdict::Complete)).await;
+    let blocked = async |store: &FileStore| {
+        store.count().await.expect("counted").in_state(StateName::Blocked)
+    };
+    assert!(blocked(&store).await > 0, "all were released in one commit");
+    // Not closed, not dropped: the copy is what a killed process leaves.
+    let left = bench.directory.path().join("left");
+    copy_directory(&bench.path(), &left);
+    let disk = Arc::new(RealDisk::open(&left).expect("the copy is nobody's"));
+    let store = bench.open_on(disk).expect("the copy opens");
+    assert_eq!(blocked(&store).await, 0);
+    assert_eq!(claim(&store, 5_000).await.jobs.len(), 2_500);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_due_time_does_not_move_when_the_clock_falls_back_over_a_restart() {
     let bench = Bench::new();
     let store = bench.open();

@@ -248,8 +248,11 @@ begin
         null::bigint, null::bigint;
       continue;
     end if;
-    -- An open job may read the output of one it depends on.
-    if _what = 3 and _p.state = 4 then
+    -- An open job may read the output of one it depends on; and those that wait for one that did not
+    -- complete would all follow it in this commit.
+    if _what = 3 and (_p.state = 4 or (select count(*) from (select from windlass.dependency e
+        where e.on_id = _id and not e.met limit {CASCADE_JOBS} + 1) w) > {CASCADE_JOBS})
+    then
       select j.id into _by from windlass.dependency e join windlass.job j on j.seq = e.seq
           where e.on_id = _id order by j.id limit 1;
       if found then
