@@ -20,6 +20,7 @@
 //! - lease tokens, sequence and event numbers only grow.
 
 mod alter;
+mod bulk;
 mod check;
 mod checkpoint_entry;
 mod claim;
@@ -49,11 +50,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 pub use alter::{Alter, JobAction, JobActionDone, JobActionResult};
+pub use bulk::{BulkProgress, Clear, ClearProgress, Cleared};
 pub use checkpoint_entry::CheckpointEntry;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
 pub use control::{
-    Cancel, CancelAnswer, Clear, Cleared, Configure, Heartbeat, QueueChange, Remove, RemoveGraph,
-    Replay, ReplayEdited, Reschedule, WorkerInfo, WorkerKind, WorkerReport,
+    Cancel, CancelAnswer, Configure, Heartbeat, QueueChange, Remove, RemoveGraph, Replay,
+    ReplayEdited, Reschedule, WorkerInfo, WorkerKind, WorkerReport,
 };
 pub use enqueue::{Acceptance, Enqueue, Enqueued, LanePosition};
 pub use entries::Partition;
@@ -122,6 +124,8 @@ pub struct Effects {
     changes: Vec<Change>,
     events: Vec<Event>,
     rings: BTreeSet<Ring>,
+    /// How many dependents of finished jobs it may still tell.
+    dependents_left: usize,
 }
 
 /// The whole ledger. See the module documentation.
@@ -152,6 +156,10 @@ pub struct Ledger {
     withheld: BTreeSet<(Timestamp, u32)>,
     /// (dependency, dependent)
     edges: BTreeMap<(JobId, JobId), Edge>,
+    /// Finished jobs that have dependents to tell, by acceptance.
+    owing: BTreeMap<u64, graph::Owing>,
+    /// How many dependents one command tells at most, and how many each end within it may.
+    cascade_bounds: (usize, usize),
     keys: BTreeMap<Key, KeyHolder>,
     workers: BTreeMap<Arc<str>, control::WorkerState>,
     next_sequence: u64,
@@ -199,6 +207,8 @@ impl Ledger {
             finished: BTreeSet::new(),
             withheld: BTreeSet::new(),
             edges: BTreeMap::new(),
+            owing: BTreeMap::new(),
+            cascade_bounds: (limits::CASCADE_JOBS, limits::CASCADE_EACH),
             keys: BTreeMap::new(),
             workers: BTreeMap::new(),
             next_sequence: 1,
@@ -218,12 +228,19 @@ impl Ledger {
 
     /// Applies one command at the time `reading`.
     ///
-    /// First, time passes: due jobs become ready, expired ones are cancelled. Then the command
-    /// decides. If it refuses, the changes and events hold only what time alone caused.
+    /// First, time passes: due jobs become ready, expired ones are cancelled, and cascades that
+    /// were too large for the commands before go on. Then the command decides. If it refuses, the
+    /// changes and events hold only what came of that.
     pub fn apply<C: Command>(&mut self, command: C, reading: Now) -> Applied<C::Reply> {
         let now = self.glance(reading);
-        let mut effects =
-            Effects { now, changes: Vec::new(), events: Vec::new(), rings: BTreeSet::new() };
+        let mut effects = Effects {
+            now,
+            changes: Vec::new(),
+            events: Vec::new(),
+            rings: BTreeSet::new(),
+            dependents_left: self.cascade_bounds.0,
+        };
+        self.go_on_with_cascades(&mut effects);
         self.expire(&mut effects);
         let reply = command.run(self, &mut effects);
         self.tell_objects(&mut effects);
@@ -259,6 +276,13 @@ impl Ledger {
             self.offer_for_purge(slot);
         }
         now
+    }
+
+    /// Lets one command tell at most so many dependents, and each end within it so many: for tests,
+    /// in which a large cascade is one of three jobs.
+    #[doc(hidden)]
+    pub fn bound_cascades(&mut self, most: usize, each: usize) {
+        self.cascade_bounds = (most, each);
     }
 
     /// The limits in force.
@@ -377,13 +401,21 @@ impl Ledger {
     /// What waited for a dead letter dies with it and may be one too many itself. That chain can
     /// be as long as the bound, so it is followed by a loop and not by recursion.
     fn keep_bounded(&mut self, effects: &mut Effects) {
+        let mut put_off = Vec::new();
         while let Some(queue) = self.overfull.pop() {
             while self.queues[queue as usize].dead.len() > self.limits.dead_letters {
-                let Some(&(_, _, oldest)) = self.queues[queue as usize].dead.first() else { break };
+                // One for which many wait stays: they would all follow it in one commit.
+                let dead = self.queues[queue as usize].dead.iter().map(|(_, _, slot)| *slot);
+                let mut can_go = dead.filter(|slot| self.few_wait_for(self.entry(*slot).id));
+                let Some(oldest) = can_go.next() else {
+                    put_off.push(queue);
+                    break;
+                };
                 self.count_dropped(queue);
                 self.remove(oldest, RemoveReason::DeadLettersFull, effects);
             }
         }
+        self.overfull = put_off;
         while self.finished.len() > self.limits.history_jobs {
             let Some(&(_, _, oldest)) = self.finished.first() else { break };
             self.remove(oldest, RemoveReason::Retention, effects);

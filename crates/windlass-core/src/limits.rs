@@ -47,6 +47,10 @@ pub const DEPENDENCIES: usize = 10_000;
 /// Most jobs in one enqueue call: one commit must stay short enough for others to get a turn.
 pub const BATCH_JOBS: usize = 10_000;
 
+/// Jobs that a change by a filter, or the clearing of a queue, changes in one commit: about a
+/// millisecond of the ledger's time, so that others get theirs between two.
+pub const CHUNK_JOBS: usize = 250;
+
 /// Most jobs one claim hands out.
 pub const CLAIM_JOBS: usize = 10_000;
 
@@ -93,6 +97,14 @@ pub const EVENT_RESULT_BYTES: usize = 1_024;
 /// Events kept for subscribers that lag: at full speed about a second of history, some 10 MB.
 pub const EVENTS_KEPT: usize = 65_536;
 
+/// Dependents that the ends of one command reach: those beyond it are reached by the commands that
+/// follow. A thousand take one or two milliseconds, and nearly every graph is smaller.
+pub const CASCADE_JOBS: usize = 1_000;
+
+/// Dependents that every single end reaches at once, however many ends a command has: so that
+/// ordinary jobs release those that wait for them in their own commit, also in large batches.
+pub const CASCADE_EACH: usize = 16;
+
 /// Due jobs made ready by one command: bounds the pause when a clock step makes everything due at
 /// once. Beyond it, those due earliest come first.
 pub const PROMOTE_BATCH: usize = 10_000;
@@ -103,9 +115,13 @@ pub const SWEEP_BATCH: usize = 1_000;
 /// Most jobs on one page of a list.
 pub const PAGE_JOBS: usize = 1_000;
 
-/// Records one page may look at: a filter that matches nothing still answers quickly, with a
-/// cursor to go on from.
+/// Jobs one page, or one chunk of a change by a filter, may look at: a filter that matches nothing
+/// still answers quickly, with a cursor to go on from.
 pub const PAGE_SCAN: usize = 20_000;
+
+/// Records one page or one chunk may read, where only they can tell whether they match: about a
+/// millisecond. So a page of a store over a ledger has at most as many jobs.
+pub const PAGE_READS: usize = 250;
 
 /// Priorities of a queue whose waiting jobs are told apart in its counts, the highest first: a
 /// program has a handful, and one that uses them as sort keys must not make every count long.
@@ -193,6 +209,10 @@ pub const KINDS_BOUND: Bound =
 /// Of [`NAMES`].
 pub const OBJECT_NAMES_BOUND: Bound =
     Bound { what: "distinct names of objects", most: NAMES, remedy: "use keys, not names" };
+
+/// Of the jobs that are named in one change, all in one commit.
+pub const NAMED_JOBS_BOUND: Bound =
+    Bound { what: "jobs of one change", most: BATCH_JOBS, remedy: "choose them by a filter" };
 
 /// Of the jobs that are deleted as one graph, all in one commit.
 pub const GRAPH_BOUND: Bound =

@@ -455,6 +455,47 @@ fn dead_letters_beyond_a_lowered_bound_go_with_the_next_death() {
 }
 
 #[test]
+fn a_cascade_that_a_crash_cuts_short_goes_on_in_the_ledger_that_is_restored() {
+    const MANY: u32 = 2_500;
+    let after = |number: u32| {
+        let on_failure =
+            if number.is_multiple_of(2) { OnFailure::Cascade } else { OnFailure::Ignore };
+        NewJob { depends_on: vec![Dependency { on: id(1), on_failure }], ..job(number) }
+    };
+    let mut ledger = Ledger::new(Limits::default());
+    let mut changes = ledger.apply(enqueue([job(1)]), Now::default()).changes;
+    changes.extend(ledger.apply(enqueue((2..=MANY + 1).map(after)), Now::default()).changes);
+    let cancelled = ledger.apply(Cancel { jobs: vec![id(1)] }, Now::default());
+    changes.extend(cancelled.changes);
+    let mut told = BTreeMap::new();
+    let mut commands = 0;
+    // A crash after every command: what is left to do is seen in the records alone.
+    loop {
+        let mut restore = Restore::new(Limits::default());
+        changes.iter().for_each(|change| restore.absorb(change));
+        let mut restored = restore.finish();
+        assert_eq!(restored.check(), Vec::<String>::new());
+        let promoted = restored.apply(Promote, Now::default());
+        let on_its_own = ledger.apply(Promote, Now::default());
+        assert_eq!(promoted.changes, on_its_own.changes, "the ledger that lives does the same");
+        for event in &promoted.events {
+            *told.entry(format!("{:?}", event.subject)).or_insert(0) += 1;
+        }
+        assert!(promoted.changes.len() <= 1_000, "{} changes", promoted.changes.len());
+        changes.extend(promoted.changes);
+        commands += 1;
+        if !promoted.reply.expect("it is answered").more {
+            break;
+        }
+    }
+    assert!(commands > 1, "it was all done at once");
+    let counts = ledger.counts(Now::default());
+    assert_eq!(counts.in_state(StateName::Cancelled), u64::from(MANY / 2 + 1));
+    assert_eq!(counts.in_state(StateName::Ready), u64::from(MANY / 2));
+    assert!(told.values().all(|times| *times == 1), "somebody was told twice");
+}
+
+#[test]
 fn jobs_are_listed_in_the_order_of_acceptance_whatever_has_gone() {
     let mut ledger = Ledger::new(Limits::default());
     let now = Now::default();

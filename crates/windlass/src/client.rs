@@ -497,6 +497,16 @@ pub(crate) fn finished<J: Job>(record: &JobRecord) -> Option<Result<J::Output, E
 }
 
 /// A choice of jobs. An invalid name in it is an error of the call that uses it.
+///
+/// A change of what it chooses ([`cancel`](Self::cancel) and those beside it) is about the jobs
+/// that were accepted before the call began and that match when they are reached. It is made in
+/// chunks of 250 jobs, each in one commit, so that nobody waits for long; meanwhile a job that was
+/// not reached may still start, and is then a running one. When the call has returned, nothing is
+/// left undone. If it is cut short, a part is done, and repeating it finds the rest.
+///
+/// Jobs are found by state, kind, queue and `blocked_by` without reading them, and by `parent` on
+/// PostgreSQL by an index. A tag or a time of acceptance has none: every job that matches
+/// otherwise is read for it, a few at a time.
 #[must_use = "a query does nothing until one of its verbs is awaited"]
 #[derive(Clone, Debug)]
 pub struct Query {
@@ -585,7 +595,7 @@ impl Query {
 
     /// One page, the last accepted first, unless [`oldest_first`](Self::oldest_first) is asked
     /// for. `after` is the cursor of the page before. A page may be short, even empty, and still
-    /// name where to go on. At most 1,000 jobs fit on it; none is refused.
+    /// name where to go on. At most 1,000 jobs fit on it, and 250 of a file store; none is refused.
     pub async fn page(self, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         let (engine, filter) = self.filter()?;
         if limit == 0 {
@@ -603,22 +613,22 @@ impl Query {
         Ok(engine.store().count_matching(&filter).await?)
     }
 
-    /// Calls them all off, in one commit.
+    /// Calls them all off.
     pub async fn cancel(self) -> Result<Vec<JobActionResult>, Error> {
         self.alter(JobAction::Cancel).await
     }
 
-    /// Tries them all again, attempts reset, in one commit.
+    /// Tries them all again, attempts reset. What depends on others of them is tried after those.
     pub async fn replay(self) -> Result<Vec<JobActionResult>, Error> {
         self.alter(JobAction::Replay).await
     }
 
-    /// Lets them all start now, in one commit.
+    /// Lets them all start now.
     pub async fn run_now(self) -> Result<Vec<JobActionResult>, Error> {
         self.alter(JobAction::Reschedule(Start::Now)).await
     }
 
-    /// Deletes them all, in one commit; those that have not finished are refused.
+    /// Deletes them all; those that have not finished are refused.
     pub async fn remove(self) -> Result<Vec<JobActionResult>, Error> {
         self.alter(JobAction::Remove).await
     }
@@ -660,7 +670,11 @@ impl Queue {
         self.configure(QueueChange::Ageing(step)).await
     }
 
-    /// Calls off all its waiting jobs in one commit; running ones are left alone.
+    /// Calls off all its waiting jobs that were accepted before; running ones are left alone.
+    ///
+    /// That is done in chunks of 250 jobs, each in one commit, so that nobody waits for long; a job
+    /// that was not reached may still start meanwhile, and is then left alone. When the call has
+    /// returned, none of them waits. If it is cut short, repeating it finds the rest.
     pub async fn clear(&self) -> Result<Cleared, Error> {
         Ok(self.engine.store().clear(self.name.clone()).await?)
     }

@@ -4,6 +4,8 @@
 //! it returns. A store that passes can stand in for any other. [`wakes`] is the suite for wakes.
 
 mod batching;
+mod bulk;
+mod cascading;
 mod cells;
 mod claiming;
 mod concurrency;
@@ -96,6 +98,8 @@ pub fn cases() -> Vec<Case> {
     all.extend(reading::cases());
     all.extend(extremes::cases());
     all.extend(batching::cases());
+    all.extend(bulk::cases());
+    all.extend(cascading::cases());
     all
 }
 

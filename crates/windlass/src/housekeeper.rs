@@ -53,7 +53,7 @@ async fn one_round(store: &dyn Store, recovery: Recovery) -> Result<Duration, St
         tracing::warn!(jobs = rescued.jobs.len(), "workers were lost; their jobs were recovered");
     }
     let promoted = store.promote().await?;
-    if rescued.more {
+    if rescued.more || promoted.more {
         return Ok(Duration::ZERO);
     }
     let next = [rescued.next_in, promoted.next_in].into_iter().flatten().min();

@@ -1,6 +1,7 @@
 //! The Store contract: the only door to what is durable.
 //!
-//! Every verb is **one commit**, takes a batch, is **safe to repeat**, and answers in one of three
+//! Every verb is **one commit** (but for changes of all that a filter means, which are made in
+//! chunks, each one commit), takes a batch, is **safe to repeat**, and answers in one of three
 //! ways: *applied* (`Ok`), *refused* with the reason ([`StoreError::Refused`], nothing changed), or
 //! *unknown* ([`StoreError::Unknown`], no answer came and it may or may not have happened). Nobody
 //! may treat unknown as failure: repeat the call, with the same ids and lease tokens.
@@ -19,6 +20,7 @@
 
 mod action;
 mod address;
+mod bulk;
 mod ext;
 pub mod file;
 mod info;
@@ -56,6 +58,8 @@ use windlass_core::ledger::{
     Claim, Counts, Enqueued, Promoted, Renewal, Renewed, Rescue, Rescued, Settled, Settlement,
     Turned, WorkerReport,
 };
+#[cfg(doc)]
+use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::Turn;
 use windlass_core::outcome::ErrorText;
@@ -107,7 +111,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// is greater than every token before it, is taken in the same commit.
     /// *After a crash.* The job is given back by [`Store::rescue`] when the lease ends; so it is
     /// if the answer is lost on its way.
-    /// *Empty.* No job is claimable; `wake_in` says when one may be without a ring.
+    /// *Empty.* No job is claimable; `wake_in` says when one may be without a ring: at once, if
+    /// jobs that are to be released have not been reached yet.
     async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch>;
 
     /// Extends leases, and records what their handlers report, finished steps included.
@@ -124,7 +129,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Ends attempts: verdict, output, error, next jobs, dependents and events together.
     ///
     /// *Order.* Items are applied in the order given; one answer per item.
-    /// *Atomic.* Each item wholly or not at all, all in one commit. An item is applied only if the
+    /// *Atomic.* Each item wholly or not at all, all in one commit. Of the dependents that are
+    /// released, or follow it into death or cancellation, and those that follow them, a store may
+    /// leave those beyond [`limits::CASCADE_JOBS`] to later commits, never the first
+    /// [`limits::CASCADE_EACH`] of an item: it goes on by itself, with any verb that writes, by
+    /// whatever process, also after a crash. Until then they are blocked, and each is told once.
+    /// So it is wherever jobs end. An item is applied only if the
     /// job is still running under exactly the token it names; otherwise it is refused as
     /// [`Refusal::LeaseLost`] and changes nothing.
     /// *After a crash.* Once it has returned, the outcome is durable. If it never returned, it
@@ -142,7 +152,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// *Empty.* No lease has ended; `next_in` says when the first might.
     async fn rescue(&self, rescue: Rescue) -> Answer<Rescued>;
 
-    /// Lets time pass: due jobs become ready, expired ones are cancelled, old history is deleted.
+    /// Lets time pass: due jobs become ready, expired ones are cancelled, old history is deleted,
+    /// and large cascades go on; `more` says that they are not through.
     ///
     /// *Order.* Oldest first. *Atomic.* One commit of bounded size. *After a crash.* Calling again
     /// finishes it. *Empty.* Nothing was due; `next_in` says when something will be.
@@ -151,11 +162,20 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Calls off, moves, replays or deletes jobs, chosen by id or by a filter.
     ///
     /// *Order.* By id: as given, but a replay goes by acceptance, so that a job and its dependents
-    /// can be replayed together. By filter: by acceptance.
-    /// *Atomic.* The choice and the changes are one commit; a job that is in the wrong state is
-    /// refused alone. Dependents that follow are part of the commit.
-    /// *After a crash.* All or none; repeating it finds what is left to do. An edited replay that
-    /// happened is refused when it is repeated, because its job is no longer dead.
+    /// can be replayed together. By filter: by acceptance, and of a replay each after those of them
+    /// that it depends on.
+    /// *Atomic.* By id, at most [`limits::BATCH_JOBS`]: one commit. By filter: in chunks of
+    /// [`limits::CHUNK_JOBS`], each one commit, with others' calls between them. It is about the
+    /// jobs that were accepted before the call began, and each is chosen and changed in one
+    /// commit, as it is then: one that was not reached yet may still start, and is then a running
+    /// one. When the call has returned, nothing of that is left undone. A job that is in the wrong
+    /// state is refused alone, and so is the deletion of a job that others need: a completed one
+    /// on which an open job depends, and one for which more than [`limits::CASCADE_JOBS`] wait.
+    /// Dependents that follow are part of the commit, up to a bound; see [`Store::settle`].
+    /// *After a crash.* By id all or none; by filter a part, in whole chunks. Repeating it finds
+    /// what is left to do. An edited replay that happened is refused when it is repeated, because
+    /// its job is no longer dead. A call by filter that fails after its first chunk is unknown,
+    /// never refused.
     /// *Empty.* Nothing matched.
     async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>>;
 
@@ -163,8 +183,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     ///
     /// *Order.* After a pause has returned, no claim starts a job of the queue. A queue is cleared
     /// by acceptance; what runs, and counters, are left alone.
-    /// *Atomic.* One commit, dependents of cleared jobs included.
-    /// *After a crash.* Durable once it returned; safe to repeat.
+    /// *Atomic.* A setting is one commit. A queue is cleared in chunks, as [`Store::alter`] changes
+    /// what a filter means: of the jobs that were accepted before the call began, none waits when
+    /// it has returned, and one that was not reached before it started is left alone. The last
+    /// chunk tells of all.
+    /// *After a crash.* Durable once it returned. A crash leaves a part of a queue cleared; safe to
+    /// repeat, which finds the rest.
     /// *Empty.* A queue without jobs can be configured; clearing an unknown one calls off none.
     async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone>;
 

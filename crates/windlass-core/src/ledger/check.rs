@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 
 use super::Ledger;
 use super::entries::{Entry, Phase};
+use super::graph::is_owed;
 use super::index::IndexPlace;
 use super::lanes::LaneEntry;
 use crate::job::{JobId, Priority, StateName};
@@ -66,8 +67,17 @@ impl Ledger {
             if !self.find(*dependent).is_some_and(open) {
                 wrong.push(format!("edge from {dependent} to {on}, but it is no longer open"));
             }
-            if !edge.met && self.find(*on).is_none() {
-                wrong.push(format!("job {dependent} waits for {on}, which is gone"));
+            match self.find(*on).map(|slot| self.entry(slot)) {
+                None if !edge.met => {
+                    wrong.push(format!("job {dependent} waits for {on}, which is gone"));
+                }
+                Some(entry) if is_owed(entry.phase.name(), edge) => {
+                    let owing = self.owing.get(&entry.sequence);
+                    if owing.is_none_or(|owing| owing.next > *dependent) {
+                        wrong.push(format!("job {dependent} will not learn that {on} has ended"));
+                    }
+                }
+                Some(_) | None => {}
             }
         }
         for (key, hold) in &self.keys {

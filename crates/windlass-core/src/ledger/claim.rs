@@ -161,7 +161,8 @@ impl Command for Claim {
             .map(|(line, _)| ledger.lines[*line as usize].ready.len() as u64)
             .sum();
         let next_due = ledger.timers.keys().next().map(|(at, _)| at.since(now.wall));
-        let at_once = (!swept).then_some(Duration::ZERO);
+        // Those that are owed a release may be what this worker waits for.
+        let at_once = (!swept || ledger.owes()).then_some(Duration::ZERO);
         claims.wake_in = [next_due, rate_wait, at_once].into_iter().flatten().min();
         Ok(claims)
     }

@@ -131,7 +131,8 @@ impl Command for ReplayEdited {
 }
 
 /// Delete these finished jobs. Each is answered on its own; a completed one on which an open job
-/// depends is kept, because that job may read its output.
+/// depends is kept, because that job may read its output. So is one for which more than
+/// [`limits::CASCADE_JOBS`] wait: they would follow it, all in one commit.
 #[derive(Clone, Debug)]
 pub struct Remove {
     /// The jobs.
@@ -148,7 +149,8 @@ impl Command for Remove {
             if !state.is_terminal() {
                 return Err(Refusal::WrongState { job, state, operation: "remove" });
             }
-            let needed = ledger.edges_from(job).next().filter(|_| state == StateName::Completed);
+            let kept = state == StateName::Completed || !ledger.few_wait_for(job);
+            let needed = ledger.edges_from(job).next().filter(|_| kept);
             if let Some((by, _)) = needed {
                 return Err(Refusal::StillNeeded { job, by });
             }
@@ -178,6 +180,9 @@ impl Command for RemoveGraph {
     type Reply = Vec<Result<u64, Refusal>>;
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
+        if self.roots.is_empty() {
+            return Ok(Vec::new());
+        }
         let dependents = ledger.all_dependents();
         let remove = |root| {
             let graph = ledger.finished_graph(root, &dependents)?;
@@ -190,44 +195,6 @@ impl Command for RemoveGraph {
             Ok(graph.len() as u64)
         };
         Ok(self.roots.into_iter().map(remove).collect())
-    }
-}
-
-/// Call off every waiting job of a queue. What runs is left alone, counters are kept.
-#[derive(Clone, Debug)]
-pub struct Clear {
-    /// The queue.
-    pub queue: Name,
-}
-
-/// What [`Clear`] answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cleared {
-    /// Jobs of the queue that were called off.
-    pub cleared: u64,
-    /// Jobs of other queues that depended on them and followed.
-    pub followed: u64,
-}
-
-impl Command for Clear {
-    type Reply = Cleared;
-
-    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Cleared, Refusal> {
-        let Some(&queue) = ledger.queue_ids.get(&self.queue) else { return Ok(Cleared::default()) };
-        let cancelled = |ledger: &Ledger, inside: bool| {
-            let lines = ledger.lines.iter().filter(|line| (line.queue == queue) == inside);
-            lines.map(|line| line.totals.cancelled).sum::<u64>()
-        };
-        let before = (cancelled(ledger, true), cancelled(ledger, false));
-        for job in ledger.waiting_in(queue) {
-            // A job that followed one cleared before it is no longer waiting; that is fine.
-            let _ = ledger.cancel(job, CancelReason::Cleared, effects);
-        }
-        let after = (cancelled(ledger, true), cancelled(ledger, false));
-        let cleared = Cleared { cleared: after.0 - before.0, followed: after.1 - before.1 };
-        let subject = Subject::Queue(self.queue);
-        ledger.tell_of(subject, EventKind::QueueCleared { jobs: cleared.cleared }, effects);
-        Ok(cleared)
     }
 }
 
@@ -644,15 +611,6 @@ impl Ledger {
             self.keys.insert(key, hold);
         }
         plan
-    }
-
-    /// The waiting jobs of a queue in the order of acceptance, found by a scan: clearing a queue
-    /// costs what it clears anyway.
-    fn waiting_in(&self, queue: u32) -> Vec<JobId> {
-        let waiting = self.sequences.starting_at(0).map(|slot| self.entry(slot)).filter(|entry| {
-            self.lines[entry.line as usize].queue == queue && entry.phase.name().is_waiting()
-        });
-        waiting.map(|entry| entry.id).collect()
     }
 
     /// Takes over a queue's settings and sorts its lines anew if the order has changed.

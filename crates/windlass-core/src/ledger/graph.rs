@@ -93,53 +93,137 @@ impl Ledger {
         self.keep_bounded(effects);
     }
 
-    /// Tells a finished job's dependents, theirs if they follow, and so on.
+    /// Tells a finished job's dependents, theirs if they follow, and so on, up to the bound of the
+    /// command. Who is left is owed it: see [`Ledger::go_on_with_cascades`].
     ///
     /// Nothing is removed meanwhile, not even beyond a bound: the jobs still to be visited must be
     /// there.
     pub(super) fn spread(&mut self, slot: u32, error: Option<&ErrorText>, effects: &mut Effects) {
-        let root = self.entry(slot).id;
+        let cause = Cause { root: self.entry(slot).id, error };
+        self.unlink(slot);
+        let (_, each) = self.cascade_bounds;
+        let mut left = effects.dependents_left.max(each);
+        let before = left;
         let mut ended: Vec<u32> = alloc::vec![slot];
         while let Some(slot) = ended.pop() {
-            let id = self.entry(slot).id;
-            let state = self.entry(slot).phase.name();
-            self.unlink(slot);
-            let dependents: Vec<(JobId, Edge)> =
-                self.edges_from(id).filter(|(_, edge)| !edge.met).collect();
-            for (dependent, edge) in dependents {
-                let fails = state != StateName::Completed;
-                match edge.on_failure {
-                    OnFailure::Wait if fails => {}
-                    OnFailure::Cascade if fails => {
-                        ended.extend(self.follow(dependent, id, root, state, error, effects));
-                    }
-                    OnFailure::Cascade | OnFailure::Wait | OnFailure::Ignore => {
-                        self.release(id, dependent, effects);
-                    }
-                }
+            ended.extend(self.tell_dependents(slot, Some(cause), &mut left, effects));
+            self.offer_for_purge(slot);
+        }
+        effects.dependents_left = effects.dependents_left.saturating_sub(before - left);
+    }
+
+    /// Tells as many of a finished job's dependents as are left to tell, by their ids. Returns
+    /// those that have ended with it; if some were not told, that is noted.
+    fn tell_dependents(
+        &mut self,
+        slot: u32,
+        cause: Option<Cause<'_>>,
+        left: &mut usize,
+        effects: &mut Effects,
+    ) -> Vec<u32> {
+        let entry = self.entry(slot);
+        let (id, sequence, state) = (entry.id, entry.sequence, entry.phase.name());
+        let first = self.owing.get(&sequence).map_or(JobId::from_u128(0), |owing| owing.next);
+        let mut owed: Vec<(JobId, Edge)> = self.owed(id, state, first).take(*left + 1).collect();
+        let next = owed.get(*left).map(|(dependent, _)| *dependent);
+        owed.truncate(*left);
+        *left -= owed.len();
+        let mut ended = Vec::new();
+        for (dependent, edge) in owed {
+            match is_met(state, edge.on_failure) {
+                true => self.release(id, dependent, effects),
+                false => ended.extend(self.follow(dependent, id, cause, state, effects)),
+            }
+        }
+        match next {
+            Some(next) => drop(self.owing.insert(sequence, Owing { slot, next })),
+            None => drop(self.owing.remove(&sequence)),
+        }
+        ended
+    }
+
+    /// Dependents of a job in this state that are still to be told of its end, from an id on.
+    fn owed(
+        &self,
+        job: JobId,
+        state: StateName,
+        first: JobId,
+    ) -> impl Iterator<Item = (JobId, Edge)> + '_ {
+        let last = (job, JobId::from_u128(u128::MAX));
+        let edges = self.edges.range((job, first)..=last);
+        let edges = edges.map(|((_, dependent), edge)| (*dependent, *edge));
+        edges.filter(move |(_, edge)| is_owed(state, edge))
+    }
+
+    /// Goes on with cascades that were too large for the commands that caused them, those of the
+    /// jobs that were accepted first, first.
+    ///
+    /// Nothing is kept of them but the jobs themselves: a job whose dependency has ended and that
+    /// was not told. So any command goes on with them, also after a crash and in another process.
+    pub(super) fn go_on_with_cascades(&mut self, effects: &mut Effects) {
+        if self.owing.is_empty() {
+            return;
+        }
+        let mut left = effects.dependents_left;
+        while left > 0
+            && let Some(Owing { slot, .. }) = self.owing.values().next().copied()
+        {
+            for ended in self.tell_dependents(slot, None, &mut left, effects) {
+                self.note_owing(ended);
             }
             self.offer_for_purge(slot);
         }
+        if core::mem::replace(&mut effects.dependents_left, left) > left {
+            self.keep_bounded(effects);
+        }
     }
 
-    /// A dependent dies or is cancelled with the job it depends on.
-    pub(super) fn follow(
+    /// Whether dependents of finished jobs are still to be told; any command goes on with that.
+    pub fn owes(&self) -> bool {
+        let owes = |owing: &Owing| {
+            let entry = self.entry(owing.slot);
+            self.owed(entry.id, entry.phase.name(), owing.next).next().is_some()
+        };
+        self.owing.values().any(owes)
+    }
+
+    /// Notes that a finished job has dependents to tell, if it has.
+    pub(super) fn note_owing(&mut self, slot: u32) {
+        let entry = self.entry(slot);
+        let (id, sequence, state) = (entry.id, entry.sequence, entry.phase.name());
+        let next = self.owed(id, state, JobId::from_u128(0)).next();
+        if let Some((next, _)) = next {
+            self.owing.insert(sequence, Owing { slot, next });
+        }
+    }
+
+    /// Whether so few jobs wait for this one that they can follow it in one commit.
+    pub(super) fn few_wait_for(&self, job: JobId) -> bool {
+        let (most, _) = self.cascade_bounds;
+        self.edges_from(job).filter(|(_, edge)| !edge.met).take(most + 1).count() <= most
+    }
+
+    /// A dependent dies or is cancelled with the job it depends on. Later than in the command that
+    /// ended that one, the cause is no longer at hand: its own record tells.
+    fn follow(
         &mut self,
         dependent: JobId,
         dependency: JobId,
-        root: JobId,
+        cause: Option<Cause<'_>>,
         state: StateName,
-        error: Option<&ErrorText>,
         effects: &mut Effects,
     ) -> Option<u32> {
         let slot = self.find(dependent)?;
-        let cause = error.map_or(state.as_str(), ErrorText::as_str);
-        let text = if dependency == root {
-            format!("depends on job {dependency}, which is {state}: {cause}")
-        } else {
-            format!(
-                "depends on job {dependency}, which is {state} because job {root} failed: {cause}"
-            )
+        let text = match cause {
+            None => format!("depends on job {dependency}, which is {state}"),
+            Some(Cause { root, error }) => {
+                let why = error.map_or(state.as_str(), ErrorText::as_str);
+                let because = match dependency == root {
+                    true => format!("{state}"),
+                    false => format!("{state} because job {root} failed"),
+                };
+                format!("depends on job {dependency}, which is {because}: {why}")
+            }
         };
         let error = ErrorText::new(text);
         let cancelled = state == StateName::Cancelled;
@@ -147,6 +231,7 @@ impl Ledger {
         let note = Some(RecordNote::Failed(error.clone()));
         let status = self.transition(slot, &input, note, effects).ok()?;
         self.tell_end(slot, &status, Some(error), effects);
+        self.unlink(slot);
         Some(slot)
     }
 
@@ -171,6 +256,29 @@ impl Ledger {
             | State::Cancelled { .. } => {}
         }
     }
+}
+
+/// Why jobs end that depend on others.
+#[derive(Clone, Copy)]
+struct Cause<'a> {
+    /// The job that ended first.
+    root: JobId,
+    /// Why it failed.
+    error: Option<&'a ErrorText>,
+}
+
+/// A finished job that has dependents to tell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owing {
+    pub(super) slot: u32,
+    /// The next of them; none before it is to be told.
+    pub(super) next: JobId,
+}
+
+/// Whether a dependent is still to be told of the end of one that is in this state.
+pub(super) fn is_owed(state: StateName, edge: &Edge) -> bool {
+    let follows = edge.on_failure == OnFailure::Cascade;
+    !edge.met && state.is_terminal() && (is_met(state, edge.on_failure) || follows)
 }
 
 /// Whether a job need not wait, or no longer, for one that is in this state.

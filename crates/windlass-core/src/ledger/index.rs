@@ -37,7 +37,11 @@ impl Ledger {
         }
         let entry = self.entries.get_mut(slot);
         entry.set(status);
-        let (line, priority) = (entry.line, entry.priority);
+        let (line, priority, sequence) = (entry.line, entry.priority, entry.sequence);
+        if !status.state.name().is_terminal() {
+            // It was replayed, and those it has not told wait for it again.
+            self.owing.remove(&sequence);
+        }
         self.count(line, priority, Some(old), Some(status.state.name()));
         self.index(slot);
     }
@@ -317,6 +321,7 @@ impl Ledger {
             self.objects.unbind(number);
         }
         self.kept_bytes -= u64::from(weight);
+        self.owing.remove(&sequence);
         self.ids.remove(id, &self.entries);
         self.sequences.remove(sequence);
         self.entries.remove(slot);

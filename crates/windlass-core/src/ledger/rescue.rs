@@ -182,6 +182,8 @@ pub struct Promote;
 pub struct Promoted {
     /// Records that were too old to keep.
     pub purged: u64,
+    /// Cascades go on that were too large for one commit; call again.
+    pub more: bool,
     /// How long until something is due, expires or becomes too old; `None` for never.
     pub next_in: Option<Duration>,
 }
@@ -207,7 +209,9 @@ impl Command for Promote {
         let old = ledger.finished.first().map(|(at, _, _)| age.saturating_sub(now.since(*at)));
         let kept_for_key = ledger.withheld.first().map(|(until, _)| *until);
         let next = [due, expiry, kept_for_key, ledger.next_purge()].into_iter().flatten().min();
-        let next_in = next.map(|at| at.since(now)).into_iter().chain(old).min();
-        Ok(Promoted { purged, next_in })
+        let more = ledger.owes();
+        let at_once = more.then_some(Duration::ZERO);
+        let next_in = next.map(|at| at.since(now)).into_iter().chain(old).chain(at_once).min();
+        Ok(Promoted { purged, more, next_in })
     }
 }

@@ -10,13 +10,14 @@
 //! Guarded by: `tests/restore.rs`, and the model test (`tests/model.rs`), which rebuilds its ledger
 //! from changes, twice each, and from a compacted journal.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
 use super::Ledger;
 use super::entries::{Entry, HeldLease, Key, KeyHolder, Phase, ReadyKey};
 use super::find::Sequences;
+use super::graph::is_owed;
 use super::index::IndexPlace;
 use super::steps::StepMark;
 use crate::job::{JobId, JobStatus, LeaseToken, NewJob, State};
@@ -155,6 +156,7 @@ impl Restore {
     /// let go that is beyond a bound: the first command that ends a job does that.
     pub fn finish(self) -> Ledger {
         let Self { mut ledger, mut met, .. } = self;
+        let mut owing: BTreeSet<u32> = BTreeSet::new();
         let jobs = ledger.entries.iter().map(|(slot, entry)| (entry.sequence, slot));
         let mut slots: Vec<(u64, u32)> = jobs.collect();
         slots.sort_unstable();
@@ -165,6 +167,14 @@ impl Restore {
             ledger.edges_of(*slot, &met)
         });
         ledger.edges = edges.collect();
+        for ((on, _), edge) in ledger.edges.iter().filter(|(_, edge)| !edge.met) {
+            if let Some(slot) = ledger.find(*on)
+                && is_owed(ledger.entry(slot).phase.name(), edge)
+            {
+                owing.insert(slot);
+            }
+        }
+        owing.into_iter().for_each(|slot| ledger.note_owing(slot));
         ledger.keys = ledger.restored_keys(&slots);
         let mut places = IndexLists::new(&ledger);
         for (sequence, slot) in slots {

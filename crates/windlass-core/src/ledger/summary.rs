@@ -9,6 +9,7 @@ use super::Ledger;
 use super::entries::Phase;
 use crate::filter::{Filter, Order};
 use crate::job::{JobId, JobStatus, StateName};
+use crate::limits;
 use crate::name::Name;
 use crate::record::RecordLocation;
 
@@ -45,23 +46,24 @@ impl Ledger {
     }
 
     /// The jobs that a filter may mean, in the order it asks for. `cursor` is where a list in that
-    /// order was left; `None` for its beginning.
+    /// order was left; `None` for its beginning. Which of them it does mean, as far as the ledger
+    /// knows, [`Ledger::may_mean`] says.
     ///
-    /// Jobs that wait for another are found by looking at that one alone.
+    /// Jobs that wait for another are found by looking at that one alone, unless they are many:
+    /// they would have to be sorted anew for every page.
     pub fn candidates<'a>(
         &'a self,
         filter: &Filter,
         cursor: Option<u64>,
     ) -> Box<dyn Iterator<Item = JobSummary<'a>> + Send + 'a> {
         let (before, first) = (cursor.unwrap_or(u64::MAX), cursor.unwrap_or(0));
-        let Some(on) = filter.blocked_by else {
+        let few = filter.blocked_by.and_then(|on| self.few_dependents(on));
+        let Some(mut waiting) = few else {
             return match filter.order {
                 Order::NewestFirst => Box::new(self.summaries_before(before)),
                 Order::OldestFirst => Box::new(self.summaries_after(first.saturating_sub(1))),
             };
         };
-        let waiting = self.dependents(on).into_iter().filter_map(|job| self.summary(job));
-        let mut waiting: Vec<JobSummary<'a>> = waiting.collect();
         waiting.sort_unstable_by_key(|summary| summary.sequence);
         match filter.order {
             Order::NewestFirst => {
@@ -73,6 +75,20 @@ impl Ledger {
                 Box::new(waiting.into_iter())
             }
         }
+    }
+
+    /// Whether a filter may mean this candidate: if not, its record need not be read.
+    pub fn may_mean(&self, filter: &Filter, summary: &JobSummary<'_>) -> bool {
+        let waits = |on: JobId| self.edges.get(&(on, summary.id)).is_some_and(|edge| !edge.met);
+        filter.may_match(summary) && filter.blocked_by.is_none_or(waits)
+    }
+
+    /// The jobs that depend on this one and are open, unless they are many.
+    fn few_dependents(&self, on: JobId) -> Option<Vec<JobSummary<'_>>> {
+        let few: Vec<JobId> =
+            self.edges_from(on).map(|(job, _)| job).take(limits::PAGE_JOBS + 1).collect();
+        let summaries = || few.iter().filter_map(|job| self.summary(*job)).collect();
+        (few.len() <= limits::PAGE_JOBS).then(summaries)
     }
 
     /// The status of a job; `None` if the ledger does not hold it.

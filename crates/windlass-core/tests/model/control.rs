@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 
 use windlass_core::job::{CancelReason, JobId, JobStatus, NewJob, Start, State, StateName};
 use windlass_core::ledger::{
-    Acceptance, CancelAnswer, Cleared, Configure, Enqueued, Promoted, QueueChange,
+    Acceptance, CancelAnswer, Clear, ClearProgress, Configure, Enqueued, Promoted, QueueChange,
 };
-use windlass_core::name::Name;
 use windlass_core::record::QueueSettings;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
@@ -29,10 +28,11 @@ impl Naive {
         let due = self.jobs.values().filter_map(due_at);
         let expiries = self.jobs.values().filter_map(Job::expires_at);
         let old = self.history().into_iter().map(|(at, _, _)| at + age);
+        let owing = self.first_owing().map(|_| now);
         let next =
             due.chain(expiries).chain(old).chain(self.held_back_until()).chain(self.purge_times());
-        let next = next.min();
-        Promoted { purged, next_in: next.map(|at| at.since(now)) }
+        let next = next.chain(owing).min();
+        Promoted { purged, more: owing.is_some(), next_in: next.map(|at| at.since(now)) }
     }
 
     pub(crate) fn cancel(
@@ -190,7 +190,9 @@ impl Naive {
             return Err(Refusal::WrongState { job: id, state, operation: "remove" });
         }
         let depends = |job: &&Job| job.is_open() && job.links.iter().any(|link| link.on == id);
-        let by = self.jobs.values().find(depends).filter(|_| state == StateName::Completed);
+        let many = self.waiting_for(id).len() > super::CASCADE.0;
+        let kept = state == StateName::Completed || many;
+        let by = self.jobs.values().find(depends).filter(|_| kept);
         if let Some(by) = by {
             return Err(Refusal::StillNeeded { job: id, by: by.id() });
         }
@@ -225,33 +227,48 @@ impl Naive {
         Ok(graph.len() as u64)
     }
 
-    pub(crate) fn clear(&mut self, queue: &Name) -> Cleared {
-        if !self.queues.contains_key(queue) {
-            return Cleared::default();
+    /// A chunk: of the jobs that were there when the first was asked for, and not looked at yet.
+    pub(crate) fn clear(&mut self, clear: &Clear) -> ClearProgress {
+        let Clear { queue, mut progress, limit } = clear.clone();
+        if !self.queues.contains_key(&queue) {
+            progress.bulk.done = true;
+            return progress;
         }
         let cancelled = |model: &Self, inside: bool| -> u64 {
-            let lines = model.totals.iter().filter(|((name, _), _)| (name == queue) == inside);
+            let lines = model.totals.iter().filter(|((name, _), _)| (*name == queue) == inside);
             lines.map(|(_, totals)| totals.cancelled).sum()
         };
         let before = (cancelled(self, true), cancelled(self, false));
-        let mut waiting: Vec<(u64, JobId)> = self
+        let until = *progress.bulk.until.get_or_insert(self.next_sequence - 1);
+        let mut ahead: Vec<(u64, JobId)> = self
             .jobs
             .iter()
-            .filter(|(_, job)| job.new.queue == *queue && job.name().is_waiting())
             .map(|(id, job)| (job.sequence, *id))
+            .filter(|(sequence, _)| *sequence > progress.bulk.after && *sequence <= until)
             .collect();
-        waiting.sort();
-        for (_, id) in waiting {
+        ahead.sort();
+        let waits = |(_, id): &&(u64, JobId)| {
+            self.jobs[id].new.queue == queue && self.jobs[id].name().is_waiting()
+        };
+        let chunk: Vec<(u64, JobId)> = ahead.iter().filter(waits).take(limit).copied().collect();
+        // It is done when it has seen the last job, and not only the last that waits.
+        let last = chunk.last().filter(|_| chunk.len() == limit);
+        match last.and_then(|(last, _)| ahead.iter().find(|(next, _)| next > last)) {
+            Some((next, _)) => progress.bulk.after = next - 1,
+            None => progress.bulk.done = true,
+        }
+        for (_, id) in chunk {
             // It may have followed one before it, and even be gone by now.
             if self.jobs.get(&id).is_some_and(|job| job.name().is_waiting()) {
                 let _ = self.cancel(id, CancelReason::Cleared);
             }
         }
-        self.told.push((About::Queue(queue.clone()), "queue.cleared"));
-        Cleared {
-            cleared: cancelled(self, true) - before.0,
-            followed: cancelled(self, false) - before.1,
+        if progress.bulk.done {
+            self.told.push((About::Queue(queue.clone()), "queue.cleared"));
         }
+        progress.cleared.cleared += cancelled(self, true) - before.0;
+        progress.cleared.followed += cancelled(self, false) - before.1;
+        progress
     }
 
     pub(crate) fn configure(&mut self, configure: &Configure) -> Result<QueueSettings, Refusal> {

@@ -32,6 +32,10 @@ pub(crate) enum About {
     Object(Address),
 }
 
+/// How many dependents one command tells at most, and how many each end within it: few, so that
+/// cascades go on in later commands.
+pub(crate) const CASCADE: (usize, usize) = (2, 1);
+
 /// One job, with everything known about it in one place.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
@@ -157,6 +161,10 @@ pub(crate) struct Naive {
     lane_totals: BTreeMap<(Name, u32), Totals>,
     next_turn: BTreeMap<Name, u64>,
     trim_due: bool,
+    /// A dead letter too many is kept, because too many wait for it.
+    trim_put_off: bool,
+    /// How many dependents of finished jobs the command under way may still tell.
+    dependents_left: usize,
     pub(crate) objects: BTreeMap<Address, objects::Object>,
     /// A turn that counts as soon as the job that is being settled has ended.
     turn_of_settlement: Option<objects::PlannedTurn>,
@@ -184,6 +192,8 @@ impl Naive {
             lane_totals: BTreeMap::new(),
             next_turn: BTreeMap::new(),
             trim_due: false,
+            trim_put_off: false,
+            dependents_left: 0,
             objects: BTreeMap::new(),
             turn_of_settlement: None,
             ended_bound: Vec::new(),
@@ -200,6 +210,8 @@ impl Naive {
         self.ended_in.clear();
         self.ended_in_lanes.clear();
         self.make_due_jobs_ready();
+        self.dependents_left = CASCADE.0;
+        self.go_on_with_cascades();
         let now = self.now.wall;
         while let Some((_, _, id)) = self
             .jobs
@@ -305,8 +317,62 @@ impl Naive {
 impl Naive {
     /// The job ends; those that depend on it hear of it; what is too much is let go.
     fn end(&mut self, id: JobId, state: State) {
-        self.end_one(id, state);
+        self.end_keeping_all(id, state);
         self.trim();
+    }
+
+    /// The job ends, and as many hear of it as one command may tell: those it ends first.
+    fn end_keeping_all(&mut self, id: JobId, state: State) {
+        self.end_one(id, state);
+        let most = self.dependents_left.max(CASCADE.1);
+        let mut left = most;
+        let mut ended = vec![id];
+        while let Some(id) = ended.pop() {
+            ended.extend(self.tell_dependents(id, &mut left));
+        }
+        self.dependents_left = self.dependents_left.saturating_sub(most - left);
+    }
+
+    /// Those hear of an end that did not when it came, because they were too many.
+    fn go_on_with_cascades(&mut self) {
+        let mut left = self.dependents_left;
+        while left > 0
+            && let Some(id) = self.first_owing()
+        {
+            self.tell_dependents(id, &mut left);
+            self.trim_due = true;
+        }
+        self.dependents_left = left;
+        self.trim();
+    }
+
+    /// The first accepted of the finished jobs whose dependents have not all heard of it.
+    pub(crate) fn first_owing(&self) -> Option<JobId> {
+        let owes = |job: &&Job| !self.owed_by(job.id()).is_empty();
+        self.jobs.values().filter(owes).min_by_key(|job| job.sequence).map(Job::id)
+    }
+
+    /// Those that wait for a job although it has ended in a way that concerns them.
+    fn owed_by(&self, id: JobId) -> Vec<JobId> {
+        let completed = matches!(self.jobs[&id].status.state, State::Completed { .. });
+        let concerns = |dependent: &JobId| {
+            let link = self.jobs[dependent].links.iter().find(|link| link.on == id);
+            link.is_some_and(|link| completed || link.on_failure != OnFailure::Wait)
+        };
+        let waiting = if self.jobs[&id].is_open() { Vec::new() } else { self.waiting_for(id) };
+        waiting.into_iter().filter(concerns).collect()
+    }
+
+    /// Tells as many as are left to tell, by their ids; those that end with it.
+    fn tell_dependents(&mut self, id: JobId, left: &mut usize) -> Vec<JobId> {
+        let state = self.jobs[&id].status.state.clone();
+        let mut ended = Vec::new();
+        for dependent in self.owed_by(id).into_iter().take(*left) {
+            *left -= 1;
+            self.hear(dependent, id, &state);
+            ended.extend((!self.jobs[&dependent].is_open()).then_some(dependent));
+        }
+        ended
     }
 
     fn end_one(&mut self, id: JobId, state: State) {
@@ -345,9 +411,6 @@ impl Naive {
         // Before anyone hears of it: the turn decides what this end means to its object.
         if let Some(turn) = self.turn_of_settlement.take() {
             self.carry_out_turn(turn);
-        }
-        for dependent in self.waiting_for(id) {
-            self.hear(dependent, id, &state);
         }
     }
 
@@ -417,20 +480,22 @@ impl Naive {
         for dependent in waiting {
             if self.jobs.get(&dependent).is_some_and(Job::is_open) {
                 let reason = DeadReason::DependencyFailed;
-                self.end_one(dependent, State::Dead { at, reason });
+                self.end_keeping_all(dependent, State::Dead { at, reason });
             }
         }
     }
 
     /// Keeps dead letters and history within their bounds, the newest ones.
     fn trim(&mut self) {
-        while std::mem::take(&mut self.trim_due) {
+        let mut due = std::mem::take(&mut self.trim_put_off);
+        while std::mem::take(&mut self.trim_due) || std::mem::take(&mut due) {
             let queues: BTreeSet<Name> = self.jobs.values().map(|j| j.new.queue.clone()).collect();
             for queue in queues {
                 while let Some(oldest) = self.surplus_dead_letter(&queue) {
                     self.queues.entry(queue.clone()).or_default().dropped += 1;
                     self.remove_one(oldest);
                 }
+                self.trim_put_off |= self.dead_letters(&queue).len() > self.limits.dead_letters;
             }
             while let Some(oldest) = self.surplus_history() {
                 self.remove_one(oldest);
@@ -438,7 +503,15 @@ impl Naive {
         }
     }
 
+    /// The oldest dead letter, if there are too many, for which no more wait than can follow it.
     fn surplus_dead_letter(&self, queue: &Name) -> Option<JobId> {
+        let dead = self.dead_letters(queue);
+        let few = |(_, _, id): &&(Timestamp, u64, JobId)| self.waiting_for(*id).len() <= CASCADE.0;
+        let oldest = dead.iter().filter(few).min().map(|(_, _, id)| *id);
+        oldest.filter(|_| dead.len() > self.limits.dead_letters)
+    }
+
+    fn dead_letters(&self, queue: &Name) -> Vec<(Timestamp, u64, JobId)> {
         let dead = self.jobs.iter().filter(|(_, job)| job.new.queue == *queue);
         let dead = dead.filter_map(|(id, job)| match job.status.state {
             State::Dead { at, .. } => Some((at, job.sequence, *id)),
@@ -449,9 +522,7 @@ impl Naive {
             | State::Completed { .. }
             | State::Cancelled { .. } => None,
         });
-        let dead: Vec<_> = dead.collect();
-        let oldest = dead.iter().min().map(|(_, _, id)| *id);
-        oldest.filter(|_| dead.len() > self.limits.dead_letters)
+        dead.collect()
     }
 
     /// Completed and cancelled jobs that no open job needs, with the time they ended.

@@ -189,7 +189,7 @@ impl Naive {
             }
         } else if job.is_open() {
             let at = self.now.wall;
-            self.end_one(id, State::Cancelled { at, reason: CancelReason::Requested });
+            self.end_keeping_all(id, State::Cancelled { at, reason: CancelReason::Requested });
         }
     }
 

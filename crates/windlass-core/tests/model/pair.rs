@@ -11,9 +11,9 @@ use proptest::test_runner::{TestCaseError, TestCaseResult};
 use windlass_core::event::{Event, EventKind, EventResult, Subject};
 use windlass_core::job::{Bytes, CancelReason, JobId, LeaseToken, NewJob, State, StateName};
 use windlass_core::ledger::{
-    Applied, Cancel, Clear, Command, Configure, Enqueue, JobSummary, Ledger, Promote, Remove,
-    RemoveGraph, Renew, Renewal, Replay, ReplayEdited, Reschedule, Restore, Ring, Settle,
-    Settlement,
+    Applied, Cancel, Clear, ClearProgress, Command, Configure, Enqueue, JobSummary, Ledger,
+    Promote, Remove, RemoveGraph, Renew, Renewal, Replay, ReplayEdited, Reschedule, Restore, Ring,
+    Settle, Settlement,
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
@@ -36,6 +36,12 @@ fn limits() -> Limits {
         history_age: Duration::from_secs(3_600),
         history_jobs: 5,
     }
+}
+
+/// The same, with cascades of few jobs.
+fn bounded(mut ledger: Ledger) -> Ledger {
+    ledger.bound_cascades(naive::CASCADE.0, naive::CASCADE.1);
+    ledger
 }
 
 /// What the events have told of a job.
@@ -105,6 +111,8 @@ pub(crate) struct Pair<'a> {
     next_id: u32,
     /// Every lease ever given, oldest first.
     leases: Vec<(JobId, LeaseToken)>,
+    /// Queues of which a part was cleared.
+    clearing: BTreeMap<Name, ClearProgress>,
 }
 
 impl<'a> Pair<'a> {
@@ -112,7 +120,7 @@ impl<'a> Pair<'a> {
         Self {
             tally,
             tallies,
-            ledger: Ledger::new(limits()),
+            ledger: bounded(Ledger::new(limits())),
             model: Naive::new(limits()),
             reading: Now {
                 wall: Timestamp::from_millis(1_800_000_000_000),
@@ -126,6 +134,7 @@ impl<'a> Pair<'a> {
             last_event: 0,
             next_id: 0,
             leases: Vec::new(),
+            clearing: BTreeMap::new(),
         }
     }
 
@@ -244,10 +253,16 @@ impl<'a> Pair<'a> {
                 let expected = roots.iter().map(|id| self.model.remove_graph(*id)).collect();
                 self.compare(RemoveGraph { roots }, Ok(expected))
             }
-            Step::Clear(queue) => {
+            Step::Clear(queue, limit) => {
                 let queue = steps::queue(queue);
-                let expected = self.model.clear(&queue);
-                self.compare(Clear { queue }, Ok(expected))
+                let progress = self.clearing.get(&queue).copied().unwrap_or_default();
+                let clear = Clear { queue: queue.clone(), progress, limit };
+                let expected = self.model.clear(&clear);
+                match expected.bulk.done {
+                    true => drop(self.clearing.remove(&queue)),
+                    false => drop(self.clearing.insert(queue, expected)),
+                }
+                self.compare(clear, Ok(expected))
             }
             Step::Configure(queue, change) => {
                 let configure = Configure { queue: steps::queue(queue), change };
@@ -636,7 +651,7 @@ impl<'a> Pair<'a> {
     pub(crate) fn rebuild(mut self) -> TestCaseResult {
         let tokens: Vec<LeaseToken> = self.leases.iter().map(|(_, token)| *token).collect();
         prop_assert!(tokens.is_sorted_by(|one, next| one < next), "tokens repeat: {tokens:?}");
-        let from_journal = self.journal.restore(limits());
+        let from_journal = bounded(self.journal.restore(limits()));
         self.compare_kept(&from_journal)?;
         let mut rebuilt = [self.rebuilt_from_changes()?, from_journal];
         self.reading = self.ledger.glance(self.reading);
@@ -687,7 +702,7 @@ impl<'a> Pair<'a> {
         }
         // How far time has come is told by the changes, too.
         restore.next_ids(NextIds { wall: Timestamp::default(), ..self.ledger.next_ids() });
-        let mut second = restore.finish();
+        let mut second = bounded(restore.finish());
         let resumed = second.glance(Now { wall: Timestamp::default(), ..self.reading }).wall;
         prop_assert_eq!(resumed, reached, "time went on or back");
         Ok(second)

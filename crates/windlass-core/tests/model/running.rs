@@ -59,7 +59,8 @@ impl Naive {
         }
         claims.ready = self.claimable(claim, &held_back).count() as u64;
         let due = self.jobs.values().filter_map(|job| due_at(job).map(|at| at.since(now))).min();
-        claims.wake_in = [due, wait].into_iter().flatten().min();
+        let at_once = self.first_owing().map(|_| Duration::ZERO);
+        claims.wake_in = [due, wait, at_once].into_iter().flatten().min();
         claims
     }
 

@@ -79,7 +79,8 @@ pub(crate) enum Step {
     ReplayEdited(Pick, Draft),
     Remove(Vec<Pick>),
     RemoveGraph(Vec<Pick>),
-    Clear(u8),
+    /// A chunk of so many jobs of a queue is called off, after those of the step before it.
+    Clear(u8, usize),
     Configure(u8, QueueChange),
     /// The journal is compacted between two hundredths of its length; `all` jobs are written once
     /// more, or only those that need it.
@@ -330,7 +331,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (pick(&[Dead]), draft()).prop_map(|(job, draft)| Step::ReplayEdited(job, draft)),
         1 => some(&[Dead, Completed, Cancelled]).prop_map(Step::Remove),
         1 => some(&[Dead, Completed, Cancelled]).prop_map(Step::RemoveGraph),
-        1 => (0u8..2).prop_map(Step::Clear),
+        2 => (0u8..2, 1usize..=3).prop_map(|(queue, limit)| Step::Clear(queue, limit)),
         3 => (0u8..2, queue_change()).prop_map(|(queue, change)| Step::Configure(queue, change)),
         3 => compaction(),
     ]

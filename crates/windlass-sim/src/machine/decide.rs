@@ -39,12 +39,20 @@ pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -
         Request::Configure(queue, change) => {
             Reply::Configured(ledger.commit(Configure { queue, change }, now)?)
         }
-        Request::Clear(queue) => Reply::Cleared(ledger.commit(Clear { queue }, now)?),
+        Request::Clear(queue) => return clear(ledger, Clear::first(queue), now),
         Request::Find(jobs) => Reply::Found(ledger.find(&jobs, now)?),
         Request::Explain(job) => Reply::Explained(ledger.explain(job, now)?),
         Request::Audit => return audit(ledger, now),
         alteration => return alter(ledger, alteration, now),
     })
+}
+
+/// All chunks of it: a queue of the simulation has no more jobs than are called off at once.
+fn clear(ledger: &mut JournaledLedger, mut clear: Clear, now: Now) -> Answer<Reply> {
+    while !clear.progress.bulk.done {
+        clear.progress = ledger.commit(clear.clone(), now)?;
+    }
+    Ok(Reply::Cleared(clear.progress.cleared))
 }
 
 fn alter(ledger: &mut JournaledLedger, alteration: Request, now: Now) -> Answer<Reply> {

@@ -124,7 +124,7 @@ impl Pair {
                 let (queue, change) = (commands::queue(random), commands::change(random));
                 self.both(Configure { queue, change })?;
             }
-            34 if random.coin() => self.both(Clear { queue: commands::queue(random) })?,
+            34 if random.coin() => self.both(Clear::first(commands::queue(random)))?,
             35..=36 => self.reopen(random)?,
             37..=42 => {
                 let turn = self.turn(random);

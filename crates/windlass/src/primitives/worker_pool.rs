@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, Lane, NewJob, Priority, State, StateName, Unique, UniqueScope};
 use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Enqueued, LaneCount, QueueChange};
+use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::record::JobRecord;
 use windlass_core::refusal::Refusal;
@@ -502,8 +503,9 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         self.configure(lane.map_or(QueueChange::Resume, QueueChange::ResumeLane)).await
     }
 
-    /// Calls off every waiting event: of one lane, or of all, then in one commit. What runs is left
-    /// alone, and counters are kept. Returns how many there were.
+    /// Calls off every waiting event that was accepted before: of one lane, or of all. What runs is
+    /// left alone, and counters are kept. Returns how many there were. Many are called off in more
+    /// than one commit; if it is cut short, repeating it finds the rest.
     pub async fn clear(&self, lane: Option<u32>) -> Result<u64, Error> {
         let queue = self.ready().await?;
         let Some(lane) = lane else {
@@ -512,12 +514,13 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         };
         let waiting = [StateName::Blocked, StateName::Scheduled, StateName::Ready];
         let jobs = self.events_in(&waiting, lane).await?;
-        let selection = Selection::Jobs(jobs.iter().map(JobRecord::id).collect());
-        let altered = self.engine.store().alter(selection, JobAction::Cancel).await?;
-        let cancelled = altered
-            .iter()
-            .filter(|altered| altered.result == Ok(JobActionDone::Cancel(CancelAnswer::Cancelled)));
-        Ok(cancelled.count() as u64)
+        let (done, mut cancelled) = (Ok(JobActionDone::Cancel(CancelAnswer::Cancelled)), 0);
+        for chunk in jobs.chunks(limits::CHUNK_JOBS) {
+            let selection = Selection::Jobs(chunk.iter().map(JobRecord::id).collect());
+            let altered = self.engine.store().alter(selection, JobAction::Cancel).await?;
+            cancelled += altered.iter().filter(|altered| altered.result == done).count() as u64;
+        }
+        Ok(cancelled)
     }
 
     /// Calls off one event: by the id it was given, or by that of its job.

@@ -4,6 +4,7 @@ use windlass_core::filter::Filter;
 use windlass_core::job::JobId;
 use windlass_core::ledger::{Cleared, QueueChange};
 pub use windlass_core::ledger::{JobAction, JobActionDone, JobActionResult};
+use windlass_core::limits;
 use windlass_core::record::QueueSettings;
 use windlass_core::refusal::Refusal;
 
@@ -12,14 +13,17 @@ use windlass_core::refusal::Refusal;
 pub enum Selection {
     /// These.
     Jobs(Vec<JobId>),
-    /// All that match at the moment of the commit.
+    /// Those that match when their turn comes, of all that were accepted before the call began.
     Matching(Filter),
 }
 
 impl Selection {
-    /// Refuses an edited job for more than one dead job, or for those of a filter: it can take the
-    /// place of one.
+    /// Refuses more jobs than one commit changes, and an edited job for more than one dead job, or
+    /// for those of a filter: it can take the place of one.
     pub(crate) fn check(&self, action: &JobAction) -> Result<(), Refusal> {
+        if let Selection::Jobs(jobs) = self {
+            limits::NAMED_JOBS_BOUND.check(jobs.len())?;
+        }
         let got = match (action, self) {
             (JobAction::ReplayEdited(_), Selection::Matching(_)) => "a filter".to_string(),
             (JobAction::ReplayEdited(_), Selection::Jobs(jobs)) if jobs.len() != 1 => {

@@ -48,7 +48,7 @@ pub use writer::{Writer, WriterStep};
 
 use super::ledger::LedgerStore;
 #[doc(hidden)]
-pub use super::ledger::{Basis, CommitPath, Need, SelectionProgress, SharedLedger, Size};
+pub use super::ledger::{Basis, CommitPath, Need, SharedLedger, Size};
 use super::{Durability, Space};
 use crate::clock::Clock;
 use crate::wake::Wake;

@@ -31,6 +31,16 @@ pub enum JobQuery {
     },
 }
 
+impl JobQuery {
+    /// Whether a page came before it: then others may have waited for that to end.
+    pub(crate) fn goes_on(&self) -> bool {
+        match self {
+            JobQuery::Ids(_) => false,
+            JobQuery::Page { after, .. } | JobQuery::Count { after, .. } => after.is_some(),
+        }
+    }
+}
+
 /// A place in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor(pub u64);

@@ -27,14 +27,15 @@ use windlass::clock::{BoxFuture, Clock, SystemClock};
 use windlass::core::filter::Filter;
 use windlass::core::job::{Dependency, NewJob, OnFailure, StateName};
 use windlass::core::ledger::{
-    Cancel, Claim, Enqueue, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal, Settlement,
+    BulkProgress, Cancel, Claim, Enqueue, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal,
+    Settlement,
 };
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::{LogLine, Progress, Report};
 use windlass::core::time::{Now, Steady};
 use windlass::store::file::{
-    Disk, DiskFile, FileOptions, JournaledLedger, LedgerOptions, OpenError, RealDisk,
-    SelectionProgress, back_up, check,
+    Disk, DiskFile, FileOptions, JournaledLedger, LedgerOptions, OpenError, RealDisk, back_up,
+    check,
 };
 use windlass::store::{
     ClaimedBatch, Durability, FileStore, JobAction, Selection, Store, StoreError, StoreExt,
@@ -109,9 +110,15 @@ async fn settle(store: &FileStore, settlement: Settlement) -> StateName {
 }
 
 async fn everything(store: &FileStore) -> Vec<JobRecord> {
-    let page = store.list(&Filter::default(), None, 1_000).await.expect("a list is answered");
-    assert_eq!(page.next, None, "one page holds all");
-    page.jobs
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.list(&Filter::default(), after, 1_000).await.expect("a list is answered");
+        all.extend(page.jobs);
+        after = page.next;
+        if after.is_none() {
+            return all;
+        }
+    }
 }
 
 /// Jobs in every state, with everything a record can hold.

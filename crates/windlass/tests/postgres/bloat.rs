@@ -183,7 +183,7 @@ async fn verbs_for_ten(engine: &Engine) -> Vec<String> {
         ended("0::smallint", "null::bigint"),
         ended("1::smallint", "0::bigint"),
         ended("4::smallint", "0::bigint"),
-        format!("select * from s0.alter('{{{ids}}}', null, 0, 0, null)"),
+        format!("select * from s0.alter('{{{ids}}}', null, 0, null, null, 0, 0, null)"),
         format!("select * from s0.renew('{{{ids}}}', '{{{tokens}}}', {until}, {no_json})"),
         format!("select * from s0.job_state_now where seq in ({seqs})"),
         "select * from s0.rescue(false, 5, 0, 0, true)".to_string(),

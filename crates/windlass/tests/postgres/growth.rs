@@ -187,7 +187,10 @@ fn settle(schema: &Schema, handed: &[ClaimedJob], verdict: i16) -> String {
 
 fn delete(schema: &Schema, roots: &[JobId]) -> String {
     let roots: Vec<String> = roots.iter().map(ToString::to_string).collect();
-    format!("select * from {schema}.alter('{{{}}}', null, 4, 0, null)", roots.join(","))
+    format!(
+        "select * from {schema}.alter('{{{}}}', null, 0, null, null, 4, 0, null)",
+        roots.join(",")
+    )
 }
 
 /// Checks how the cost of each of these grows.

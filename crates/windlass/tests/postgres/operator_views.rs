@@ -145,7 +145,7 @@ async fn a_role_that_may_only_look_can_do_nothing_else() {
         "update s0.queues set paused = true",
         "insert into s0.workers (worker) values ('me')",
         "select s0.enqueue('mine')",
-        "select * from s0.clear('mail')",
+        "select * from s0.clear('mail', 0, null, 0)",
         "select nextval('s0.token')",
     ] {
         let error = scene.reader.batch_execute(sql).await.expect_err(sql);

@@ -15,6 +15,56 @@ use windlass::store::postgres::{PostgresAddress, Schema};
 
 const BUGS: &[Bug] = &[
     Bug {
+        what: "a change by filter skips a job after every chunk",
+        edits: &[(
+            "max(m.seq) into ids, looked_to from (",
+            "max(m.seq) + 1 into ids, looked_to from (",
+        )],
+        caught_by: &["a change by filter reaches all that were accepted before and none after"],
+    },
+    Bug {
+        what: "a change by filter goes on with what comes later",
+        edits: &[(
+            "_until := coalesce(_until, (select max(j.seq) from windlass.job j), 0);",
+            "_until := 9223372036854775807;",
+        )],
+        caught_by: &["a change by filter reaches all that were accepted before and none after"],
+    },
+    Bug {
+        what: "a change by filter is done after its first chunk",
+        edits: &[("if cardinality(ids) < _most then", "if true then")],
+        caught_by: &["a change by tag reaches every job that has it"],
+    },
+    Bug {
+        what: "a clear skips a job after every chunk",
+        edits: &[("looked_to := _seqs[250];", "looked_to := _seqs[250] + 1;")],
+        caught_by: &["a queue is cleared of all that waited and of nothing that came later"],
+    },
+    Bug {
+        what: "a clear goes on with what comes later",
+        edits: &[(
+            "until := coalesce(until, (select max(j.seq) from windlass.job j), 0);",
+            "until := 9223372036854775807;",
+        )],
+        caught_by: &["a queue is cleared of all that waited and of nothing that came later"],
+    },
+    Bug {
+        what: "a clear tells of every chunk",
+        edits: &[(
+            "if looked_to is null then\n      perform windlass._emit_once",
+            "if true then\n      perform windlass._emit_once",
+        )],
+        caught_by: &["a queue is cleared of all that waited and of nothing that came later"],
+    },
+    Bug {
+        what: "a dead job is removed with however many wait for it",
+        edits: &[(
+            "and not e.met limit 1000 + 1) w) > 1000)",
+            "and not e.met limit 1000 + 1) w) > 2000)",
+        )],
+        caught_by: &["a dead job for which thousands wait is not removed"],
+    },
+    Bug {
         what: "a corrected rate waits for what a slower one has left behind",
         edits: &[(
             "case when _full_at > _now + _tolerance + _spacing then",
@@ -627,7 +677,10 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a clear asks what runs to stop",
         edits: &[
-            ("l.queue = _q.id and p.state < 3 order", "l.queue = _q.id and p.state < 4 order"),
+            (
+                "and p.queue_kind = any (_queue_kinds) and p.state < 3",
+                "and p.queue_kind = any (_queue_kinds) and p.state < 4",
+            ),
             (
                 "continue when _p.seq is null or _p.state >= 3;",
                 "continue when _p.seq is null or _p.state > 3;",

@@ -73,7 +73,8 @@ pub struct LedgerOptions {
 }
 
 impl RecordedLedger<JournalRecords> {
-    /// Reads the store on `disk`, recovers what was running, and makes that durable.
+    /// Reads the store on `disk`, recovers what was running, goes on with cascades, and makes that
+    /// durable.
     pub fn open(
         disk: Arc<dyn Disk>,
         options: &LedgerOptions,
@@ -141,7 +142,8 @@ impl RecordedLedger<JournalRecords> {
                 .apply(rescue, now)
                 .map_err(|error| OpenError::Recovery { why: error.to_string() })?;
             opened.recovered.extend(rescued.jobs);
-            if !rescued.more {
+            // Nobody is served yet: what a crash has cut short is finished, however much it is.
+            if !rescued.more && !self.ledger.owes() {
                 break;
             }
         }

@@ -3,34 +3,21 @@
 //! The ledger itself knows state, kind and queue of a job. What else a filter asks for only its
 //! record can tell.
 //!
-//! Answers: a change of all jobs with a tag is one commit, and may have to read a million records.
-//! Why not simpler: to read them all with the ledger locked would stop everybody. So a call reads
-//! at most [`PAGE_READS`] of them and lets others go first; it chooses, and changes, when no job is
-//! left whose record it does not know. What of a record a filter asks for never changes.
-//! Guarded by: `a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_commit` in
+//! Answers: a change of all jobs with a tag may have to read a million records.
+//! Why not simpler: to read them all with the ledger locked would stop everybody. So a call looks
+//! at [`limits::PAGE_SCAN`] jobs and reads [`limits::PAGE_READS`] records at most, and lets others
+//! go first before it goes on.
+//! Guarded by: `a_filter_means_those_that_match_in_their_chunk_and_none_that_came_later` in
 //! `tests/main/files/reopening.rs`.
-
-use std::collections::HashMap;
 
 use windlass_core::filter::{Filter, Order};
 use windlass_core::job::JobId;
-use windlass_core::ledger::JobSummary;
+use windlass_core::ledger::BulkProgress;
 use windlass_core::limits;
-use windlass_core::time::{Now, Timestamp};
+use windlass_core::time::Now;
 
 use super::{RecordedLedger, Records};
-use crate::store::{Answer, Cursor, Page, Selection};
-
-/// Records that one call may read when only they can tell whether they match.
-const PAGE_READS: usize = 2_000;
-
-/// What is known of the jobs that a filter may mean and only their records can tell.
-#[derive(Debug, Default)]
-pub struct SelectionProgress {
-    is_meant: HashMap<JobId, bool>,
-    /// How far it has come, in the order of acceptance; 0 at the beginning.
-    after: u64,
-}
+use crate::store::{Answer, Cursor, Page};
 
 impl<R: Records> RecordedLedger<R> {
     /// Reads a page of jobs, in the order that the filter says.
@@ -44,7 +31,7 @@ impl<R: Records> RecordedLedger<R> {
         self.usable()?;
         let now = self.ledger.glance(now).wall;
         let limit = limit.clamp(1, limits::PAGE_JOBS);
-        let (candidates, next) = self.candidates(filter, after, limit.max(PAGE_READS));
+        let (candidates, next) = self.candidates(filter, after, limits::PAGE_READS);
         let mut page = Page { next, ..Page::default() };
         for (sequence, job) in candidates {
             if page.jobs.len() == limit {
@@ -68,7 +55,7 @@ impl<R: Records> RecordedLedger<R> {
     ) -> Answer<Page> {
         self.usable()?;
         let now = self.ledger.glance(now).wall;
-        let most = if filter.needs_record() { PAGE_READS } else { limits::PAGE_SCAN };
+        let most = if filter.needs_record() { limits::PAGE_READS } else { limits::PAGE_SCAN };
         let (candidates, next) = self.candidates(filter, after, most);
         if !filter.needs_record() {
             return Ok(Page { count: candidates.len() as u64, next, ..Page::default() });
@@ -94,67 +81,43 @@ impl<R: Records> RecordedLedger<R> {
             if looked_at == limits::PAGE_SCAN || candidates.len() == most {
                 return (candidates, Some(Cursor(filter.order.cursor(summary.sequence))));
             }
-            if filter.may_match(&summary) {
+            if self.ledger.may_mean(filter, &summary) {
                 candidates.push((summary.sequence, summary.id));
             }
         }
         (candidates, None)
     }
 
-    /// The jobs that are meant, by acceptance if they are chosen by a filter. `None` if more
-    /// records have to be read than one call may: then ask again, with the `progress` so far.
+    /// The next jobs, by acceptance, that a filter means and a bulk change is about, at most so
+    /// many. There may be none and the change still not be done: others should have their turn.
     pub fn select(
         &mut self,
-        selection: &Selection,
-        progress: &mut SelectionProgress,
+        filter: &Filter,
+        bulk: &mut BulkProgress,
+        most: usize,
         now: Now,
-    ) -> Answer<Option<Vec<JobId>>> {
+    ) -> Answer<Vec<JobId>> {
         self.usable()?;
         let now = self.ledger.glance(now).wall;
-        let filter = match selection {
-            Selection::Jobs(jobs) => return Ok(Some(jobs.clone())),
-            Selection::Matching(filter) => filter,
-        };
-        let by_acceptance = Filter { order: Order::OldestFirst, ..filter.clone() };
-        let anew = progress.after == 0;
-        self.read_unknown(&by_acceptance, progress, now)?;
-        if !anew || progress.after > 0 {
-            return Ok(None);
+        let last = bulk.last(&self.ledger);
+        let filter = Filter { order: Order::OldestFirst, ..filter.clone() };
+        let first = Cursor(filter.order.cursor(bulk.after.saturating_add(1)));
+        let enough = if filter.needs_record() { limits::PAGE_READS } else { most };
+        let (candidates, next) = self.candidates(&filter, Some(first), enough);
+        let mut meant = Vec::new();
+        for (sequence, job) in candidates {
+            if sequence > last || meant.len() == most {
+                bulk.go_on_with(Some(sequence));
+                return Ok(meant);
+            }
+            let is_meant = !filter.needs_record()
+                || self
+                    .records
+                    .job(&self.ledger, job)?
+                    .is_some_and(|job| filter.matches(&job, now));
+            meant.extend(is_meant.then_some(job));
         }
-        // Every job that may match was read, in this call or an earlier one.
-        let is_meant = |summary: &JobSummary<'_>| {
-            filter.may_match(summary)
-                && progress.is_meant.get(&summary.id).is_none_or(|meant| *meant)
-        };
-        let candidates = self.ledger.candidates(&by_acceptance, None);
-        Ok(Some(candidates.filter(is_meant).map(|summary| summary.id).collect()))
-    }
-
-    /// Reads some of the records that have to be read. `progress.after` is 0 if none is left.
-    fn read_unknown(
-        &mut self,
-        filter: &Filter,
-        progress: &mut SelectionProgress,
-        now: Timestamp,
-    ) -> Answer<()> {
-        let unknown = |summary: &JobSummary<'_>| {
-            filter.needs_record()
-                && filter.may_match(summary)
-                && !progress.is_meant.contains_key(&summary.id)
-        };
-        let next = progress.after.saturating_add(1);
-        let summaries = self.ledger.candidates(filter, Some(next)).filter(unknown);
-        let unread: Vec<(u64, JobId)> =
-            summaries.map(|summary| (summary.sequence, summary.id)).take(PAGE_READS).collect();
-        for (sequence, job) in &unread {
-            let record = self.records.job(&self.ledger, *job)?;
-            let is_meant = record.is_some_and(|record| filter.matches(&record, now));
-            progress.is_meant.insert(*job, is_meant);
-            progress.after = *sequence;
-        }
-        if unread.len() < PAGE_READS {
-            progress.after = 0;
-        }
-        Ok(())
+        bulk.go_on_with(next.map(|Cursor(sequence)| sequence));
+        Ok(meant)
     }
 }

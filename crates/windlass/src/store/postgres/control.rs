@@ -15,7 +15,12 @@ use windlass_core::refusal::Refusal;
 use super::enqueue::check_batch;
 use super::wire::Placed;
 use super::{Parameter, PostgresStore, about_now, jobs, refusal, spec, understood, wire};
-use crate::store::{Answer, JobAction, JobActionDone, JobActionResult, Selection, StoreError};
+use crate::store::{
+    Answer, JobAction, JobActionDone, JobActionResult, Selection, StoreError, bulk,
+};
+
+/// What a change of jobs is called in an error.
+const DOING: &str = "alter jobs";
 
 pub(super) async fn alter(
     store: &PostgresStore,
@@ -32,44 +37,105 @@ pub(super) async fn alter(
         };
         return Ok(vec![JobActionResult { job: *job, result }]);
     }
-    let (ids, filter) = match selection {
-        Selection::Jobs(ids) => (Some(ids), None),
-        Selection::Matching(filter) => match jobs::filter(store, &filter).await? {
-            Some(filter) => (None, Some(filter)),
-            None => return Ok(Vec::new()),
-        },
-    };
-    let ids: Option<Vec<uuid::Uuid>> = ids.map(|ids| ids.into_iter().map(wire::uuid).collect());
-    let (what, start) = match action {
+    let (what, start) = match &action {
         JobAction::Cancel => (0_i32, Start::Now),
         JobAction::Reschedule(start) => {
             start.check(about_now())?;
-            (1, start)
+            (1, *start)
         }
         JobAction::Replay | JobAction::ReplayEdited(_) => (2, Start::Now),
         JobAction::Remove => (3, Start::Now),
         JobAction::RemoveGraph => (4, Start::Now),
     };
-    let (kind, us) = wire::start(start);
-    let kind = i32::from(kind);
-    let parameters: [Parameter<'_>; 5] = [
-        (&ids, Type::UUID_ARRAY),
-        (&filter, Type::JSONB),
-        (&what, Type::INT4),
-        (&kind, Type::INT4),
-        (&us, Type::INT8),
-    ];
-    let sql = "select * from windlass.alter($1, $2, $3, $4, $5)";
-    let rows = store.call("alter jobs", sql, &parameters).await?;
-    let (mut altered, mut rings) = (Vec::with_capacity(rows.len()), None);
-    for row in rows {
-        match row.get::<_, Option<uuid::Uuid>>("job").map(wire::job_id) {
-            Some(job) => altered.push(read_altered(&row, job, &action)?),
-            None => rings = row.get("rings"),
-        }
+    let change = BulkChange { action: &action, what, start: wire::start(start) };
+    match selection {
+        Selection::Jobs(ids) => Ok(change.these(store, ids).await?),
+        Selection::Matching(filter) => match jobs::filter(store, &filter).await? {
+            Some(filter) => change.matching(store, filter).await,
+            None => Ok(Vec::new()),
+        },
     }
-    store.committed_and_rings(rings).await;
-    Ok(altered)
+}
+
+/// What is done to many jobs, as SQL takes it.
+struct BulkChange<'a> {
+    action: &'a JobAction,
+    what: i32,
+    start: (i16, Option<i64>),
+}
+
+/// Which jobs one call is about.
+#[derive(Default)]
+struct Chunk {
+    ids: Option<Vec<uuid::Uuid>>,
+    filter: Option<Value>,
+    /// Up to where the calls before have looked.
+    after: i64,
+    /// The last job that was there when the change began.
+    until: Option<i64>,
+}
+
+/// What one call has done.
+struct ChunkDone {
+    altered: Vec<JobActionResult>,
+    /// Up to where it has looked; `None` if nothing is left.
+    looked_to: Option<i64>,
+    until: Option<i64>,
+}
+
+impl BulkChange<'_> {
+    /// Changes these jobs, in one commit.
+    async fn these(&self, store: &PostgresStore, ids: Vec<JobId>) -> Answer<Vec<JobActionResult>> {
+        let ids = Some(ids.into_iter().map(wire::uuid).collect());
+        Ok(self.change(store, &Chunk { ids, ..Chunk::default() }).await?.altered)
+    }
+
+    /// Changes the jobs that match, of those that were there when the call began, in chunks.
+    async fn matching(&self, store: &PostgresStore, filter: Value) -> Answer<Vec<JobActionResult>> {
+        let mut chunk = Chunk { filter: Some(filter), ..Chunk::default() };
+        let (mut altered, mut chunks) = (Vec::new(), 0);
+        loop {
+            let done = self.change(store, &chunk).await;
+            let done = done.map_err(|error| bulk::after_others(error, chunks, DOING))?;
+            chunks += usize::from(!done.altered.is_empty());
+            altered.extend(done.altered);
+            let Some(looked_to) = done.looked_to else { break };
+            (chunk.after, chunk.until) = (looked_to, done.until);
+        }
+        let replay = |jobs| self.these(store, jobs);
+        bulk::replay_those_left(self.action, altered, chunks, DOING, replay).await
+    }
+
+    async fn change(&self, store: &PostgresStore, chunk: &Chunk) -> Answer<ChunkDone> {
+        let (kind, us) = self.start;
+        let kind = i32::from(kind);
+        let most = i32::try_from(bulk::chunk_of(self.action)).unwrap_or(i32::MAX);
+        let parameters: [Parameter<'_>; 8] = [
+            (&chunk.ids, Type::UUID_ARRAY),
+            (&chunk.filter, Type::JSONB),
+            (&chunk.after, Type::INT8),
+            (&chunk.until, Type::INT8),
+            (&most, Type::INT4),
+            (&self.what, Type::INT4),
+            (&kind, Type::INT4),
+            (&us, Type::INT8),
+        ];
+        let sql = "select * from windlass.alter($1, $2, $3, $4, $5, $6, $7, $8)";
+        let rows = store.call(DOING, sql, &parameters).await?;
+        let altered = Vec::with_capacity(rows.len());
+        let (mut done, mut rings) = (ChunkDone { altered, looked_to: None, until: None }, None);
+        for row in rows {
+            match row.get::<_, Option<uuid::Uuid>>("job").map(wire::job_id) {
+                Some(job) => done.altered.push(read_altered(&row, job, self.action)?),
+                None => {
+                    rings = row.get("rings");
+                    (done.looked_to, done.until) = (row.get("looked_to"), row.get("until"));
+                }
+            }
+        }
+        store.committed_and_rings(rings).await;
+        Ok(done)
+    }
 }
 
 fn read_altered(row: &Row, job: JobId, action: &JobAction) -> Answer<JobActionResult> {
@@ -135,14 +201,30 @@ pub(super) async fn configure(
 }
 
 pub(super) async fn clear(store: &PostgresStore, queue: Name) -> Answer<Cleared> {
+    const DOING: &str = "clear a queue";
     let queue = queue.as_str();
-    let sql = "select * from windlass.clear($1)";
-    let row = store.one("clear a queue", sql, &[(&queue, Type::TEXT)]).await?;
-    store.committed_and_rings(row.get("rings")).await;
-    Ok(Cleared {
-        cleared: row.get::<_, i64>("cleared").cast_unsigned(),
-        followed: row.get::<_, i64>("followed").cast_unsigned(),
-    })
+    let (mut after, mut until, mut all) = (0_i64, None::<i64>, Cleared::default());
+    loop {
+        let before = all.cleared.cast_signed();
+        let parameters: [Parameter<'_>; 4] = [
+            (&queue, Type::TEXT),
+            (&after, Type::INT8),
+            (&until, Type::INT8),
+            (&before, Type::INT8),
+        ];
+        let sql = "select * from windlass.clear($1, $2, $3, $4)";
+        let row = store.one(DOING, sql, &parameters).await;
+        let chunks = usize::from(all.cleared > 0);
+        let row = row.map_err(|error| bulk::after_others(error, chunks, DOING))?;
+        store.committed_and_rings(row.get("rings")).await;
+        all.cleared += row.get::<_, i64>("cleared").cast_unsigned();
+        all.followed += row.get::<_, i64>("followed").cast_unsigned();
+        until = row.get("until");
+        match row.get("looked_to") {
+            Some(looked_to) => after = looked_to,
+            None => return Ok(all),
+        }
+    }
 }
 
 /// A setting of a queue as SQL takes it.

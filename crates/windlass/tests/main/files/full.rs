@@ -127,9 +127,10 @@ async fn waiting_for_room(bench: &Bench) -> (Arc<FileStore>, Arc<Switches>, Join
         accept(&store, (1..=100).map(|each| job(hundred * 100 + each))).await;
     }
     switches.full.store(true, Ordering::SeqCst);
-    let clears = store.clone();
-    let clears = tokio::spawn(async move {
-        clears.clear(name("default")).await.map_or(0, |cleared| cleared.cleared)
+    let cancels = store.clone();
+    let cancels = tokio::spawn(async move {
+        let all = Selection::Jobs((1..=5_000).map(id).collect());
+        cancels.alter(all, JobAction::Cancel).await.map_or(0, |altered| altered.len() as u64)
     });
     // A claim does not wait for others, and fails once there is no room.
     let kinds = vec![KindClaim::new(name("other"))];
@@ -137,23 +138,23 @@ async fn waiting_for_room(bench: &Bench) -> (Arc<FileStore>, Arc<Switches>, Join
     while store.claim(claim.clone()).await.is_ok() {
         tokio::task::yield_now().await;
     }
-    (store, switches, clears)
+    (store, switches, cancels)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_that_outgrew_a_full_disk_keeps_no_refusal_waiting_and_lands_by_itself() {
     let bench = Bench::new();
-    let (store, switches, clears) = waiting_for_room(&bench).await;
+    let (store, switches, cancels) = waiting_for_room(&bench).await;
     let answer = in_time(store.enqueue(vec![Arc::new(job(9_000))])).await;
     let full = |refusal: &Refusal| matches!(refusal, Refusal::StoreFull { .. });
     assert!(matches!(&answer, Err(StoreError::Refused(why)) if full(why)), "{answer:?}");
     let counts = store.clone();
     let counts = tokio::spawn(async move { counts.count().await });
     tokio::task::yield_now().await;
-    assert!(!clears.is_finished(), "there is no room for it yet");
+    assert!(!cancels.is_finished(), "there is no room for it yet");
     switches.full.store(false, Ordering::SeqCst);
     // From here on nobody calls.
-    assert_eq!(in_time(clears).await.expect("no panic"), 5_000);
+    assert_eq!(in_time(cancels).await.expect("no panic"), 5_000);
     let counted = in_time(counts).await.expect("no panic").expect("counted");
     assert_eq!(counted.in_state(StateName::Cancelled), 5_000);
 }
@@ -161,9 +162,9 @@ async fn a_commit_that_outgrew_a_full_disk_keeps_no_refusal_waiting_and_lands_by
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_waits_for_room_is_told_when_the_store_is_closed() {
     let bench = Bench::new();
-    let (store, _, clears) = waiting_for_room(&bench).await;
+    let (store, _, cancels) = waiting_for_room(&bench).await;
     store.close().await;
-    assert_eq!(in_time(clears).await.expect("no panic"), 0, "it was not acknowledged");
+    assert_eq!(in_time(cancels).await.expect("no panic"), 0, "it was not acknowledged");
     drop(store);
     let store = bench.open();
     let counted = store.count().await.expect("counted");

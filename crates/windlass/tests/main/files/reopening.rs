@@ -104,7 +104,7 @@ async fn a_stale_worker_of_before_is_refused_and_no_token_or_event_number_comes_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_commit() {
+async fn a_filter_means_those_that_match_in_their_chunk_and_none_that_came_later() {
     let bench = Bench::new();
     let disk = Arc::new(RealDisk::open(&bench.path()).expect("it is nobody's"));
     let (mut ledger, _) =
@@ -114,24 +114,47 @@ async fn a_filter_that_needs_many_records_means_exactly_those_that_match_at_the_
         Arc::new(NewJob { tags, ..job(number) })
     };
     let now = bench.clock.now();
-    ledger.apply(Enqueue { jobs: (1..=5_000).map(tagged).collect() }, now).expect("accepted");
+    ledger.apply(Enqueue { jobs: (1..=1_000).map(tagged).collect() }, now).expect("accepted");
     let filter = Filter { tags: vec![name("even")], ..Filter::default() };
     let filter = Filter { states: vec![StateName::Ready], ..filter };
-    let selection = Selection::Matching(filter);
-    let (mut sifted, mut turns) = (SelectionProgress::default(), 0);
-    let meant = loop {
-        turns += 1;
-        if let Some(meant) = ledger.select(&selection, &mut sifted, now).expect("answered") {
-            break meant;
-        }
-        // Between two turns: one no longer matches, and one more does.
-        ledger.apply(Cancel { jobs: vec![id(turns * 2)] }, now).expect("cancelled");
-        ledger.apply(Enqueue { jobs: vec![tagged(6_000 + turns * 2)] }, now).expect("accepted");
+    let (mut progress, mut meant, mut chunks) = (BulkProgress::default(), Vec::new(), 0);
+    while !progress.done {
+        let chunk = ledger.select(&filter, &mut progress, 100, now).expect("answered");
+        assert!(chunk.len() <= 100, "{} jobs in one chunk", chunk.len());
+        meant.extend(chunk);
+        chunks += 1;
+        // Between two chunks: one that was reached and one that was not are called off, and one
+        // more is accepted.
+        let called_off = vec![id(2), id(1_000 - chunks * 2)];
+        ledger.apply(Cancel { jobs: called_off }, now).expect("answered");
+        ledger.apply(Enqueue { jobs: vec![tagged(6_000 + chunks * 2)] }, now).expect("accepted");
+    }
+    assert!(chunks >= 5, "500 jobs of 1,000 were found in {chunks} chunks");
+    let gone: Vec<JobId> = (1..chunks).map(|chunk| id(1_000 - chunk * 2)).collect();
+    let left = (1..=500).map(|half| id(half * 2)).filter(|job| !gone.contains(job));
+    assert_eq!(meant, left.collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_opened_finishes_a_cascade_that_was_cut_short() {
+    let bench = Bench::new();
+    let store = bench.open();
+    let on = vec![Dependency { on: id(1), on_failure: OnFailure::Cascade }];
+    let follows = |number: u128| NewJob { depends_on: on.clone(), ..job(number) };
+    accept(&store, [job(1)].into_iter().chain((2..=2_501).map(follows))).await;
+    let handed = claim(&store, 1).await.jobs.remove(0);
+    settle(&store, Settlement::new(handed.job.id, handed.lease.token, Verdict::Complete)).await;
+    let blocked = async |store: &FileStore| {
+        store.count().await.expect("counted").in_state(StateName::Blocked)
     };
-    assert!(turns > 2, "5,000 records were read in {turns} turns");
-    let left = (turns..=2_500).map(|half| half * 2);
-    let more = (1..turns).map(|turn| 6_000 + turn * 2);
-    assert_eq!(meant, left.chain(more).map(id).collect::<Vec<_>>());
+    assert!(blocked(&store).await > 0, "all were released in one commit");
+    // Not closed, not dropped: the copy is what a killed process leaves.
+    let left = bench.directory.path().join("left");
+    copy_directory(&bench.path(), &left);
+    let disk = Arc::new(RealDisk::open(&left).expect("the copy is nobody's"));
+    let store = bench.open_on(disk).expect("the copy opens");
+    assert_eq!(blocked(&store).await, 0);
+    assert_eq!(claim(&store, 5_000).await.jobs.len(), 2_500);
 }
 
 #[tokio::test(start_paused = true)]

@@ -122,15 +122,49 @@ language sql stable as $$
     and (not (_filter ? 'parent') or coalesce(_spec->>'parent' = _filter->>'parent', false))
 $$;
 
--- The jobs a filter means, by acceptance.
-create function windlass._select(_filter jsonb, _now bigint) returns uuid[] language sql as $$
-  select coalesce(array_agg(j.id order by j.seq), '{}') from windlass.job j
-      join windlass.job_state_now p on p.seq = j.seq
+-- The numbers of the jobs after `_after` and up to `_until` that a filter may mean, by acceptance,
+-- at most as many as are looked at in one call. There are indexes of jobs by their parent, and of
+-- those that wait for another, so that no others need be looked at.
+create function windlass._scan_jobs(_filter jsonb, _after bigint, _until bigint) returns bigint[]
+language plpgsql as $$
+begin
+  if _filter ? 'blocked_by' then
+    return array(select d.seq from windlass.dependency d
+      where d.on_id = (_filter->>'blocked_by')::uuid and d.seq > _after and d.seq <= _until
+        and not d.met
+      order by d.seq limit {PAGE_SCAN});
+  elsif _filter ? 'parent' then
+    return array(select j.seq from windlass.job j
+      where j.spec ? 'parent' and j.spec->>'parent' = _filter->>'parent'
+        and j.seq > _after and j.seq <= _until
+      order by j.seq limit {PAGE_SCAN});
+  end if;
+  return array(select j.seq from windlass.job j where j.seq > _after and j.seq <= _until
+    order by j.seq limit {PAGE_SCAN});
+end $$;
+
+-- The next jobs a filter means after `_after`, by acceptance, as many as one commit changes; and up
+-- to where they were looked for, null if none is left up to `_until`.
+create function windlass._select(_filter jsonb, _after bigint, _until bigint, _most int,
+    _now bigint, out ids uuid[], out looked_to bigint)
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _scanned bigint[] := windlass._scan_jobs(_filter, _after, _until);
+begin
+  -- Not sorted, so that it stops at the last one that is wanted: they are in this order.
+  select coalesce(array_agg(m.id order by m.seq), '{}'), max(m.seq) into ids, looked_to from (
+    select j.id, s.seq from unnest(_scanned) as s(seq)
+      cross join lateral (select j.id, j.queue_kind, j.spec, j.created_at from windlass.job j
+          where j.seq = s.seq offset 0) j
+      cross join lateral (select p.state, p.at from windlass.job_state_now p
+          where p.seq = s.seq offset 0) p
     where windlass._matches(_filter, case when p.state = 1 and p.at <= _now then 2
         else p.state end, j.queue_kind, j.spec, j.created_at)
-      and (not (_filter ? 'blocked_by') or j.seq in (select d.seq from windlass.dependency d
-        where d.on_id = (_filter->>'blocked_by')::uuid and not d.met))
-$$;
+    limit _most) m;
+  if cardinality(ids) < _most then
+    looked_to := case when cardinality(_scanned) = {PAGE_SCAN} then _scanned[{PAGE_SCAN}] end;
+  end if;
+end $$;
 
 -- Each of these jobs after those of them that it depends on, otherwise by acceptance.
 create function windlass._dependencies_first(_ids uuid[]) returns uuid[] language plpgsql as $$
@@ -157,10 +191,12 @@ begin
 end $$;
 
 -- Cancels (0), reschedules (1), replays (2) or deletes jobs, alone (3) or with all that depend on
--- them (4), each answered on its own.
-create function windlass.alter(_ids uuid[], _filter jsonb, _what int, _start_kind int,
-    _start_us bigint)
-returns table (job uuid, deed int, refusal jsonb, rings text[])
+-- them (4), each answered on its own. By a filter it changes the next `_most` jobs after `_after` and
+-- up to `_until`, the last job there is if that is null. The last row says `_until`, and up to where
+-- it has looked, null if nothing is left to look at.
+create function windlass.alter(_ids uuid[], _filter jsonb, _after bigint, _until bigint, _most int,
+    _what int, _start_kind int, _start_us bigint)
+returns table (job uuid, deed int, refusal jsonb, rings text[], looked_to bigint, until bigint)
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -170,10 +206,15 @@ declare
   _at bigint;
   _detail text;
   _by uuid;
+  _looked_to bigint;
   _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}'])[_what + 1]::int[];
 begin
   perform windlass._require_read_committed();
-  if _filter is not null then _ids := windlass._select(_filter, _now); end if;
+  if _filter is not null then
+    _until := coalesce(_until, (select max(j.seq) from windlass.job j), 0);
+    select s.ids, s.looked_to into _ids, _looked_to
+      from windlass._select(_filter, _after, _until, _most, _now) s;
+  end if;
   if _what <> 4 then
     -- In this order, so that two calls that name the same jobs do not wait for each other.
     perform from windlass.job_state p
@@ -182,12 +223,14 @@ begin
     _now := windlass.now_us();
   end if;
   if windlass._pass_time(_now) > 0 and _filter is not null then
-    _ids := windlass._select(_filter, _now);
+    select s.ids, s.looked_to into _ids, _looked_to
+      from windlass._select(_filter, _after, _until, _most, _now) s;
   end if;
   if _what = 4 then
-    return query select g.job, g.deed, g.refusal, null::text[]
+    return query select g.job, g.deed, g.refusal, null::text[], null::bigint, null::bigint
       from windlass._remove_graphs(coalesce(_ids, '{}'), _now) g;
-    return query select null::uuid, null::int, null::jsonb, windlass._apply_effects(_now);
+    return query select null::uuid, null::int, null::jsonb, windlass._apply_effects(_now),
+      _looked_to, _until;
     return;
   end if;
   _at := windlass._start_time(_start_kind, _start_us, _now);
@@ -196,40 +239,49 @@ begin
     _p := windlass._lock_job_by_id(_id);
     if _p.seq is null then
       return query select _id, null::int, jsonb_build_object('refusal', 'unknown_job', 'job', _id),
-          null::text[];
+          null::text[], null::bigint, null::bigint;
       continue;
     elsif not _p.state = any (_allowed) then
       return query select _id, null::int, jsonb_build_object('refusal', 'wrong_state', 'job', _id,
           'state', _p.state,
-        'operation', (array['cancel', 'reschedule', 'replay', 'remove'])[_what + 1]), null::text[];
+        'operation', (array['cancel', 'reschedule', 'replay', 'remove'])[_what + 1]), null::text[],
+        null::bigint, null::bigint;
       continue;
     end if;
-    -- An open job may read the output of one it depends on.
-    if _what = 3 and _p.state = 4 then
+    -- An open job may read the output of one it depends on; and those that wait for one that did not
+    -- complete would all follow it in this commit.
+    if _what = 3 and (_p.state = 4 or (select count(*) from (select from windlass.dependency e
+        where e.on_id = _id and not e.met limit {CASCADE_JOBS} + 1) w) > {CASCADE_JOBS})
+    then
       select j.id into _by from windlass.dependency e join windlass.job j on j.seq = e.seq
           where e.on_id = _id order by j.id limit 1;
       if found then
         return query select _id, null::int, jsonb_build_object('refusal', 'still_needed', 'job',
-            _id, 'by', _by), null::text[];
+            _id, 'by', _by), null::text[], null::bigint, null::bigint;
         continue;
       end if;
     end if;
     begin
       if _what = 0 then
-        return query select _id, windlass._cancel(_p, 0, _now), null::jsonb, null::text[];
+        return query select _id, windlass._cancel(_p, 0, _now), null::jsonb, null::text[],
+          null::bigint, null::bigint;
       elsif _what = 1 then
-        return query select _id, windlass._reschedule(_p, _at, _now), null::jsonb, null::text[];
+        return query select _id, windlass._reschedule(_p, _at, _now), null::jsonb, null::text[],
+          null::bigint, null::bigint;
       elsif _what = 2 then
         perform windlass._replay(_p, _id, _now);
-        return query select _id, 0, null::jsonb, null::text[];
+        return query select _id, 0, null::jsonb, null::text[],
+          null::bigint, null::bigint;
       else
         perform windlass._remove(_p.seq, 0, _now);
-        return query select _id, 0, null::jsonb, null::text[];
+        return query select _id, 0, null::jsonb, null::text[],
+          null::bigint, null::bigint;
       end if;
     exception when sqlstate 'WL001' then
       get stacked diagnostics _detail = pg_exception_detail;
-      return query select _id, null::int, _detail::jsonb, null::text[];
+      return query select _id, null::int, _detail::jsonb, null::text[], null::bigint, null::bigint;
     end;
   end loop;
-  return query select null::uuid, null::int, null::jsonb, windlass._apply_effects(_now);
+  return query select null::uuid, null::int, null::jsonb, windlass._apply_effects(_now), _looked_to,
+      _until;
 end $$;
