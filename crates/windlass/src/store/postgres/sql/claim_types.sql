@@ -26,9 +26,7 @@ create type windlass.claim_plan as (
   -- rate lets the next one wait.
   allowed int[],
   waits bigint[],
-  -- Where to look, how many to take there, and whether jobs of several ranges are put into one
-  -- order.
-  ranges windlass.scan_range[],
+  -- How many to take of each source, and whether jobs of several sources are put into one order.
   shares int[],
   is_mixed boolean
 );
