@@ -66,8 +66,10 @@ begin
           from windlass._start_each(_terms, _plan, _rows, _jobs, since) j;
       end if;
     end if;
-    select l.turned_away, l.rate_wait into _turned_away, _rate_wait
-      from windlass._note_limits(_terms, _plan, _jobs, since) l;
+    if _plan.has_limits then
+      select l.turned_away, l.rate_wait into _turned_away, _rate_wait
+        from windlass._note_limits(_terms, _plan, _jobs, since) l;
+    end if;
   end if;
   ready := (select coalesce(sum(c.n), 0)::bigint
     from unnest(_plan.queue_kinds, _plan.terms) as s(queue_kind, term)
@@ -100,7 +102,9 @@ begin
       where not q.paused and (_queues is null or q.name = any (_queues))
       order by l.id, t.n) s;
   if _plan.queue_kinds is null or _plan.most <= 0 then return _plan; end if;
-  _plan := windlass._apply_limits(_terms, _plan);
+  _plan.has_limits := array_remove(_terms.concurrency, null) <> '{}'
+    or array_remove(_terms.rate_jobs, null) <> '{}';
+  if _plan.has_limits then _plan := windlass._apply_limits(_terms, _plan); end if;
   _plan.is_mixed := cardinality(_plan.queue_kinds) > 1;
   _plan.shares := case when _plan.is_mixed then windlass._share_out(_plan)
     else array[coalesce(_plan.allowed[_plan.terms[1]], _plan.most)] end;
