@@ -134,7 +134,7 @@ async fn a_limit_of_depth_is_exact_for_calls_that_arrive_together() {
     store.configure(limited.clone(), QueueChange::MaxDepth(Some(10))).await.expect("it is taken");
     let job = |number: u64| {
         let mut job = raw(number);
-        job.queue = if number % 2 == 0 { limited.clone() } else { free.clone() };
+        job.queue = if number.is_multiple_of(2) { limited.clone() } else { free.clone() };
         vec![Arc::new(job)]
     };
     // Its number is asked for once.
@@ -143,7 +143,7 @@ async fn a_limit_of_depth_is_exact_for_calls_that_arrive_together() {
     let mut taken: BTreeMap<bool, u64> = BTreeMap::new();
     for (number, answer) in (1..=40_u64).zip(answers) {
         match answer {
-            Ok(_) => *taken.entry(number % 2 == 0).or_default() += 1,
+            Ok(_) => *taken.entry(number.is_multiple_of(2)).or_default() += 1,
             Err(StoreError::Refused(Refusal::QueueFull { queue, limit: 10, .. })) => {
                 assert_eq!((queue, number % 2), (limited.clone(), 0));
             }
@@ -212,7 +212,9 @@ async fn random_calls_that_arrive_together_are_answered_as_one_after_the_other()
                 let keys = jobs.iter().filter_map(|job| Some(job.unique.as_ref()?.key.clone()));
                 let ids = jobs.iter().map(|job| job.id.to_string());
                 let all: Vec<String> = ids.chain(keys).collect();
-                all.into_iter().fold(true, |alone, one| seen.insert(one) && alone)
+                let is_new = !all.iter().any(|one| seen.contains(one));
+                seen.extend(all);
+                is_new
             };
             let calls: Vec<_> = calls.into_iter().filter(is_alone).collect();
             let answers = together(&store, calls.clone()).await;
