@@ -30,7 +30,7 @@ async fn start_worker(engine: &Engine, slots: u32, runs: &Runs) -> windlass::Wor
 async fn take_turns(client: Client, stop: Arc<tokio::sync::Notify>) -> u32 {
     let (mut dice, mut turns) = (Dice::new(SEED), 0);
     loop {
-        // Half of the time it is left as it is.
+        // Half of the time it is only told how far a partition is empty.
         let worth = if dice.roll(2) == 0 { 0 } else { i64::MAX };
         let turn = format!("select s0.rotate({worth})");
         let turn = client.query_one(&turn, &[]);

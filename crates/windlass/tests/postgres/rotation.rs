@@ -1,5 +1,5 @@
 //! The two partitions of what is ready, while an old transaction pins what is dead: new jobs go
-//! into one, and the other is truncated when little is left in it. No claim misses a job for that.
+//! into one, and of the other it is known how far it is empty. No claim passes over a job for that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,17 +13,28 @@ use windlass::{Limits, Priority};
 use crate::common::{Ground, claim, raw};
 use crate::schemas::{Trial, judge};
 
-/// How large a partition may be before it is left: it is left at once.
+/// How large a partition may be before it is left: it is left at once, or never.
 const AT_ONCE: i64 = 0;
+const NEVER: i64 = i64::MAX;
 
 /// Lets the partitions of a schema go a step on. It gives up rather than let others wait for long.
 async fn step(client: &Client, schema: usize, worth: i64) {
     let _ = client.batch_execute(&format!("select s{schema}.rotate({worth})")).await;
 }
 
-/// The partition into which new jobs go.
-fn active(ground: &Ground) -> String {
-    ground.sql("select last_value & 1 from s0.active_partition")
+/// Leaves the first half, once nobody writes into the second.
+async fn leave_the_first_half(client: &Client) {
+    for _ in 0..2 {
+        step(client, 0, AT_ONCE).await;
+    }
+}
+
+/// Whether it is told how far the half that was left is empty.
+fn is_told(ground: &Ground) -> bool {
+    ground.sql(
+        "select coalesce((select queue_kinds from s0.low_water order by n desc limit 1), '{}') \
+             <> '{}'",
+    ) == "t"
 }
 
 async fn enqueue(store: &dyn Store, jobs: std::ops::RangeInclusive<u64>) {
@@ -59,29 +70,31 @@ async fn entries_read(client: &mut Client) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_dead_is_left_behind_with_its_partition() {
+async fn what_is_dead_in_front_of_a_backlog_is_passed_over_once() {
     let Some(ground) = Ground::new() else { return };
     ground.make_clock();
     let store = ground.store(Limits::default()).await;
     let (mut client, forgetful) = (ground.client().await, ground.client().await);
     forgetful.batch_execute("begin; select pg_current_xact_id()").await.expect("it begins");
     enqueue(&*store, 1..=6_000).await;
-    step(&client, 0, AT_ONCE).await;
+    leave_the_first_half(&client).await;
     enqueue(&*store, 6_001..=6_100).await;
     assert_eq!(take(&*store, 4_000).await.last(), Some(&4_000));
-    // More is left there than may be moved while everybody waits.
-    step(&client, 0, AT_ONCE).await;
     let before = entries_read(&mut client).await;
     assert!(before >= 4_000, "nothing is pinned: {before} entries read");
-    // Everybody has his turn, in both halves.
+    for _ in 0..2 {
+        step(&client, 0, AT_ONCE).await;
+    }
+    assert!(is_told(&ground));
+    let read = entries_read(&mut client).await;
+    assert!(read < 200, "{read} entries read for ten jobs");
+    // Nobody is passed over for it, and everybody has his turn, in both halves.
     let mut urgent = raw(7_000);
     urgent.priority = Priority(1);
     store.enqueue(vec![Arc::new(urgent)]).await.expect("it is acceptable");
     assert_eq!(take(&*store, 2).await, [7_000, 4_001]);
-    assert_eq!(take(&*store, 1_989).await.last(), Some(&5_990));
-    step(&client, 0, AT_ONCE).await;
-    let read = entries_read(&mut client).await;
-    assert!(read < 200, "{read} entries read for ten jobs");
+    assert_eq!(take(&*store, 9).await, Vec::from_iter(4_002..=4_010));
+    assert_eq!(take(&*store, 1_980).await.last(), Some(&5_990));
     assert_eq!(take(&*store, 20).await, Vec::from_iter(5_991..=6_010));
     assert_eq!(take(&*store, 1_000).await, Vec::from_iter(6_011..=6_100));
 }
@@ -94,6 +107,7 @@ async fn a_job_is_found_whatever_its_producer_knows_of_rotations() {
     let client = ground.client().await;
     let (mut early, mut blind) = (ground.client().await, ground.client().await);
     enqueue(&*store, 1..=3).await;
+    step(&client, 0, NEVER).await;
     // One has written into the first half when it is left; one sees all as it was before that.
     let early = early.transaction().await.expect("it begins");
     let job = |number: u64, priority: i32| {
@@ -104,15 +118,18 @@ async fn a_job_is_found_whatever_its_producer_knows_of_rotations() {
     let blind = blind.build_transaction().isolation_level(IsolationLevel::RepeatableRead);
     let blind = blind.start().await.expect("it begins");
     blind.batch_execute("select count(*) from s0.job").await.expect("it is answered");
-    for _ in 0..4 {
-        step(&client, 0, AT_ONCE).await;
-        assert_eq!(active(&ground), "1", "somebody still writes into the first half");
+    step(&client, 0, AT_ONCE).await;
+    for _ in 0..3 {
+        step(&client, 0, NEVER).await;
+        assert!(!is_told(&ground), "somebody still writes there");
     }
     assert_eq!(take(&*store, 9).await, [1, 2, 3]);
     early.commit().await.expect("it commits");
-    step(&client, 0, AT_ONCE).await;
-    assert_eq!(ground.sql("select count(*) from s0.ready_0"), "0");
+    step(&client, 0, NEVER).await;
+    assert!(is_told(&ground));
     assert_eq!(take(&*store, 9).await, [4]);
+    // All is taken, and it is told that the first half is empty.
+    step(&client, 0, NEVER).await;
     blind.batch_execute(&job(5, 2)).await.expect("it is taken");
     blind.commit().await.expect("it commits");
     assert_eq!(take(&*store, 9).await, [5]);
@@ -124,8 +141,9 @@ static ROTATIONS: AtomicU64 = AtomicU64::new(0);
 /// Rotates the partitions of a schema all the time.
 fn rotate_always(client: Client, schema: Schema) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let rotate = format!("select {schema}.rotate({AT_ONCE})");
-        loop {
+        // Left, told of, emptied.
+        for worth in [AT_ONCE, AT_ONCE, NEVER, NEVER, NEVER, AT_ONCE].into_iter().cycle() {
+            let rotate = format!("select {schema}.rotate({worth})");
             let turned = client.query_one(&rotate, &[]).await;
             if turned.is_ok_and(|turned| turned.get(0)) {
                 ROTATIONS.fetch_add(1, Ordering::SeqCst);

@@ -27,6 +27,7 @@ pub fn grant_work_sql(schema: &Schema, role: &str) -> String {
          revoke insert, update, delete on {schema}.migration from {role};\n\
          grant truncate on {schema}.ready_0, {schema}.ready_1 to {role};\n\
          grant truncate on {schema}.counter_delta_0, {schema}.counter_delta_1 to {role};\n\
+         grant truncate on {schema}.low_water to {role};\n\
          grant usage, select on all sequences in schema {schema} to {role};\n\
          grant update on {schema}.clock_shift, {schema}.clock_mark to {role};\n\
          grant update on {schema}.clock_watch to {role};\n\

@@ -26,7 +26,8 @@ const REST: Duration = Duration::from_secs(15);
 
 /// Tables of which every call walks through dead rows, or whose rows are large, and how many are
 /// worth clearing away.
-const FEW: &str = "'counter_delta_0', 'counter_delta_1', 'settings', 'event', 'lease', 'history'";
+const FEW: &str = "'counter_delta_0', 'counter_delta_1', 'low_water', 'settings', 'event', \
+     'lease', 'history'";
 const FEW_DEAD: i64 = 2_000;
 
 /// The same of tables of which claims and timers walk through dead rows.
@@ -116,6 +117,9 @@ impl Vacuum {
         let is_partition = |table: &String| PARTITIONS.contains(&table.as_str());
         if is_pinned && dead.keys().any(is_partition) {
             self.rotate(target);
+        } else if !is_pinned && !self.swept().is_rotating {
+            // Whoever rotated them may have died.
+            target.call("reset_rotation").await?;
         }
         let worth: HashMap<String, i64> = {
             let swept = self.swept();
@@ -192,20 +196,20 @@ async fn rotations(target: &VacuumTarget, is_wanted: impl Fn() -> bool) -> Vacuu
                 return Ok(());
             }
             // One that would have had to wait for somebody is made up for by the next.
-            if let Err(error) = target.rotate().await {
+            if let Err(error) = target.call("rotate").await {
                 tracing::debug!(schema = %target.schema, %error, "the rotation waits");
             }
         }
         if !target.is_pinned().await? {
-            return Ok(());
+            return target.call("reset_rotation").await;
         }
     }
 }
 
 impl VacuumTarget {
-    /// Goes one step on.
-    async fn rotate(&self) -> VacuumResult<()> {
-        let sql = self.schema.in_sql("select windlass.rotate()");
+    /// Calls a function of the schema that is given nothing.
+    async fn call(&self, function: &str) -> VacuumResult<()> {
+        let sql = self.schema.in_sql(&format!("select windlass.{function}()"));
         let call = async {
             let client = self.pool.get().await?;
             Ok(ask_in_read_committed(&client, &sql, &[]).await?)

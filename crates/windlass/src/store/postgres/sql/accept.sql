@@ -92,8 +92,7 @@ create function windlass._accept_plain(_ids uuid[], _queue_kinds int[], _payload
     _specs jsonb[], _now bigint, out sequences bigint[], out depths bigint[], out rings text[])
 language plpgsql as $$
 declare
-  -- Read once: by the default of the column it would be read for every row.
-  _part smallint := pg_sequence_last_value('windlass.active_partition') & 1;
+  _part smallint;
   _has_delays boolean := 0 <> any (_start_kinds);
   _dues bigint[];
   _ranks bigint[];
@@ -123,6 +122,10 @@ begin
         i.queue_kind, case when i.due > _now then 1 else 2 end, true, i.max_attempts
       from unnest(sequences, _dues, _ranks, _queue_kinds, _max_attempts)
         as i(seq, due, rank, queue_kind, max_attempts);
+  -- The active partition, read once: by the default of the column it would be read for every row.
+  -- With the lock held, as rotation.sql asks of whoever inserts.
+  lock table windlass.ready in row exclusive mode;
+  _part := pg_sequence_last_value('windlass.active_partition') & 1;
   insert into windlass.ready (queue_kind, rank, at, seq, never_started, part)
     select i.queue_kind, i.rank, _now, i.seq, true, _part
       from unnest(sequences, _dues, _ranks, _queue_kinds) as i(seq, due, rank, queue_kind)

@@ -32,9 +32,6 @@ declare
   _plan windlass.claim_plan;
   _rows windlass.ready_rows;
   _jobs windlass.claim_jobs;
-  _last_rank bigint := -9223372036854775808;
-  _last_at bigint := -9223372036854775808;
-  _last_seq bigint := -9223372036854775808;
   _turned_away int[];
   _rate_wait bigint;
 begin
@@ -45,7 +42,7 @@ begin
   _plan := windlass._plan_claim(_terms, _queues, _limit, _now);
   since := _now;
   if cardinality(_plan.shares) > 0 then
-    _rows := windlass._lock_ready(_plan.queue_kinds, _plan.shares, _parity, _plan.is_mixed);
+    _rows := windlass._lock_ready(_plan.ranges, _plan.shares, _parity, _plan.is_mixed);
     -- Read when the jobs are locked: leases that began before those ended that made room for them
     -- would overlap with them in the store's own time.
     since := greatest(_now, windlass.now_us());
@@ -55,8 +52,8 @@ begin
         from windlass._start_batch(_terms, _plan, _rows, _jobs, since);
       -- What is left after so many is looked for behind them, not among what was just taken.
       if not _plan.is_mixed and cardinality(_jobs.seqs) = _plan.most then
-        select p.rank, p.at, p.seq into _last_rank, _last_at, _last_seq
-          from windlass.job_state p where p.seq = _jobs.seqs[_plan.most];
+        _plan.ranges := windlass._ranges_behind(_plan.ranges, _plan.shares,
+          _jobs.seqs[_plan.most]);
       end if;
     elsif _rows.seqs is not null then
       _jobs := windlass._lock_each(_plan, _rows, since);
@@ -71,13 +68,10 @@ begin
         from windlass._note_limits(_terms, _plan, _jobs, since) l;
     end if;
   end if;
-  ready := (select coalesce(sum(c.n), 0)::bigint
-    from unnest(_plan.queue_kinds, _plan.terms) as s(queue_kind, term)
-      cross join lateral (select count(*) as n from (
-        select from windlass.ready r where r.queue_kind = s.queue_kind
-            and (r.rank, r.at, r.seq) > (_last_rank, _last_at, _last_seq)
-          order by r.rank, r.at, r.seq limit 100) r) c
-    where not s.term = any (coalesce(_turned_away, '{}')));
+  ready := (select coalesce(sum(c.n), 0)::bigint from unnest(_plan.ranges) t
+    cross join lateral (select count(*) as n from (
+      select from windlass._ready_in(t) r order by r.rank, r.at, r.seq limit 100) r) c
+    where not _plan.terms[t.source] = any (coalesce(_turned_away, '{}')));
   wake_in := least(
     (select greatest(d.at - _now, 0) from windlass.scheduled d order by d.at limit 1),
     _rate_wait, case when _jobs.has_expired then 0 end);
@@ -101,13 +95,19 @@ begin
         join windlass.queue q on q.id = l.queue
       where not q.paused and (_queues is null or q.name = any (_queues))
       order by l.id, t.n) s;
+  _plan.ranges := array(select s from windlass._scan_ranges(_plan.queue_kinds) s);
   if _plan.queue_kinds is null or _plan.most <= 0 then return _plan; end if;
   _plan.has_limits := array_remove(_terms.concurrency, null) <> '{}'
     or array_remove(_terms.rate_jobs, null) <> '{}';
   if _plan.has_limits then _plan := windlass._apply_limits(_terms, _plan); end if;
-  _plan.is_mixed := cardinality(_plan.queue_kinds) > 1;
-  _plan.shares := case when _plan.is_mixed then windlass._share_out(_plan)
-    else array[coalesce(_plan.allowed[_plan.terms[1]], _plan.most)] end;
+  if cardinality(_plan.ranges) = 1 then
+    _plan.shares := array[coalesce(_plan.allowed[_plan.terms[1]], _plan.most)];
+    _plan.is_mixed := false;
+  else
+    _plan.shares := windlass._share_out(_plan);
+    _plan.is_mixed := cardinality(_plan.queue_kinds) > 1
+      or cardinality(array_remove(_plan.shares, 0)) > 1;
+  end if;
   return _plan;
 end $$;
 
@@ -150,19 +150,19 @@ begin
   return _plan;
 end $$;
 
--- How many jobs to take of each source: the first of all of them, by effective priority.
+-- How many jobs to take from each range: the first of all of them, by effective priority.
 create function windlass._share_out(_plan windlass.claim_plan) returns int[] language plpgsql as $$
 begin
   return (
     with wanted as (
-      select s.n, s.term, x.at, x.seq,
-          windlass._effective_priority(s.ageing, x.rank, x.at, _plan.now) as priority
-        from unnest(_plan.queue_kinds, _plan.terms, _plan.ageings) with ordinality
-            as s(queue_kind, term, ageing, n)
+      select t.n, _plan.terms[(t.range).source] as term, x.at, x.seq,
+          windlass._effective_priority(_plan.ageings[(t.range).source], x.rank, x.at, _plan.now)
+            as priority
+        from (select r as range, row_number() over () as n from unnest(_plan.ranges) r) t
           cross join lateral (
-            select r.rank, r.at, r.seq from windlass.ready r where r.queue_kind = s.queue_kind
-              order by r.rank, r.at, r.seq
-              limit least(_plan.most, coalesce(_plan.allowed[s.term], _plan.most))) x
+            select r.rank, r.at, r.seq from windlass._ready_in(t.range) r
+              order by r.rank, r.at, r.seq limit least(_plan.most,
+                coalesce(_plan.allowed[_plan.terms[(t.range).source]], _plan.most))) x
     ), allowed as (
       select w.*, row_number() over (partition by w.term order by w.priority desc, w.at, w.seq)
           as nth
@@ -172,7 +172,7 @@ begin
         order by a.priority desc, a.at, a.seq limit _plan.most
     )
     select array_agg(coalesce(f.jobs, 0) order by s.n)
-      from generate_series(1, cardinality(_plan.queue_kinds)) as s(n)
+      from generate_series(1, cardinality(_plan.ranges)) as s(n)
         left join (select n, count(*)::int as jobs from first group by n) f on f.n = s.n);
 end $$;
 
@@ -337,9 +337,8 @@ begin
       end if;
     end if;
     if _taken < _plan.most and exists (
-        select from unnest(_plan.queue_kinds) s cross join lateral (
-            select from windlass.ready r where r.queue_kind = s limit 1) r
-          where s in (select l.id from windlass.queue_kind l where l.kind = _kind.id))
+        select from unnest(_plan.ranges) t cross join lateral windlass._ready_in(t) r
+          where t.queue_kind in (select l.id from windlass.queue_kind l where l.kind = _kind.id))
     then
       turned_away := turned_away || _term.n;
       if _term.concurrency is not null and _plan.waits[_term.n] is null then

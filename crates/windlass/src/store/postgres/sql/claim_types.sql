@@ -27,7 +27,9 @@ create type windlass.claim_plan as (
   has_limits boolean,
   allowed int[],
   waits bigint[],
-  -- How many to take of each source, and whether jobs of several sources are put into one order.
+  -- Where to look, how many to take there, and whether jobs of several ranges are put into one
+  -- order.
+  ranges windlass.scan_range[],
   shares int[],
   is_mixed boolean
 );

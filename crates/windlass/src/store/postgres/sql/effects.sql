@@ -177,7 +177,8 @@ begin
   )
   insert into windlass.pending_effect (effect, queue)
     select 'ring_queue', l.queue from freed f join windlass.queue_kind l on l.kind = f.id
-      where exists (select from windlass.ready r where r.queue_kind = l.id);
+      where exists (select from windlass._scan_ranges(array[l.id]) t
+        cross join lateral windlass._ready_in(t) r);
 end $$;
 
 create function windlass._notify_if_empty(_queue int, _name text, _now bigint) returns void

@@ -19,7 +19,9 @@ create table windlass.settings (
 insert into windlass.settings default values;
 
 -- Its lowest bit is the partition of `ready` and `counter_delta` into which new rows go; see
--- rotation.sql. A sequence, because every snapshot sees its last value.
+-- rotation.sql. A sequence, because every snapshot sees its last value. It is read by the statement
+-- that inserts, which holds the lock of the table by then: so rotation can tell who may still
+-- insert into the partition it has left.
 create sequence windlass.active_partition minvalue 0;
 select nextval('windlass.active_partition');
 

@@ -62,7 +62,7 @@ language sql immutable as $$
 $$;
 
 -- Numbers in ascending order as ranges without gaps, and where each begins among them. In plpgsql,
--- which keeps its plan: a function in SQL is planned again by every call, which cost a claim 120 us.
+-- which keeps its plan: a function in SQL is planned by every call, which cost a claim 120 us.
 create function windlass._to_ranges(_seqs bigint[], out firsts int[], out lows bigint[],
     out highs bigint[])
 language plpgsql immutable as $$
