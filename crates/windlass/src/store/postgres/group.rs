@@ -13,7 +13,7 @@
 //!   was refused has done nothing; its calls are then made one by one.
 //! - An answer that was lost is unknown for the callers of that statement and nobody else.
 //! - Only jobs without side effects share a statement: they wait for nobody's locks. A job id
-//!   stands in it once, so that a call that repeats another is told so.
+//!   stands in it once: twice, the statement would fail and its calls be made one by one.
 //! - A caller that gives up takes nobody with it, so a task makes the statement, not a caller.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
