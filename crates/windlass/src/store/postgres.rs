@@ -14,10 +14,12 @@ mod clock;
 pub(crate) mod connect;
 mod control;
 mod counts;
+mod database;
 mod enqueue;
 mod event;
 mod explain;
 mod fault;
+mod group;
 mod jobs;
 mod migrate;
 pub(in crate::store) mod moving;
@@ -36,25 +38,23 @@ mod vacuum;
 mod wire;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 pub use connect::{PostgresAddress, Schema};
-use deadpool_postgres::Pool;
 pub use fault::OpenFault;
 pub use migrate::{MIGRATIONS, Migration, VERSION};
 pub use roles::{grant_enqueue_sql, grant_read_sql, grant_work_sql};
-use tokio::sync::watch;
 use tokio_postgres::Row;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::Type;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
 use windlass_core::job::{JobId, NewJob};
 use windlass_core::ledger::{
-    Claim, Counts, Enqueued, Promoted, Renewal, Renewed, Rescue, Rescued, Ring, Settled,
-    Settlement, Turned, WorkerReport,
+    Claim, Counts, Enqueued, Promoted, Renewal, Renewed, Rescue, Rescued, Settled, Settlement,
+    Turned, WorkerReport,
 };
 use windlass_core::limits::Limits;
 use windlass_core::name::Name;
@@ -62,10 +62,10 @@ use windlass_core::object::Turn;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
 
-use self::cancel::CancelOnDrop;
 use self::claimed::{ClaimedSequences, Claims};
 use self::clock::ClockWatch;
-use self::fault::Verdict;
+use self::database::{Database, PATIENCE, Parameter, odd};
+use self::group::EnqueueGroups;
 use self::names::Names;
 use self::vacuum::{Vacuum, VacuumTarget};
 use self::wire::Read;
@@ -77,9 +77,6 @@ use super::{
 use crate::clock::{Clock, SystemClock};
 use crate::wake::Wake;
 
-/// How long the database may take to answer before the answer is unknown.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// How long closing may take to tell the others.
 const A_WORD: Duration = Duration::from_secs(1);
 
@@ -87,34 +84,21 @@ const A_WORD: Duration = Duration::from_secs(1);
 /// not tell.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// How often a call is made again when the database rolled it back for the sake of others.
-const TRIES: u32 = 10;
-
-/// A value for the database, and its type.
-type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
-
 /// Keeps jobs in a PostgreSQL database, which many processes may share.
 pub struct PostgresStore {
-    pool: Pool,
-    address: Arc<PostgresAddress>,
-    schema: Schema,
+    database: Arc<Database>,
     limits: Limits,
-    wake: Arc<dyn Wake>,
-    committed: watch::Sender<u64>,
     names: Mutex<Names>,
+    groups: Arc<EnqueueGroups>,
     sequences: ClaimedSequences,
     claims: Claims,
-    /// For pauses of its own, and for bounds of a hundred years; jobs know the database's.
-    clock: SystemClock,
     vacuum: Vacuum,
     watch: ClockWatch,
-    /// Whether sessions have another isolation level by default, so that each call says its own.
-    names_isolation: AtomicBool,
 }
 
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PostgresStore({})", self.schema)
+        write!(f, "PostgresStore({})", self.database.schema)
     }
 }
 
@@ -131,19 +115,14 @@ impl PostgresStore {
     ) -> Result<Self, OpenFault> {
         prepare(address).await?;
         let store = Self {
-            pool: connect::pool(address)?,
-            address: Arc::new(address.clone()),
-            schema: address.schema.clone(),
+            database: Arc::new(Database::new(address, wake)?),
             limits,
-            wake,
-            committed: watch::Sender::new(0),
             names: Mutex::default(),
+            groups: Arc::default(),
             sequences: ClaimedSequences::default(),
             claims: Claims::default(),
-            clock: SystemClock::new(),
             vacuum: Vacuum::default(),
             watch: ClockWatch::start(address.clone()),
-            names_isolation: AtomicBool::new(false),
         };
         match store.settle_in().await {
             Ok(()) => Ok(store),
@@ -167,79 +146,31 @@ impl PostgresStore {
         let sql = "select windlass._number_events(), \
              current_setting('transaction_isolation') <> 'read committed'";
         let row = self.one("read the last event", sql, &[]).await?;
-        self.names_isolation.store(row.get(1), Ordering::Relaxed);
-        self.committed.send_replace(row.get::<_, i64>(0).cast_unsigned());
+        self.database.names_isolation.store(row.get(1), Ordering::Relaxed);
+        self.database.committed.send_replace(row.get::<_, i64>(0).cast_unsigned());
         self.learn_names().await
     }
 
-    /// Makes one call, again if the database rolled it back for the sake of others.
     async fn call(
         &self,
         doing: &'static str,
         sql: &str,
         parameters: &[Parameter<'_>],
     ) -> Answer<Vec<Row>> {
-        let sql = self.schema.in_sql(sql);
-        for attempt in 1..=TRIES {
-            let client = self.pool.get().await.map_err(fault::no_connection)?;
-            let under_way = CancelOnDrop::new(client, &self.address);
-            let begun = self.clock.now().steady;
-            let asked = async {
-                let client = under_way.client();
-                match self.names_isolation.load(Ordering::Relaxed) {
-                    false => client.query_typed(&sql, parameters).await,
-                    true => connect::ask_in_read_committed(client, &sql, parameters).await,
-                }
-            };
-            let Ok(answer) = tokio::time::timeout(PATIENCE, asked).await else {
-                let why = format!("no answer within {PATIENCE:?}");
-                return Err(StoreError::Unknown { doing, source: why.into() });
-            };
-            under_way.answered();
-            if let Err(error) = &answer
-                && error.code().is_some_and(|code| code.code() == fault::NOT_READ_COMMITTED)
-            {
-                // Someone has changed the default of database, role or server meanwhile.
-                self.names_isolation.store(true, Ordering::Relaxed);
-                continue;
-            }
-            let waited = self.clock.now().steady.since(begun);
-            match answer.map_err(|error| fault::verdict(doing, error, waited)) {
-                Ok(rows) => return Ok(rows),
-                Err(Verdict::Tell(error)) => return Err(error),
-                Err(Verdict::AgainOrTell(error)) if attempt == TRIES => return Err(error),
-                Err(Verdict::Again | Verdict::AgainOrTell(_)) => {
-                    let pause = Duration::from_millis(1 << attempt.min(7));
-                    self.clock.sleep(pause).await;
-                }
-            }
-        }
-        let why = format!("others were in the way {TRIES} times; try again");
-        Err(Refusal::Unavailable { why }.into())
+        self.database.call(doing, sql, parameters).await
     }
 
-    /// A call that is answered with at least one row.
     async fn one(
         &self,
         doing: &'static str,
         sql: &str,
         parameters: &[Parameter<'_>],
     ) -> Answer<Row> {
-        let rows = self.call(doing, sql, parameters).await?;
-        rows.into_iter().next().ok_or_else(|| odd(doing, "no row came back"))
+        self.database.one(doing, sql, parameters).await
     }
 
-    /// After a commit: wakes whom it concerns, and lets those who wait for events look.
     async fn committed_and_rings(&self, rings: Option<Vec<String>>) {
-        self.committed.send_modify(|_| {});
-        self.ring(rings.unwrap_or_default()).await;
-    }
-
-    async fn ring(&self, rings: Vec<String>) {
-        let rings: Vec<Ring> = rings.iter().filter_map(|ring| read_ring(ring)).collect();
-        if !rings.is_empty() {
-            self.wake.ring(&rings).await;
-        }
+        self.database.committed_and_rings(rings).await;
     }
 }
 
@@ -300,20 +231,9 @@ pub fn migration_sql(schema: &Schema, from: i32) -> String {
     format!("begin isolation level read committed;\n{}commit;\n", scripts.collect::<String>())
 }
 
-fn odd(doing: &'static str, why: &str) -> StoreError {
-    StoreError::Unknown { doing, source: why.into() }
-}
-
 /// What was read, or that it makes no sense.
 fn understood<T>(read: Read<T>) -> Answer<T> {
     read.map_err(|strange| Refusal::Unavailable { why: strange.to_string() }.into())
-}
-
-fn read_ring(ring: &str) -> Option<Ring> {
-    match ring.strip_prefix("q:") {
-        Some(queue) => Name::new(queue).ok().map(Ring::Queue),
-        None => (ring == "c").then_some(Ring::Cancel),
-    }
 }
 
 /// A number as PostgreSQL has it, which ends at half of what ours can be.
@@ -329,7 +249,7 @@ fn about_now() -> Timestamp {
 #[async_trait]
 impl Store for PostgresStore {
     async fn enqueue(&self, jobs: Vec<Arc<NewJob>>) -> Answer<Vec<Enqueued>> {
-        enqueue::enqueue(self, &jobs).await
+        enqueue::enqueue(self, jobs).await
     }
 
     async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch> {
@@ -351,14 +271,16 @@ impl Store for PostgresStore {
     async fn promote(&self) -> Answer<Promoted> {
         let row = self.one("promote", "select * from windlass.promote()", &[]).await?;
         let last = row.get::<_, i64>("last_event").cast_unsigned();
-        self.committed.send_if_modified(|known| {
+        self.database.committed.send_if_modified(|known| {
             let new = *known < last;
             *known = last.max(*known);
             new
         });
-        self.ring(row.get("rings")).await;
-        let target = || VacuumTarget { pool: self.pool.clone(), schema: self.schema.clone() };
-        self.vacuum.sweep(target, self.clock.now().steady);
+        self.database.ring(row.get("rings")).await;
+        let database = &self.database;
+        let (pool, schema) = (&database.pool, &database.schema);
+        let target = || VacuumTarget { pool: pool.clone(), schema: schema.clone() };
+        self.vacuum.sweep(target, database.clock.now().steady);
         Ok(Promoted {
             purged: row.get::<_, i64>("purged").cast_unsigned(),
             // A cascade is one commit here, however large it is.
@@ -405,13 +327,15 @@ impl Store for PostgresStore {
     }
 
     async fn events(&self, after: u64, limit: usize, wait: Duration) -> Answer<Vec<Arc<Event>>> {
-        let (committed, look) = (self.committed.subscribe(), || event::events(self, after, limit));
-        events_within(wait, LOOK_AGAIN, &self.clock, committed, look).await
+        let committed = self.database.committed.subscribe();
+        let look = || event::events(self, after, limit);
+        events_within(wait, LOOK_AGAIN, &self.database.clock, committed, look).await
     }
 
     fn info(&self) -> StoreInfo {
-        let schema = Some(self.schema.shared());
-        StoreInfo { schema, ..StoreInfo::new(Durability::Sync, *self.committed.borrow()) }
+        let Database { schema, committed, .. } = &*self.database;
+        let schema = Some(schema.shared());
+        StoreInfo { schema, ..StoreInfo::new(Durability::Sync, *committed.borrow()) }
     }
 
     async fn close(&self) {
@@ -419,6 +343,6 @@ impl Store for PostgresStore {
         let leaving = self.call("leave", "select windlass.leave_clock()", &[]);
         // Without a word of it, others wait a moment longer for nobody.
         let _ = tokio::time::timeout(A_WORD, leaving).await;
-        self.pool.close();
+        self.database.pool.close();
     }
 }

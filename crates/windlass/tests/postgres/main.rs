@@ -14,6 +14,7 @@ mod common;
 mod conformance;
 mod cuts;
 mod failover;
+mod groups;
 mod growth;
 mod isolation;
 mod locks;

@@ -111,7 +111,10 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "jobs that nothing but time decides about are not counted per priority",
-        edits: &[("count(*) from timed where priority <> 0", "count(*) from timed where false")],
+        edits: &[(
+            "from unnest(_queues, _priorities) as i(queue, priority) where i.priority <> 0",
+            "from unnest(_queues, _priorities) as i(queue, priority) where false",
+        )],
         caught_by: &["waiting jobs are counted per priority"],
     },
     Bug {
@@ -409,8 +412,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "an id that comes again with another payload passes for a repeated call",
         edits: &[(
-            "where j.queue_kind <> i.queue_kind or j.payload <> i.payload",
-            "where j.queue_kind <> i.queue_kind",
+            "j.queue_kind = i.queue_kind and j.payload = i.payload as same",
+            "j.queue_kind = i.queue_kind as same",
         )],
         caught_by: &["a reused id with another payload is refused"],
     },
@@ -727,7 +730,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a job's own number of attempts is forgotten",
-        edits: &[("then 1 else 2 end, true, max_attempts", "then 1 else 2 end, true, null")],
+        edits: &[("then 1 else 2 end, true, i.max_attempts", "then 1 else 2 end, true, null")],
         caught_by: &["a job is added when one dies however it dies"],
     },
     Bug {
@@ -923,9 +926,9 @@ const SQUARES: &[Bug] = &[
     Bug {
         what: "each new job is looked for among all of its batch",
         edits: &[(
-            "left join unnest(_seqs, _new) as f(seq, id) on f.id = i.id",
-            "left join lateral (select f.* from unnest(_seqs, _new) as f(seq, id) \
-               where f.id = i.id offset 0) f on true",
+            "as i(seq, due, rank, queue_kind) where i.due is null or",
+            "as i(seq, due, rank, queue_kind) cross join lateral (select from windlass.job j \
+               where j.seq + 0 = i.seq offset 0) j where i.due is null or",
         )],
         caught_by: &["plain"],
     },

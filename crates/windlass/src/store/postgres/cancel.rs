@@ -40,6 +40,13 @@ impl<'a> CancelOnDrop<'a> {
     pub(super) fn answered(mut self) {
         self.client = None;
     }
+
+    /// The connection is lost, which the pool may not have noticed yet: nobody else gets it.
+    ///
+    /// Guarded by `groups::an_answer_that_is_lost_is_unknown_for_its_own_callers_alone`.
+    pub(super) fn lost(mut self) {
+        self.client.take().map(Object::take);
+    }
 }
 
 impl Drop for CancelOnDrop<'_> {

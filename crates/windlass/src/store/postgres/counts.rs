@@ -143,7 +143,7 @@ pub(super) async fn heartbeat(
     ];
     let sql = "select windlass.heartbeat($1, $2, $3, $4, $5, $6, $7)";
     store.call("announce a worker", sql, &parameters).await?;
-    store.committed.send_modify(|_| {});
+    store.database.committed.send_modify(|_| {});
     Ok(())
 }
 

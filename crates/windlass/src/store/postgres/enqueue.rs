@@ -7,23 +7,45 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 use windlass_core::batch;
 use windlass_core::job::NewJob;
-use windlass_core::ledger::Enqueued;
+use windlass_core::ledger::{Acceptance, Enqueued};
 use windlass_core::limits::Limits;
 use windlass_core::refusal::Refusal;
 
+use super::database::{Database, odd};
+use super::group::{EnqueueCall, Joined};
 use super::wire::{self, Placed, Sparse};
 use super::{Parameter, PostgresStore, about_now, spec, understood};
 use crate::store::Answer;
 
-pub(super) async fn enqueue(store: &PostgresStore, jobs: &[Arc<NewJob>]) -> Answer<Vec<Enqueued>> {
+pub(super) async fn enqueue(
+    store: &PostgresStore,
+    jobs: Vec<Arc<NewJob>>,
+) -> Answer<Vec<Enqueued>> {
     if jobs.is_empty() {
         return Ok(Vec::new());
     }
-    check_batch(jobs, &store.limits)?;
-    let columns = BatchColumns::of(jobs, store.queue_kinds(jobs).await?);
-    let rows = store.call("enqueue", ACCEPT, &columns.parameters()).await?;
-    let (enqueued, rings) = read_enqueued(&rows)?;
-    store.committed_and_rings(rings).await;
+    check_batch(&jobs, &store.limits)?;
+    let queue_kinds = store.queue_kinds(&jobs).await?;
+    let call = EnqueueCall { jobs, queue_kinds };
+    if !call.may_share() {
+        return accept(&store.database, &call.jobs, call.queue_kinds).await;
+    }
+    match store.groups.join(&store.database, call) {
+        Joined::First(call, turn) => turn.accept_alone(call).await,
+        Joined::Waiting(answer) => answer.await,
+    }
+}
+
+/// Accepts jobs in one statement, all or none, and wakes whom they concern.
+pub(super) async fn accept(
+    database: &Database,
+    jobs: &[Arc<NewJob>],
+    queue_kinds: Vec<i32>,
+) -> Answer<Vec<Enqueued>> {
+    let columns = BatchColumns::of(jobs, queue_kinds);
+    let rows = database.call("enqueue", ACCEPT, &columns.parameters()).await?;
+    let (enqueued, rings) = read_enqueued(&rows, jobs)?;
+    database.committed_and_rings(rings).await;
     Ok(enqueued)
 }
 
@@ -76,16 +98,21 @@ impl<'a> BatchColumns<'a> {
 }
 
 /// What became of a batch, and whom to ring.
-fn read_enqueued(rows: &[Row]) -> Answer<(Vec<Enqueued>, Option<Vec<String>>)> {
+fn read_enqueued(
+    rows: &[Row],
+    jobs: &[Arc<NewJob>],
+) -> Answer<(Vec<Enqueued>, Option<Vec<String>>)> {
+    let Some((last, rows)) = rows.split_last() else {
+        return Err(odd("enqueue", "no row came back"));
+    };
+    let rings = last.get("rings");
+    if let Some(sequences) = last.get::<_, Option<Vec<i64>>>("sequences") {
+        return Ok((all_new(jobs, &sequences, last.get("depths")), rings));
+    }
     let mut enqueued = Vec::with_capacity(rows.len());
-    let mut rings = None;
     for row in rows {
-        let Some(id) = row.get::<_, Option<uuid::Uuid>>("id") else {
-            rings = row.get("rings");
-            continue;
-        };
         let placed = Placed {
-            id,
+            id: row.get("id"),
             acceptance: row.get("acceptance"),
             depth: row.get("depth"),
             sequence: row.get("sequence"),
@@ -95,4 +122,18 @@ fn read_enqueued(rows: &[Row]) -> Answer<(Vec<Enqueued>, Option<Vec<String>>)> {
         enqueued.push(understood(placed.into_enqueued())?);
     }
     Ok((enqueued, rings))
+}
+
+/// Jobs that were all accepted, under these numbers. One depth is that of all.
+fn all_new(jobs: &[Arc<NewJob>], sequences: &[i64], depths: Vec<i64>) -> Vec<Enqueued> {
+    let depths = depths.iter().chain(depths.last().into_iter().cycle());
+    let each = jobs.iter().zip(sequences).zip(depths);
+    let enqueued = |((job, sequence), depth): ((&Arc<NewJob>, &i64), &i64)| Enqueued {
+        id: job.id,
+        acceptance: Acceptance::Accepted,
+        depth: depth.cast_unsigned(),
+        sequence: sequence.cast_unsigned(),
+        lane: None,
+    };
+    each.map(enqueued).collect()
 }

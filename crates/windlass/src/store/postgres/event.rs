@@ -31,7 +31,7 @@ pub(super) async fn events(
         match row.get::<_, Option<i64>>("last") {
             Some(last) => {
                 let last = last.cast_unsigned();
-                store.committed.send_if_modified(|known| {
+                store.database.committed.send_if_modified(|known| {
                     *known = last.max(*known);
                     false
                 });

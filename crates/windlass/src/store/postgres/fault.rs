@@ -66,7 +66,8 @@ pub(super) fn verdict(
         });
     }
     match code.code() {
-        "40001" | "40P01" => Verdict::Again,
+        // The last: a job that is being accepted elsewhere at the same time, under the same id.
+        "40001" | "40P01" | "23505" => Verdict::Again,
         "55P03" => {
             let why = "someone keeps rows of the schema locked, and nothing was done; \
                  look for an open transaction in `pg_stat_activity`";
@@ -80,6 +81,11 @@ pub(super) fn verdict(
         "53100" | "53200" => Verdict::Tell(Refusal::StoreFull { why: said(&error) }.into()),
         _ => Verdict::Tell(Refusal::Unavailable { why: sentence(&error) }.into()),
     }
+}
+
+/// Whether no more can be asked on the connection that answered so.
+pub(super) fn ends_the_session(error: &tokio_postgres::Error) -> bool {
+    error.code().is_none_or(|code| matches!(code.code(), "57P01" | "57P02" | "57P05"))
 }
 
 pub(super) fn no_connection(error: PoolError) -> StoreError {

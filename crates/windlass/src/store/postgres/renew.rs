@@ -49,7 +49,7 @@ pub(super) async fn renew(
             }),
         };
     }
-    store.committed.send_modify(|_| {});
+    store.database.committed.send_modify(|_| {});
     Ok(answers)
 }
 

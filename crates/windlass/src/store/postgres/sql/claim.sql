@@ -63,8 +63,10 @@ begin
           from windlass._start_each(_terms, _plan, _rows, _jobs, since) j;
       end if;
     end if;
-    select l.turned_away, l.rate_wait into _turned_away, _rate_wait
-      from windlass._note_limits(_terms, _plan, _jobs, since) l;
+    if _plan.has_limits then
+      select l.turned_away, l.rate_wait into _turned_away, _rate_wait
+        from windlass._note_limits(_terms, _plan, _jobs, since) l;
+    end if;
   end if;
   ready := (select coalesce(sum(c.n), 0)::bigint from unnest(_plan.ranges) t
     cross join lateral (select count(*) as n from (
@@ -95,7 +97,9 @@ begin
       order by l.id, t.n) s;
   _plan.ranges := array(select s from windlass._scan_ranges(_plan.queue_kinds) s);
   if _plan.queue_kinds is null or _plan.most <= 0 then return _plan; end if;
-  _plan := windlass._apply_limits(_terms, _plan);
+  _plan.has_limits := array_remove(_terms.concurrency, null) <> '{}'
+    or array_remove(_terms.rate_jobs, null) <> '{}';
+  if _plan.has_limits then _plan := windlass._apply_limits(_terms, _plan); end if;
   if cardinality(_plan.ranges) = 1 then
     _plan.shares := array[coalesce(_plan.allowed[_plan.terms[1]], _plan.most)];
     _plan.is_mixed := false;

@@ -22,8 +22,9 @@ create type windlass.claim_plan as (
   queues int[],
   ageings bigint[],
   lanes int[],
-  -- One per kind of the terms, null without a limit: the most it may start now, and how long its
-  -- rate lets the next one wait.
+  -- Whether some kind of the terms has a limit. One value per kind, null without one: the most it
+  -- may start now, and how long its rate lets the next one wait.
+  has_limits boolean,
   allowed int[],
   waits bigint[],
   -- Where to look, how many to take there, and whether jobs of several ranges are put into one

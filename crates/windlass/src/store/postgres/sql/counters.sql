@@ -58,11 +58,13 @@ begin
   end if;
 end $$;
 
--- Waiting jobs of a queue.
-create function windlass._depth(_queue int) returns bigint language sql volatile as $$
-  select coalesce(sum(blocked + scheduled + ready), 0)::bigint from windlass.counter_delta
-    where queue = _queue and queue_kind is not null
-$$;
+-- Waiting jobs of a queue. In plpgsql, which keeps its plan: a function in SQL is planned again by
+-- every call.
+create function windlass._depth(_queue int) returns bigint language plpgsql as $$
+begin
+  return (select coalesce(sum(blocked + scheduled + ready), 0)::bigint from windlass.counter_delta
+    where queue = _queue and queue_kind is not null);
+end $$;
 
 -- Adds up the differences of counters, unless someone else does.
 create function windlass._fold_counters() returns void language plpgsql as $$

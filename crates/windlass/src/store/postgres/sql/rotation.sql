@@ -15,6 +15,8 @@
 -- value of `active_partition`) and has marks. Rows are only added while dead ones are pinned, so
 -- that the last is found at once. `awaited` are the transactions that may still insert into the
 -- partition. Losing the marks costs time, never a job.
+-- Why not simpler: without them the flow at 64 slots fell to 0.66 of before while a transaction was
+-- pinned, with them to 0.79 (medians of three runs each, in turns).
 create table windlass.low_water (
   n bigint generated always as identity primary key,
   rotation bigint not null,

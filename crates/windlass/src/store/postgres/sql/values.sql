@@ -61,15 +61,17 @@ language sql immutable as $$
       else '' end)
 $$;
 
--- Numbers in ascending order as ranges without gaps, and where each begins among them.
+-- Numbers in ascending order as ranges without gaps, and where each begins among them. In plpgsql,
+-- which keeps its plan: a function in SQL is planned again by every call.
 create function windlass._to_ranges(_seqs bigint[], out firsts int[], out lows bigint[],
     out highs bigint[])
-language sql immutable as $$
+language plpgsql immutable as $$
+begin
   select array_agg(r.first order by r.first), array_agg(r.low order by r.first),
-      array_agg(r.high order by r.first)
+      array_agg(r.high order by r.first) into firsts, lows, highs
     from (select min(x.n)::int as first, min(x.seq) as low, max(x.seq) as high
-      from unnest(_seqs) with ordinality as x(seq, n) group by x.seq - x.n) r
-$$;
+      from unnest(_seqs) with ordinality as x(seq, n) group by x.seq - x.n) r;
+end $$;
 
 -- The numbers in ranges.
 create function windlass._from_ranges(_lows bigint[], _highs bigint[]) returns setof bigint
