@@ -191,9 +191,9 @@ begin
 end $$;
 
 -- Cancels (0), reschedules (1), replays (2) or deletes jobs, alone (3) or with all that depend on
--- them (4), each answered on its own. By a filter it changes the next `_most` jobs after `_after` and
--- up to `_until`, the last job there is if that is null. The last row says `_until`, and up to where
--- it has looked, null if nothing is left to look at.
+-- them (4), each answered on its own. By a filter it changes the next `_most` jobs after `_after`
+-- and up to `_until`, the last job there is if that is null. The last row says `_until`, and up to
+-- where it has looked, null if nothing is left to look at.
 create function windlass.alter(_ids uuid[], _filter jsonb, _after bigint, _until bigint, _most int,
     _what int, _start_kind int, _start_us bigint)
 returns table (job uuid, deed int, refusal jsonb, rings text[], looked_to bigint, until bigint)
@@ -248,8 +248,8 @@ begin
         null::bigint, null::bigint;
       continue;
     end if;
-    -- An open job may read the output of one it depends on; and those that wait for one that did not
-    -- complete would all follow it in this commit.
+    -- An open job may read the output of one it depends on; and those that wait for one that did
+    -- not complete would all follow it in this commit.
     if _what = 3 and (_p.state = 4 or (select count(*) from (select from windlass.dependency e
         where e.on_id = _id and not e.met limit {CASCADE_JOBS} + 1) w) > {CASCADE_JOBS})
     then

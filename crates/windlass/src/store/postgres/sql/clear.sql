@@ -2,8 +2,8 @@
 
 -- Cancels the next waiting jobs of a queue after `_after` and up to `_until`, the last job there is
 -- if that is null, as many as one commit changes. Answers `_until`, and up to where it has looked,
--- null if nothing is left to look at; then it tells of all, `_before` of which were cancelled by the
--- calls before.
+-- null if nothing is left to look at; then it tells of all, `_before` of which were cancelled by
+-- the calls before.
 create function windlass.clear(_queue text, _after bigint, inout until bigint, _before bigint,
     out cleared bigint, out followed bigint, out looked_to bigint, out rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
