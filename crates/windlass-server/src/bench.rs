@@ -108,7 +108,6 @@ fn modes(asked: &[Mode], ground: &Ground) -> anyhow::Result<Vec<Mode>> {
         Mode::Pinned,
         Mode::Reopen,
         Mode::Idle,
-        Mode::Steady,
         Mode::Limit,
     ];
     let mut modes = Vec::new();

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::sleep_until;
+use windlass::store::Durability;
 use windlass::{Engine, Error, Options};
 
 use crate::bench::callers::BATCH;
@@ -185,7 +186,7 @@ where
 /// The same rate without an engine.
 async fn bare(plan: &Plan) -> anyhow::Result<Option<Measurement>> {
     let nothing = async { Ok(()) };
-    let measured = Measurement::new(Mode::Steady, plan, 0);
+    let measured = Measurement::new(Mode::Steady, plan, 0).durability(Durability::Sync);
     #[cfg(feature = "postgres")]
     if plan.ground.is_a_database() {
         let rows = Arc::new(crate::bench::bare::Rows::create(plan).await?);

@@ -156,7 +156,7 @@ pub(crate) enum Mode {
     Steady,
     /// What the disk could do at best; see below
     Limit,
-    /// All that the store has
+    /// All that the store has, but for `steady`, which takes minutes
     All,
 }
 

@@ -147,6 +147,23 @@ fn on_a_disk_every_mode_has_its_figures_and_nothing_is_left_behind() {
 }
 
 #[test]
+fn small_calls_are_measured_beside_each_large_work_and_alone() {
+    let scratch = Scratch::new();
+    let lines = check_bench(
+        &scratch.path("bench"),
+        &["--mode", "steady", "--jobs", "2k", "--seconds", "1"],
+    );
+    let beside: Vec<_> = lines.iter().filter_map(|line| line["beside"].as_str()).collect();
+    assert_eq!(beside[..2], ["bare log", "nothing"]);
+    assert_eq!(beside.len(), 9, "{beside:?}");
+    for line in &lines {
+        assert!(line["p99_ms"].as_f64() > Some(0.0) && line["stalls"].is_u64(), "{line}");
+        let has_work = line["jobs"].as_u64() > Some(0);
+        assert_eq!(line["large_ms"].as_f64() > Some(0.0), has_work, "{line}");
+    }
+}
+
+#[test]
 fn pools_debounce_and_loops_are_measured_with_what_only_they_have() {
     let lines = check_bench("memory:", &["--mode", "pool", "--jobs", "200"]);
     let of: Vec<_> = lines.iter().map(|line| (&line["of"], &line["lanes"], &line["n"])).collect();
