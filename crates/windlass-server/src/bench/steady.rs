@@ -333,7 +333,7 @@ async fn list_all(engine: &Engine) -> anyhow::Result<()> {
 
 /// The parent completes, and all who waited for it are released.
 async fn end_the_parent(engine: &Engine, plan: &Plan) -> anyhow::Result<()> {
-    let parents = engine.jobs().tag(TAG).page(None, 1).await?;
+    let parents = engine.jobs().tag(TAG).oldest_first().page(None, 1).await?;
     let parent = parents.jobs.first().map(windlass::JobRecord::id);
     let parent = parent.ok_or_else(|| anyhow::anyhow!("the parent is gone"))?;
     let nothing = |_: Nothing| async { Ok::<_, Error>(()) };
