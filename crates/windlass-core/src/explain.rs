@@ -296,7 +296,7 @@ impl ExplainFacts {
     }
 
     fn taking(&self) -> impl DoubleEndedIterator<Item = &WorkerView> {
-        self.workers.iter().filter(|worker| !worker.stopping)
+        self.workers.iter().filter(|worker| worker.takes_jobs())
     }
 
     /// What keeps every job of a queue and kind from starting.
@@ -468,7 +468,7 @@ mod tests {
     /// A worker of one slot, for all queues.
     fn worker(kind: &str) -> WorkerView {
         let terms = WorkerKind { kind: name(kind), concurrency: None, rate: None };
-        let info = WorkerInfo { queues: None, kinds: vec![terms], slots: 1 };
+        let info = WorkerInfo { queues: None, kinds: vec![terms], slots: 1, quiet: false };
         WorkerView { worker: Arc::from("w"), info, running: 0, stopping: false }
     }
 

@@ -1,6 +1,9 @@
 //! Which jobs are meant: by state, kind, queue, tag and time.
 
+use alloc::format;
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use core::fmt;
 
 use crate::job::{JobId, StateName};
 use crate::ledger::JobSummary;
@@ -48,6 +51,31 @@ impl Order {
         match self {
             Order::NewestFirst => sequence.saturating_add(1),
             Order::OldestFirst => sequence,
+        }
+    }
+}
+
+/// What is asked for, as `word:value` pairs; `all jobs` if nothing is.
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn any(word: &str, values: &[impl ToString]) -> Option<String> {
+            let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+            (!values.is_empty()).then(|| format!("{word}:{}", values.join(",")))
+        }
+        let said =
+            [any("state", &self.states), any("kind", &self.kinds), any("queue", &self.queues)];
+        let tags = self.tags.iter().map(|tag| format!("tag:{tag}"));
+        let rest = [
+            self.created_from.map(|from| format!("created_from:{from}")),
+            self.created_before.map(|before| format!("created_before:{before}")),
+            self.parent.map(|parent| format!("parent:{parent}")),
+            self.blocked_by.map(|job| format!("blocked_by:{job}")),
+        ];
+        let said: Vec<String> =
+            said.into_iter().flatten().chain(tags).chain(rest.into_iter().flatten()).collect();
+        match said.is_empty() {
+            true => f.write_str("all jobs"),
+            false => f.write_str(&said.join(" ")),
         }
     }
 }

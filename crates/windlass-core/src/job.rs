@@ -9,6 +9,7 @@ use core::num::NonZeroU32;
 use core::str::FromStr;
 use core::time::Duration;
 
+pub use crate::lease::{Lease, LeaseToken, RequestId};
 use crate::limits::{self, Limits, at_most, no_longer_than, well_formed};
 use crate::name::Name;
 use crate::object::Address;
@@ -102,19 +103,6 @@ impl<'de> serde::Deserialize<'de> for JobId {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = <alloc::borrow::Cow<'de, str>>::deserialize(deserializer)?;
         text.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-/// Proof of the right to run a job: a number that only ever grows.
-///
-/// It is not the attempt, which snooze and replay reset, and it is never used twice, so a write
-/// that carries an old token is recognised as stale for ever.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LeaseToken(pub u64);
-
-impl fmt::Display for LeaseToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 
@@ -384,23 +372,6 @@ impl NewJob {
     }
 }
 
-/// The right of one worker to run one job until a time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
-    /// Fences every write of the attempt.
-    pub token: LeaseToken,
-    /// Who holds it.
-    pub worker: Arc<str>,
-    /// Since when.
-    pub since: Timestamp,
-    /// Until when, unless renewed; an estimate where leases run on a steady clock.
-    pub until: Timestamp,
-    /// Total runs allowed, decided when the job was claimed.
-    pub max_attempts: u32,
-    /// Someone asked for the job to be cancelled.
-    pub cancel_requested: bool,
-}
-
 /// Why a job is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeadReason {
@@ -596,11 +567,15 @@ pub struct JobStatus {
     pub generation: u32,
     /// It has started since it was accepted or last replayed.
     pub begun: bool,
+    /// The lease under which its last attempt was settled. `None` while it runs, and if that
+    /// attempt ended otherwise, because its worker was lost, or there was none since the job was
+    /// accepted or last replayed. Whoever settles again under it is answered and not refused.
+    pub settled_by: Option<LeaseToken>,
 }
 
 impl JobStatus {
     /// The status of a job that was just accepted.
     pub const fn new(state: State) -> Self {
-        Self { state, attempts: 0, recoveries: 0, generation: 0, begun: false }
+        Self { state, attempts: 0, recoveries: 0, generation: 0, begun: false, settled_by: None }
     }
 }

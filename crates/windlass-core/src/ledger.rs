@@ -24,6 +24,7 @@ mod bulk;
 mod check;
 mod checkpoint_entry;
 mod claim;
+mod configure;
 mod control;
 mod enqueue;
 mod entries;
@@ -36,14 +37,15 @@ mod objects;
 mod ranked;
 mod renew;
 mod rescue;
+mod reserved;
 mod restore;
 mod settle;
 mod steps;
 mod summary;
 mod totals;
 mod view;
+mod workers;
 
-use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::sync::Arc;
@@ -53,10 +55,8 @@ pub use alter::{Alter, JobAction, JobActionDone, JobActionResult};
 pub use bulk::{BulkProgress, Clear, ClearProgress, Cleared};
 pub use checkpoint_entry::CheckpointEntry;
 pub use claim::{Claim, Claimed, Claims, KindClaim};
-pub use control::{
-    Cancel, CancelAnswer, Configure, Heartbeat, QueueChange, Remove, RemoveGraph, Replay,
-    ReplayEdited, Reschedule, WorkerInfo, WorkerKind, WorkerReport,
-};
+pub use configure::{Configure, QueueChange};
+pub use control::{Cancel, CancelAnswer, Remove, RemoveGraph, Replay, ReplayEdited, Reschedule};
 pub use enqueue::{Acceptance, Enqueue, Enqueued, LanePosition};
 pub use entries::Partition;
 pub use hooks::{Hook, hook_id};
@@ -68,6 +68,7 @@ pub use settle::{Settle, Settled, Settlement, check_output};
 pub use steps::{StepMark, admit_steps};
 pub use summary::JobSummary;
 pub use view::{Counts, LaneCount, QueueCount, QueueKindCount, WorkerView};
+pub use workers::{Heartbeat, WorkerInfo, WorkerKind, WorkerReport};
 
 pub use crate::record::Totals;
 
@@ -95,7 +96,7 @@ pub trait Command {
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal>;
 }
 
-/// What a command caused.
+/// What a command caused, and its answer.
 #[derive(Debug)]
 pub struct Applied<R> {
     /// The answer.
@@ -105,6 +106,17 @@ pub struct Applied<R> {
     /// What to tell, after the commit.
     pub events: Vec<Event>,
     /// Whom to wake, after the commit.
+    pub rings: BTreeSet<Ring>,
+}
+
+/// What commands have caused and nobody has taken yet; see [`Applied`].
+#[derive(Debug, Default)]
+pub struct Caused {
+    /// What to persist.
+    pub changes: Vec<Change>,
+    /// What to tell.
+    pub events: Vec<Event>,
+    /// Whom to wake.
     pub rings: BTreeSet<Ring>,
 }
 
@@ -150,6 +162,7 @@ pub struct Ledger {
     lease_ends: BTreeSet<(Steady, LeaseToken)>,
     /// Leases whose end was told by a rescue that only looks, so that it is told once.
     told_ends: BTreeSet<(Steady, LeaseToken)>,
+    requests: claim::Requests,
     /// Completed and cancelled jobs that nothing holds back, oldest first.
     finished: BTreeSet<(Timestamp, u64, u32)>,
     /// Finished jobs whose unique key is still held, by the end of their window.
@@ -161,7 +174,7 @@ pub struct Ledger {
     /// How many dependents one command tells at most, and how many each end within it may.
     cascade_bounds: (usize, usize),
     keys: BTreeMap<Key, KeyHolder>,
-    workers: BTreeMap<Arc<str>, control::WorkerState>,
+    workers: BTreeMap<Arc<str>, workers::WorkerState>,
     next_sequence: u64,
     next_token: u64,
     next_event: u64,
@@ -204,6 +217,7 @@ impl Ledger {
             leases: BTreeMap::new(),
             lease_ends: BTreeSet::new(),
             told_ends: BTreeSet::new(),
+            requests: claim::Requests::default(),
             finished: BTreeSet::new(),
             withheld: BTreeSet::new(),
             edges: BTreeMap::new(),
@@ -232,15 +246,26 @@ impl Ledger {
     /// were too large for the commands before go on. Then the command decides. If it refuses, the
     /// changes and events hold only what came of that.
     pub fn apply<C: Command>(&mut self, command: C, reading: Now) -> Applied<C::Reply> {
+        let mut caused = Caused::default();
+        let reply = self.apply_into(command, reading, &mut caused);
+        let Caused { changes, events, rings } = caused;
+        Applied { reply, changes, events, rings }
+    }
+
+    /// The same, and adds what it causes to what others have caused. Whoever applies one command
+    /// after the other uses the same memory for all of them.
+    pub fn apply_into<C: Command>(
+        &mut self,
+        command: C,
+        reading: Now,
+        caused: &mut Caused,
+    ) -> Result<C::Reply, Refusal> {
         let now = self.glance(reading);
-        let mut effects = Effects {
-            now,
-            changes: Vec::new(),
-            events: Vec::new(),
-            rings: BTreeSet::new(),
-            dependents_left: self.cascade_bounds.0,
-        };
-        self.go_on_with_cascades(&mut effects);
+        let Caused { changes, events, rings } = core::mem::take(caused);
+        let dependents_left = self.cascade_bounds.0;
+        let mut effects = Effects { now, changes, events, rings, dependents_left };
+        // Few: a caller that has nothing to do with them waits for them. `Promote` takes many.
+        self.go_on_with_cascades(self.cascade_bounds.1, &mut effects);
         self.expire(&mut effects);
         let reply = command.run(self, &mut effects);
         self.tell_objects(&mut effects);
@@ -249,7 +274,8 @@ impl Ledger {
         self.tell_emptied_queues(&mut effects);
         self.ring_for_lanes(&mut effects);
         let Effects { changes, events, rings, .. } = effects;
-        Applied { reply, changes, events, rings }
+        *caused = Caused { changes, events, rings };
+        reply
     }
 
     /// Lets time pass: what is due becomes ready. Returns engine time.
@@ -336,6 +362,7 @@ impl Ledger {
             recoveries: u32::from(entry.recoveries),
             generation: entry.generation(),
             begun: entry.begun(),
+            settled_by: entry.settled_by(),
         }
     }
 
@@ -358,7 +385,7 @@ impl Ledger {
                     job: self.entry(slot).id,
                     at: effects.now.wall,
                     status: next.clone(),
-                    note: note.map(Box::new),
+                    note,
                 }));
                 if let State::Ready { .. } | State::Scheduled { .. } = next.state {
                     self.ring(slot, effects);

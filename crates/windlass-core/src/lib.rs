@@ -15,11 +15,13 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod audit;
 pub mod batch;
 pub mod event;
 pub mod explain;
 pub mod filter;
 pub mod job;
+mod lease;
 pub mod ledger;
 pub mod limits;
 pub mod name;
@@ -28,6 +30,7 @@ pub mod outcome;
 pub mod rate;
 pub mod record;
 pub mod refusal;
+pub mod reserved;
 pub mod retry;
 pub mod supervise;
 pub mod time;

@@ -30,6 +30,22 @@ pub const TURN_MAX: u64 = 1 << 62;
 /// Largest state of an object in bytes: every turn writes it anew.
 pub const OBJECT_STATE_BYTES: usize = 1024 * 1024;
 
+/// Largest named value in bytes: a token, a secret or some settings, read whole with every look.
+pub const VALUE_BYTES: usize = 64 * 1024;
+
+/// How long an order to a worker is kept that says no more that it lives: a worker that was out of
+/// reach for so long is taken for dead, and orders to the dead must not pile up.
+pub const ORDER_KEPT: Duration = Duration::from_secs(86_400);
+
+/// Longest name of who acts, and of from where, in bytes: room for a mail address or a host.
+pub const ACTOR_BYTES: usize = 256;
+
+/// Longest part of an audit entry in bytes: what was done, not the whole list of what it was done
+/// to.
+pub const AUDIT_TEXT_BYTES: usize = 1_000;
+/// Jobs that an audit entry names, of those that were chosen by their ids.
+pub const AUDIT_IDS: usize = 10;
+
 /// Most news one turn tells: it is one change, not a log.
 pub const OBJECT_NEWS: usize = 100;
 
@@ -98,7 +114,8 @@ pub const EVENT_RESULT_BYTES: usize = 1_024;
 pub const EVENTS_KEPT: usize = 65_536;
 
 /// Dependents that the ends of one command reach: those beyond it are reached by the commands that
-/// follow. A thousand take one or two milliseconds, and nearly every graph is smaller.
+/// follow, so many by each `Promote` and [`CASCADE_EACH`] by each other. A thousand take one or two
+/// milliseconds, and nearly every graph is smaller.
 pub const CASCADE_JOBS: usize = 1_000;
 
 /// Dependents that every single end reaches at once, however many ends a command has: so that
@@ -150,6 +167,8 @@ pub struct Limits {
     pub history_age: Duration,
     /// How many completed and cancelled jobs can be found; the oldest makes room.
     pub history_jobs: usize,
+    /// How many changes by actors are kept in the audit trail; the oldest makes room.
+    pub audit_entries: usize,
 }
 
 impl Default for Limits {
@@ -159,6 +178,7 @@ impl Default for Limits {
             dead_letters: 10_000,
             history_age: Duration::from_secs(7 * 86_400),
             history_jobs: 100_000,
+            audit_entries: 10_000,
         }
     }
 }
@@ -209,6 +229,20 @@ pub const KINDS_BOUND: Bound =
 /// Of [`NAMES`].
 pub const OBJECT_NAMES_BOUND: Bound =
     Bound { what: "distinct names of objects", most: NAMES, remedy: "use keys, not names" };
+
+/// Of [`OBJECT_STATE_BYTES`].
+pub const OBJECT_STATE_BOUND: Bound = Bound {
+    what: "bytes of an object's state",
+    most: OBJECT_STATE_BYTES,
+    remedy: "keep large data elsewhere, with its address in the state",
+};
+
+/// Of [`VALUE_BYTES`].
+pub const VALUE_BYTES_BOUND: Bound = Bound {
+    what: "bytes of a named value",
+    most: VALUE_BYTES,
+    remedy: "keep large data elsewhere, with its address in the value",
+};
 
 /// Of the jobs that are named in one change, all in one commit.
 pub const NAMED_JOBS_BOUND: Bound =

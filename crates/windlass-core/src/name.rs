@@ -37,6 +37,11 @@ impl Name {
         }
     }
 
+    /// No name comes before it.
+    pub(crate) fn least() -> Self {
+        Self("0".into())
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -10,12 +10,14 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::time::Duration;
 
+use crate::audit::Actor;
 use crate::event::EventKind;
 use crate::job::{Bytes, JobId, NewJob, Start};
 use crate::limits::{self, at_most, no_longer_than};
 use crate::name::{Name, excerpt};
 use crate::outcome::{ErrorText, cut};
 use crate::refusal::Refusal;
+use crate::reserved;
 use crate::time::Timestamp;
 
 /// Which object: the primitive it is made by, the definition of that, and a key of its own.
@@ -60,6 +62,11 @@ impl Address {
     /// Which of the definition's objects.
     pub fn key(&self) -> &str {
         &self.key
+    }
+
+    /// Before the addresses of all objects of a kind, in their order. No object has it.
+    pub(crate) fn before_all_of(kind: &Name) -> Self {
+        Self { kind: kind.clone(), name: Name::least(), key: "".into() }
     }
 
     /// The same address, with names that others share.
@@ -251,6 +258,8 @@ pub struct Turn {
     pub news: Vec<ObjectEvent>,
     /// What becomes of the object itself.
     pub purge: Purge,
+    /// Who makes it; the commit then has an audit entry. `None` if the program does by itself.
+    pub by: Option<Actor>,
 }
 
 impl Turn {
@@ -266,18 +275,19 @@ impl Turn {
             jobs: Vec::new(),
             news: Vec::new(),
             purge: Purge::Keep,
+            by: None,
         }
     }
 
-    /// Refuses a turn beyond the bounds of its state, its news or its delays, and one with a job
-    /// that is bound to another object.
+    /// Refuses a turn beyond the bounds of its state, its news or its delays, one of an audit
+    /// entry, and one with a job that is bound to another object.
     ///
     /// Its jobs are checked with the batch they are accepted in ([`crate::batch::check`]); what
     /// remains is whether the version is still that of the object.
     pub fn check(&self, now: Timestamp) -> Result<(), Refusal> {
+        reserved::check_turn_of(&self.object)?;
         let bytes = self.state.as_ref().map_or(0, |state| state.len());
-        let remedy = "keep large data elsewhere, with its address in the state";
-        at_most("bytes of an object's state", bytes, limits::OBJECT_STATE_BYTES, remedy)?;
+        reserved::state_bound(self.object.kind()).check(bytes)?;
         at_most("news of one turn", self.news.len(), limits::OBJECT_NEWS, "tell less")?;
         if let Purge::After(delay) = self.purge {
             no_longer_than("purge delay", delay)?;

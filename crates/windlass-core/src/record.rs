@@ -99,7 +99,7 @@ pub struct Update {
     /// Its condition.
     pub status: JobStatus,
     /// What else is to be remembered.
-    pub note: Option<Box<RecordNote>>,
+    pub note: Option<RecordNote>,
 }
 
 /// What a record remembers beyond the status.
@@ -120,7 +120,7 @@ pub enum RecordNote {
         error: Option<ErrorText>,
     },
     /// The handler said how far it is.
-    Reported(Report),
+    Reported(Box<Report>),
     /// The job died or was cancelled without an attempt.
     Failed(ErrorText),
     /// A job that this one waited for need not be waited for any more.
@@ -502,7 +502,7 @@ impl JobRecord {
     pub fn absorb(&mut self, update: &Update) {
         self.status = update.status.clone();
         self.updated_at = update.at;
-        let Some(note) = update.note.as_deref() else { return };
+        let Some(note) = &update.note else { return };
         match note {
             RecordNote::Started { worker } => self.attempt_started(worker, update),
             RecordNote::Ended { end, output, error } => {

@@ -215,6 +215,7 @@ fn claim(status: &JobStatus, lease: &Lease) -> TransitionResult {
             state: State::Running(lease.clone()),
             attempts: status.attempts.saturating_add(1),
             begun: true,
+            settled_by: None,
             ..status.clone()
         })),
         State::Blocked { .. }
@@ -232,7 +233,8 @@ fn held(status: &JobStatus, token: LeaseToken) -> Result<&Lease, Refused> {
         State::Running(lease) if lease.token == token => Ok(lease),
         // Whatever the job is now, the caller's lease on it is over: the same answer whether it
         // was rescued, settled by someone else or replayed, so that no caller can tell them apart
-        // and act on a guess.
+        // and act on a guess. (That it was settled under this very token is no change of the job,
+        // and for the ledger to answer.)
         State::Running(_)
         | State::Blocked { .. }
         | State::Scheduled { .. }
@@ -270,7 +272,9 @@ fn settle(
         Verdict::Release => (State::Ready { since: lease.since.min(now) }, uncounted),
     };
     let recoveries = if verdict == Verdict::Complete { 0 } else { status.recoveries };
-    Ok(Next::Is(JobStatus { state, attempts, recoveries, ..status.clone() }))
+    // Kept until the next attempt, so that a settlement whose answer was lost can be repeated.
+    let settled_by = Some(token);
+    Ok(Next::Is(JobStatus { state, attempts, recoveries, settled_by, ..status.clone() }))
 }
 
 /// A crash is counted here, at detection, and leads to the dead letters like a failure does.
@@ -355,6 +359,7 @@ fn replay(status: &JobStatus, unmet: u32, now: Timestamp) -> TransitionResult {
             recoveries: 0,
             generation: status.generation.saturating_add(1),
             begun: false,
+            settled_by: None,
         })),
         State::Blocked { .. }
         | State::Scheduled { .. }

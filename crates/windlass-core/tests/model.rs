@@ -7,7 +7,7 @@
 //! changes and one from a journal that was compacted at random moments, must be equal to it and go
 //! on the same way.
 //!
-//! `WINDLASS_MODEL_CASES` sets the number of cases (20,000 unless set) and `WINDLASS_MODEL_SEED`
+//! `WINDLASS_MODEL_CASES` sets the number of cases (10,000 unless set) and `WINDLASS_MODEL_SEED`
 //! the seed, which a failure prints with the shortest list of commands that still fails.
 
 #[path = "model/journal.rs"]
@@ -27,7 +27,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner
 
 use crate::pair::{Pair, Tally};
 
-const CASES: u32 = 20_000;
+const CASES: u32 = 10_000;
 const STEPS: usize = 60;
 /// Cases of each half that are looked into for [`MUST_COME_UP`].
 const TALLIED: u32 = 2_000;

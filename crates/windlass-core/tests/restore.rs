@@ -14,28 +14,32 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use windlass_core::audit::{Actor, AuditNote};
 use windlass_core::filter::Filter;
 use windlass_core::job::{
     DeadReason, Dependency, JobId, JobStatus, LeaseToken, NewJob, OnFailure, Start, State,
     StateName, Unique, UniqueScope,
 };
 use windlass_core::ledger::{
-    Acceptance, Cancel, Claim, Command, Configure, Enqueue, JobSummary, KindClaim, Ledger, Promote,
-    QueueChange, Remove, Replay, ReplayEdited, Restore, Settle, Settlement,
+    Acceptance, Alter, Cancel, Claim, Clear, Command, Configure, Counts, Enqueue, Heartbeat,
+    JobAction, JobSummary, KindClaim, Ledger, Promote, QueueChange, Remove, Replay, ReplayEdited,
+    Restore, Settle, Settlement, WorkerInfo, WorkerReport,
 };
-use windlass_core::limits::Limits;
+use windlass_core::limits::{self, Limits};
 use windlass_core::name::Name;
+use windlass_core::object::{Purge, Turn};
 use windlass_core::outcome::Verdict;
 use windlass_core::rate::Rate;
 use windlass_core::record::{Accepted, Change, JobRecord, NextIds, RecordLocation};
 use windlass_core::refusal::Refusal;
+use windlass_core::reserved;
 use windlass_core::time::{Now, Steady, Timestamp};
 
 use crate::journal::Journal;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn limits() -> Limits {
+fn small() -> Limits {
     Limits { dead_letters: 3, ..Limits::default() }
 }
 
@@ -77,7 +81,7 @@ impl Story {
     fn new() -> Self {
         let wall = Timestamp::from_millis(1_800_000_000_000);
         Self {
-            ledger: Ledger::new(limits()),
+            ledger: Ledger::new(small()),
             journal: Journal::default(),
             records: BTreeMap::new(),
             now: Now { wall, steady: Steady::default() },
@@ -125,7 +129,7 @@ impl Story {
                 let when = format!("compacted {span:?}, all: {all}, after {told}");
                 let mut journal = self.journal.clone();
                 journal.compact(span.clone(), all, &self.records, &mut self.ledger);
-                self.compare(journal.restore(limits()), &when);
+                self.compare(journal.restore(small()), &when);
             }
         }
         applied.reply
@@ -136,7 +140,10 @@ impl Story {
         back.glance(self.now);
         assert_eq!(back.check(), Vec::<String>::new(), "{when}");
         assert_eq!(back.dump(), self.ledger.dump(), "{when}");
-        assert_eq!(back.counts(self.now), self.ledger.counts(self.now), "{when}");
+        // Workers say by themselves that they live.
+        let now = self.now;
+        let counted = |ledger: &mut Ledger| Counts { workers: Vec::new(), ..ledger.counts(now) };
+        assert_eq!(counted(&mut back), counted(&mut self.ledger), "{when}");
     }
 
     fn enqueue(&mut self, job: NewJob) -> Acceptance {
@@ -146,7 +153,7 @@ impl Story {
     /// A worker takes everything that is ready.
     fn start(&mut self) -> Vec<JobId> {
         let kinds = vec![KindClaim::new(name("mail"))];
-        let claim = Claim { worker: "anna".into(), queues: None, kinds, limit: 100 };
+        let claim = Claim { worker: "anna".into(), queues: None, kinds, limit: 100, request: None };
         self.tell(claim).jobs.into_iter().map(|claimed| claimed.id).collect()
     }
 
@@ -334,13 +341,17 @@ fn counters_settings_and_rates_outlive_the_jobs_they_came_from() {
         story.bury(number);
     }
     story.enqueue(NewJob { start: Start::After(60 * SECOND), ..job(5) });
-    story.tell(Configure { queue: name("east"), change: QueueChange::Ageing(Some(SECOND)) });
-    story.tell(Configure { queue: name("west"), change: QueueChange::Pause });
-    story.tell(Configure { queue: name("west"), change: QueueChange::Resume });
+    story.tell(Configure {
+        queue: name("east"),
+        change: QueueChange::Ageing(Some(SECOND)),
+        by: None,
+    });
+    story.tell(Configure { queue: name("west"), change: QueueChange::Pause, by: None });
+    story.tell(Configure { queue: name("west"), change: QueueChange::Resume, by: None });
     story.pass(60 * SECOND);
     let rate = Rate { jobs: 1, period: 60 * SECOND, burst: 1 };
     let kinds = vec![KindClaim { rate: Some(rate), ..KindClaim::new(name("mail")) }];
-    story.tell(Claim { worker: "anna".into(), queues: None, kinds, limit: 1 });
+    story.tell(Claim { worker: "anna".into(), queues: None, kinds, limit: 1, request: None });
     story.settle(5, Verdict::Complete);
     for number in 2..=5 {
         story.remove(number);
@@ -349,6 +360,33 @@ fn counters_settings_and_rates_outlive_the_jobs_they_came_from() {
     assert_eq!(counts.totals().enqueued, 5);
     assert_eq!(counts.queues[0].dead_letters_dropped, 1);
     assert_eq!(story.ledger.next_ids().token, 6);
+}
+
+#[test]
+fn the_audit_trail_and_the_orders_to_workers_come_back() {
+    let mut story = Story::new();
+    let anna = || Actor::new("anna").expect("a name");
+    story.enqueue(job(1));
+    story.enqueue(job(2));
+    let note = Some(AuditNote::of_jobs(anna(), &JobAction::Cancel, &[id(1)]));
+    story.tell(Alter { jobs: vec![id(1)], action: JobAction::Cancel, note });
+    let change = QueueChange::Pause;
+    story.tell(Configure { queue: name("east"), change, by: Some(anna()) });
+    story.tell(Clear::first(name("east"), Some(anna())));
+    let order = reserved::order_address("w").expect("an address");
+    let purge = Purge::After(limits::ORDER_KEPT);
+    story.tell(Turn { purge, by: Some(anna()), ..Turn::new(order.clone(), 0) });
+    let info = WorkerInfo { queues: None, kinds: Vec::new(), slots: 1, quiet: false };
+    for _ in 0..4 {
+        story.pass(limits::ORDER_KEPT / 3);
+        let news = WorkerReport::Alive(info.clone());
+        story.tell(Heartbeat { worker: "w".into(), news });
+        story.tell(Promote);
+    }
+    assert!(story.ledger.object(&order).is_some(), "it is kept while the worker lives");
+    story.tell(Heartbeat { worker: "w".into(), news: WorkerReport::Stopped });
+    assert!(story.ledger.object(&order).is_none());
+    assert_eq!(story.ledger.objects_of(&name(reserved::AUDIT), None).count(), 4);
 }
 
 #[test]
@@ -361,11 +399,11 @@ fn a_count_is_handed_over_once_and_not_again_with_the_settings() {
     assert!(matches!(&drained[..], [Change::QueueKind { totals, .. }] if totals.enqueued == 1));
     assert_eq!(ledger.drain_totals(), []);
     let kinds = vec![KindClaim::new(name("mail"))];
-    let claim = Claim { worker: "anna".into(), queues: None, kinds, limit: 1 };
+    let claim = Claim { worker: "anna".into(), queues: None, kinds, limit: 1, request: None };
     let token = ledger.apply(claim, now).reply.expect("a claim is answered").jobs[0].lease.token;
     let verdict = Verdict::Bury(DeadReason::Permanent);
     ledger.apply(Settle { settlements: vec![Settlement::new(id(1), token, verdict)] }, now);
-    let configure = Configure { queue: name("east"), change: QueueChange::Pause };
+    let configure = Configure { queue: name("east"), change: QueueChange::Pause, by: None };
     let changes = ledger.apply(configure, now).changes;
     let [Change::Queue { dead_letters_dropped: 1, settings, .. }] = &changes[..] else {
         panic!("one change of the queue: {changes:?}");
@@ -380,7 +418,7 @@ fn a_count_is_handed_over_once_and_not_again_with_the_settings() {
 
 #[test]
 fn a_ledger_knows_what_its_records_weigh() {
-    let mut ledger = Ledger::new(limits());
+    let mut ledger = Ledger::new(small());
     let now = Now::default();
     let heavy = RecordLocation { place: 1 << 40, weight: u32::MAX };
     ledger.apply(enqueue([job(1), job(2)]), now);
@@ -401,7 +439,7 @@ fn a_ledger_knows_what_its_records_weigh() {
 #[test]
 fn a_restored_ledger_knows_where_each_record_was_last_kept() {
     let kept = |place| RecordLocation { place, weight: 10 };
-    let mut restore = Restore::new(limits());
+    let mut restore = Restore::new(small());
     let first = accepted(1, 1);
     restore.absorb(&Change::Insert(Box::new(first.clone())));
     restore.keep(id(1), kept(1));
@@ -421,7 +459,7 @@ fn a_restored_ledger_knows_where_each_record_was_last_kept() {
 
 #[test]
 fn the_last_record_of_a_job_wins_and_a_reused_id_is_a_new_job() {
-    let mut restore = Restore::new(limits());
+    let mut restore = Restore::new(small());
     let (first, again) = (accepted(1, 3), accepted(1, 8));
     restore.put(&JobRecord::new(&first));
     let earlier = Accepted { at: Timestamp::from_micros(1), ..accepted(1, 2) };
@@ -440,7 +478,7 @@ fn the_last_record_of_a_job_wins_and_a_reused_id_is_a_new_job() {
 
 #[test]
 fn dead_letters_beyond_a_lowered_bound_go_with_the_next_death() {
-    let mut restore = Restore::new(limits());
+    let mut restore = Restore::new(small());
     for number in 1..=4 {
         let at = Timestamp::from_micros(i64::from(number));
         let mut dead = accepted(number, u64::from(number));

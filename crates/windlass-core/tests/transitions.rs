@@ -113,7 +113,8 @@ fn asked_to_stop() -> State {
 
 /// A job in a state, with every counter at 1 so that a change of any shows.
 fn in_state(state: State) -> JobStatus {
-    JobStatus { state, attempts: 1, recoveries: 1, generation: 1, begun: true }
+    let settled_by = (!state.is_running()).then_some(STALE);
+    JobStatus { state, attempts: 1, recoveries: 1, generation: 1, begun: true, settled_by }
 }
 
 /// A job that has not started, as an expiry needs it.
@@ -323,6 +324,28 @@ fn no_state_takes_a_write_that_carries_a_stale_token() {
 }
 
 #[test]
+fn the_token_that_settled_an_attempt_is_kept_until_the_next_one_or_a_replay() {
+    let running = in_state(state(StateName::Running));
+    for (_, verdict) in verdicts() {
+        let settled = after(&running, &settle(TOKEN, verdict));
+        assert_eq!(settled.settled_by, Some(TOKEN), "{verdict:?}");
+    }
+    assert_eq!(after(&running, &rescue(TOKEN)).settled_by, None, "nobody settled it");
+    for name in StateName::ALL {
+        for input in InputName::ALL {
+            let before = in_state(state(name));
+            let Ok(Next::Is(changed)) = next(&before, &self::input(input), now()) else { continue };
+            let expected = match input {
+                InputName::Claim | InputName::Replay => None,
+                InputName::Settle => Some(TOKEN),
+                _ => before.settled_by,
+            };
+            assert_eq!(changed.settled_by, expected, "{input:?} on {name}");
+        }
+    }
+}
+
+#[test]
 fn a_crash_is_counted_when_it_is_detected_and_capped() {
     let mut status = in_state(State::Running(Lease { max_attempts: 100, ..lease() }));
     status.recoveries = 0;
@@ -426,6 +449,7 @@ fn a_replay_starts_over_in_a_new_generation() {
             recoveries: 0,
             generation: end.generation + 1,
             begun: false,
+            settled_by: None,
         };
         assert_eq!(after(&end, &Input::Replay { unmet: 0 }), expected);
         let behind = State::Blocked { unmet: 2, not_before: now() };

@@ -11,7 +11,7 @@
 //!   could
 //! - `steady` measures whether one large work holds up everybody else
 //! - `ground` is where the stores stand, `process` what the system tells about this process
-//! - `result` is what they all return, `progress` what is shown meanwhile
+//! - `result` is what they all return, `progress` what is shown meanwhile, `verdict` what it means
 
 mod backlog;
 #[cfg(feature = "postgres")]
@@ -32,6 +32,7 @@ mod result;
 #[cfg(feature = "postgres")]
 mod server;
 mod steady;
+mod verdict;
 mod workers;
 
 use std::sync::Arc;
@@ -68,7 +69,10 @@ pub(crate) struct Plan {
 pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
     let ground = Ground::new(&options.store, options.durability, options.keep)?;
     let ground = Arc::new(ground);
-    let modes = modes(&options.mode, &ground)?;
+    let modes = match options.profile_modes() {
+        Some(chosen) => chosen.iter().flat_map(|mode| modes(&[*mode], &ground)).flatten().collect(),
+        None => modes(&options.mode, &ground)?,
+    };
     let with_limit = modes.contains(&Mode::Limit);
     let mut measured = Vec::new();
     for mode in &modes {
@@ -79,10 +83,15 @@ pub(crate) fn run(options: &BenchOptions) -> anyhow::Result<()> {
         let first = measured.is_empty();
         measured.extend(measure_often(*mode, options, &ground, with_limit, first)?);
     }
-    match options.format() {
-        Format::Table => print_table(&measured, options),
-        Format::Json => Ok(()),
+    let last = verdict::exchange(&options.store, &measured);
+    if let Format::Table = options.format() {
+        print_table(&measured, options)?;
+        verdict::print_bounds(&measured)?;
+        if let Ok(Some(last)) = &last {
+            verdict::print_changes(&measured, last)?;
+        }
     }
+    last.map(drop)
 }
 
 /// What was asked for, in the order given. Of all, memory comes first: what other measurements
@@ -141,7 +150,7 @@ fn measure_often(
     with_limit: bool,
     first: bool,
 ) -> anyhow::Result<Vec<Measurement>> {
-    let runs = if mode == Mode::Memory { 1 } else { options.runs };
+    let runs = if mode == Mode::Memory { 1 } else { options.runs() };
     let mut measured: Vec<Vec<Measurement>> = Vec::new();
     for run in 0..runs {
         let plan = Plan { first: first && run == 0, ..plan(options, mode, ground) };
@@ -167,15 +176,17 @@ fn print_json(results: &[Measurement], options: &BenchOptions) -> anyhow::Result
 }
 
 fn plan(options: &BenchOptions, mode: Mode, ground: &Arc<Ground>) -> Plan {
-    let jobs = options.jobs.unwrap_or(match mode {
-        Mode::Enqueue | Mode::Drain | Mode::Lifecycle | Mode::Limit => 100_000,
-        Mode::Batch | Mode::Pool | Mode::Debounce => 100_000,
-        Mode::Continuous => 10_000,
-        Mode::Bulk | Mode::Backlog | Mode::Pinned | Mode::Memory | Mode::Reopen => 1_000_000,
-        Mode::Steady => 1_000_000,
-        Mode::Latency => 500,
-        // One has no jobs, of the other only its parts are planned.
-        Mode::Idle | Mode::All => 0,
+    let jobs = options.jobs.unwrap_or_else(|| {
+        options.part_of(match mode {
+            Mode::Enqueue | Mode::Drain | Mode::Lifecycle | Mode::Limit => 100_000,
+            Mode::Batch | Mode::Pool | Mode::Debounce => 100_000,
+            Mode::Continuous => 10_000,
+            Mode::Bulk | Mode::Backlog | Mode::Pinned | Mode::Memory | Mode::Reopen => 1_000_000,
+            Mode::Steady => 1_000_000,
+            Mode::Latency => 500,
+            // One has no jobs, of the other only its parts are planned.
+            Mode::Idle | Mode::All => 0,
+        })
     });
     Plan {
         store: options.store.clone(),

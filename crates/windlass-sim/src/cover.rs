@@ -55,6 +55,8 @@ points! {
     RepeatedInFlight: "an enqueue was repeated before the first had landed",
     StaleAfterReopen: "a token from before a reopening was refused",
     StaleAfterExpiry: "a token whose lease had ended was refused",
+    SettledAgain: "a settlement was repeated and answered as before",
+    SettledAgainAfterReopen: "a settlement from before a reopening was repeated and answered",
     RecoveredAtOpen: "a running job was recovered by opening",
     RecoveredByLease: "a running job was recovered when its lease ended",
     RecoveredToDead: "a job was recovered as often as it may be, and died",

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use windlass::store::StoreError;
 use windlass::store::file::{
-    CommitInFlight, CommitPath, JournalPath, JournaledLedger, LedgerOptions, SharedLedger,
-    WantedSpare, Writer,
+    CommitInFlight, JournalPath, JournaledLedger, LedgerOptions, PendingAnswer, PendingLanding,
+    SharedLedger, WantedSpare, Writer,
 };
 use windlass_core::refusal::Refusal;
 
@@ -86,10 +86,8 @@ struct Waiting {
     commit: u64,
     decided: Decided,
     /// How the store tells; `None` if the answer was given before that.
-    landing: Pending,
+    landing: Option<PendingLanding>,
 }
-
-type Pending = <JournalPath as CommitPath>::Pending;
 
 /// What the ledger was like when it had decided a call.
 struct Seen {
@@ -193,6 +191,14 @@ impl Machine {
             answer.map(drop)
         });
         let seen = seen.unwrap_or_else(|| Seen::refused(&outcome));
+        // A claim writes its commit itself, without the ledger.
+        let outcome = outcome.and_then(|(_, pending)| match pending {
+            PendingAnswer::Write(number) => {
+                process.store.write_commit(number, "simulate").map(|()| None)
+            }
+            PendingAnswer::Landing(landing) => Ok(Some(landing)),
+            PendingAnswer::Nothing => Ok(None),
+        });
         let Seen { answer, mark, .. } = &seen;
         self.trace.line(|| format!("{now:?} {ticket:?} {request:?} -> {answer:?}"));
         self.trace_disk();
@@ -201,11 +207,8 @@ impl Machine {
         let (answer, mark) = (answer.clone(), *mark);
         let decided = Decided { ticket, request, answer, mark, now, answered: false };
         self.cover.hit_if(Point::WaitedForRoom, seen.stalled);
-        let pending = match outcome {
-            Ok((_, pending)) => Ok(pending),
-            Err(error) => Err(Failure::from(&error)),
-        };
-        self.wait_or_give(decided, &seen, pending)?;
+        let landing = outcome.map_err(|error| Failure::from(&error));
+        self.wait_or_give(decided, &seen, landing)?;
         Ok(ticket)
     }
 
@@ -214,17 +217,17 @@ impl Machine {
         &mut self,
         decided: Decided,
         seen: &Seen,
-        pending: Result<Pending, Failure>,
+        landing: Result<Option<PendingLanding>, Failure>,
     ) -> Checked {
         let Some(process) = self.process.as_mut() else { return Ok(()) };
         let ticket = decided.ticket;
         let usable = process.store.inspect(|ledger| ledger.usable().is_ok()).unwrap_or(false);
         let claims = matches!(decided.request, Request::Claim(_)) && !is_turned_away(&seen.answer);
-        let given_now = matches!(pending, Ok(None)) && !self.disk.is_dead();
+        let given_now = matches!(landing, Ok(None)) && !self.disk.is_dead();
         if given_now && (!usable || seen.landed || !claims) {
             return self.give_now(decided, seen, usable);
         }
-        let (landing, refused) = match pending {
+        let (landing, refused) = match landing {
             Ok(landing) => (landing, None),
             Err(failure) => (None, Some(failure)),
         };

@@ -36,7 +36,7 @@ async fn memory_files_and_postgresql_answer_alike() {
         servers.push(Server::new(postgres, level).await);
     }
     let first = number("WINDLASS_STORES_SEED", 1);
-    let cases = number("WINDLASS_STORES_CASES", 24);
+    let cases = number("WINDLASS_STORES_CASES", 16);
     println!("seeds {first} to {}", first + cases - 1);
     for seed in first..first + cases {
         let mut random = Random::new(seed);

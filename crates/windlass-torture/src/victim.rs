@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use windlass::clock::SystemClock;
 use windlass::store::file::{FileOptions, LedgerOptions};
-use windlass::store::{FileStore, JobAction, Selection};
+use windlass::store::{AlterJobs, FileStore, JobAction, Selection};
 use windlass::wake::LocalWake;
 use windlass::{
     Acceptance, Attempt, Durability, Engine, Error, EventKind, Failure, Job, JobActionDone, JobId,
@@ -99,6 +99,7 @@ pub(crate) fn limits() -> Limits {
         dead_letters: usize::MAX,
         history_age: Duration::from_secs(200 * 366 * 86_400),
         history_jobs: usize::MAX,
+        audit_entries: usize::MAX,
         ..Limits::default()
     }
 }
@@ -302,7 +303,9 @@ impl Victim {
             self.speaker.say(Fact::Drop(ids.clone()));
             let jobs: Vec<JobId> = ids.iter().map(|id| id.job()).collect();
             let jobs = Selection::Jobs(jobs);
-            if let Ok(altered) = self.engine.store().alter(jobs, JobAction::Remove).await {
+            if let Ok(altered) =
+                self.engine.store().alter(AlterJobs::new(jobs, JobAction::Remove)).await
+            {
                 let gone =
                     altered.iter().filter(|one| matches!(one.result, Ok(JobActionDone::Removed)));
                 self.speaker.say(Fact::Gone(gone.filter_map(|one| Id::of(one.job)).collect()));

@@ -8,8 +8,8 @@ mod ending;
 mod reports;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
@@ -48,12 +48,24 @@ pub(crate) trait Host: Send + Sync {
     /// A handler has something to report.
     fn has_reported(&self);
 
+    /// Nothing of an attempt runs any more: its slot is free.
+    fn free_slot(&self);
+
     /// Renews one lease now, with what its handler waits to be kept.
     fn renew(&self, renewal: Renewal) -> BoxFuture<'_, Answer<Result<Renewed, Refusal>>>;
 }
 
-/// A slot of the worker, which is in use until this is dropped.
-pub(crate) type HeldSlot = Arc<dyn Send + Sync>;
+/// Something of an attempt that runs, and keeps its slot in use until this is dropped.
+pub(crate) struct HeldSlot(Attempt);
+
+impl Drop for HeldSlot {
+    fn drop(&mut self) {
+        let inner = self.0.inner();
+        if inner.slot_holders.fetch_sub(1, Ordering::SeqCst) == 1 {
+            inner.host.free_slot();
+        }
+    }
+}
 
 /// One run of a job, as its handler sees it. Cloning is cheap.
 #[derive(Clone)]
@@ -67,7 +79,8 @@ struct AttemptInner {
     claimed: Steady,
     handler: Arc<RegisteredHandler>,
     host: Arc<dyn Host>,
-    slot: Weak<dyn Send + Sync>,
+    /// How much of it runs; its slot is in use as long as that is not 0.
+    slot_holders: AtomicU32,
     stop: Stop,
     ending: Ending,
     reports: Reports,
@@ -269,14 +282,13 @@ impl Attempt {
         claimed: Steady,
         handler: Arc<RegisteredHandler>,
         host: Arc<dyn Host>,
-        slot: Weak<dyn Send + Sync>,
     ) -> Self {
         let inner = AttemptInner {
             job,
             claimed,
             handler,
             host,
-            slot,
+            slot_holders: AtomicU32::new(0),
             stop: Stop::default(),
             ending: Ending::default(),
             reports: Reports::default(),
@@ -355,10 +367,11 @@ impl Attempt {
         before.saturating_add(self.since_claim())
     }
 
-    /// Keeps the slot in use for as long as the returned value lives, for work that goes on after
-    /// its task was aborted.
-    pub(crate) fn hold_slot(&self) -> Option<HeldSlot> {
-        self.inner().slot.upgrade()
+    /// Keeps the slot in use for as long as the returned value lives. Whoever runs the attempt
+    /// holds it first; so does work that goes on after its task was aborted, and begins before.
+    pub(crate) fn hold_slot(&self) -> HeldSlot {
+        self.inner().slot_holders.fetch_add(1, Ordering::SeqCst);
+        HeldSlot(self.clone())
     }
 
     /// Tells the handler to stop. The first reason counts.

@@ -15,6 +15,7 @@ use windlass_core::limits;
 use windlass_core::name::{InvalidName, Name};
 use windlass_core::record::{JobRecord, QueueSettings};
 use windlass_core::refusal::Refusal;
+use windlass_core::reserved::WorkerOrder;
 
 use crate::clock::{BoxFuture, timestamp};
 use crate::engine::Engine;
@@ -22,7 +23,9 @@ use crate::error::Error;
 use crate::handler::Job;
 use crate::options::{Options, option_setters};
 use crate::outcomes::{JobEnd, LOOK_FOR_YOURSELF};
-use crate::store::{Cursor, JobAction, JobActionDone, JobActionResult, Page, Selection, StoreExt};
+use crate::store::{
+    AlterJobs, Cursor, JobAction, JobActionDone, JobActionResult, Page, Selection, StoreExt, ext,
+};
 
 /// How often a call whose answer was lost is repeated before the caller is told.
 const REPEATS: u32 = 3;
@@ -57,17 +60,18 @@ impl Engine {
 
     /// Stores jobs that are already put together; for producers without Rust types.
     pub async fn enqueue_raw(&self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>, Error> {
-        self.enqueue_shared(jobs.into_iter().map(Arc::new).collect()).await
+        let jobs = jobs.into_iter().map(Arc::new).collect();
+        self.enqueue_shared(JobsToEnqueue::Many(jobs)).await
     }
 
-    async fn enqueue_shared(&self, jobs: Vec<Arc<NewJob>>) -> Result<Vec<Enqueued>, Error> {
+    async fn enqueue_shared(&self, jobs: JobsToEnqueue) -> Result<Vec<Enqueued>, Error> {
         if self.is_closing() {
             return Err(Error::Refused(Refusal::ShuttingDown));
         }
         let mut repeats = 0;
         let mut unknown = None;
         loop {
-            match self.store().enqueue(jobs.clone()).await.map_err(Error::from) {
+            match self.store().enqueue(jobs.list()).await.map_err(Error::from) {
                 // The same ids again: what was accepted already is recognised.
                 Err(error @ Error::Unknown { .. }) if repeats < REPEATS => {
                     repeats += 1;
@@ -201,7 +205,7 @@ impl Engine {
         new.depends_on = Vec::new();
         new.start = Start::Now;
         let before = self.waiters().position();
-        let enqueued = self.store().replay_edited(job, new).await?;
+        let enqueued = ext::replay_edited(&**self.store(), job, new, self.actor()).await?;
         Ok(Handle::new(self, enqueued, before))
     }
 
@@ -225,7 +229,8 @@ impl Engine {
     }
 
     async fn alter_one(&self, job: JobId, alteration: JobAction) -> Result<JobActionDone, Error> {
-        let altered = self.store().alter(Selection::Jobs(vec![job]), alteration).await?;
+        let alter = AlterJobs::new(Selection::Jobs(vec![job]), alteration);
+        let altered = self.store().alter(AlterJobs { by: self.actor(), ..alter }).await?;
         match altered.into_iter().next() {
             Some(JobActionResult { result, .. }) => Ok(result?),
             None => Err(Error::Refused(Refusal::UnknownJob { job })),
@@ -240,6 +245,16 @@ impl Engine {
     /// The jobs that wait for this one.
     pub async fn dependents(&self, job: JobId) -> Result<Vec<JobId>, Error> {
         Ok(self.store().dependents(job).await?)
+    }
+
+    /// Tells a worker, wherever it runs, to claim nothing more or to stop; `None` withdraws that.
+    /// It hears of it within some seconds. See [`StoreExt::order_worker`].
+    pub async fn order_worker(
+        &self,
+        worker: &str,
+        order: Option<WorkerOrder>,
+    ) -> Result<(), Error> {
+        Ok(self.store().order_worker(worker, order, self.actor()).await?)
     }
 
     /// A queue, to pause, resume, clear or configure.
@@ -272,6 +287,22 @@ fn encode<J: Job>(job: &J) -> Result<Bytes, Error> {
 /// Puts a job together from its payload and options.
 pub(crate) fn new_job<J: Job>(job: &J, options: Options) -> Result<NewJob, Error> {
     options.into_new_job(J::KIND, encode(job)?)
+}
+
+/// Jobs of one call, kept until it is answered, because it may have to be repeated.
+enum JobsToEnqueue {
+    /// Most calls have one, which needs no list until it is sent.
+    One(Arc<NewJob>),
+    Many(Vec<Arc<NewJob>>),
+}
+
+impl JobsToEnqueue {
+    fn list(&self) -> Vec<Arc<NewJob>> {
+        match self {
+            Self::One(job) => vec![job.clone()],
+            Self::Many(jobs) => jobs.clone(),
+        }
+    }
 }
 
 /// A job about to be enqueued. Await it.
@@ -310,12 +341,12 @@ impl<J: Job> IntoFuture for EnqueueJob<J> {
 
     fn into_future(self) -> Self::IntoFuture {
         // Put together here, so that the future is `Send` even if the payload is not shared.
-        let new = new_job(&self.job, self.options);
+        let new = new_job(&self.job, self.options).map(Arc::new);
         let engine = self.engine;
         Box::pin(async move {
             let before = engine.waiters().position();
-            let enqueued = engine.enqueue_shared(vec![new?.into()]).await?;
-            let enqueued = enqueued.into_iter().next().ok_or(Refusal::Unavailable {
+            let enqueued = engine.enqueue_shared(JobsToEnqueue::One(new?)).await?;
+            let enqueued = enqueued.into_iter().next().ok_or_else(|| Refusal::Unavailable {
                 why: "it accepted a job without naming it".to_string(),
             })?;
             Ok(Handle::new(&engine, enqueued, before))
@@ -349,7 +380,7 @@ impl Batch {
 
     /// Stores them all, or on any error none.
     pub async fn commit(self) -> Result<Vec<Enqueued>, Error> {
-        self.engine.enqueue_shared(self.jobs).await
+        self.engine.enqueue_shared(JobsToEnqueue::Many(self.jobs)).await
     }
 }
 
@@ -635,7 +666,8 @@ impl Query {
 
     async fn alter(self, alteration: JobAction) -> Result<Vec<JobActionResult>, Error> {
         let (engine, filter) = self.filter()?;
-        Ok(engine.store().alter(Selection::Matching(filter), alteration).await?)
+        let alter = AlterJobs::new(Selection::Matching(filter), alteration);
+        Ok(engine.store().alter(AlterJobs { by: engine.actor(), ..alter }).await?)
     }
 }
 
@@ -676,10 +708,12 @@ impl Queue {
     /// that was not reached may still start meanwhile, and is then left alone. When the call has
     /// returned, none of them waits. If it is cut short, repeating it finds the rest.
     pub async fn clear(&self) -> Result<Cleared, Error> {
-        Ok(self.engine.store().clear(self.name.clone()).await?)
+        let Self { engine, name } = self;
+        Ok(ext::clear(&**engine.store(), name.clone(), engine.actor()).await?)
     }
 
     async fn configure(&self, change: QueueChange) -> Result<QueueSettings, Error> {
-        Ok(self.engine.store().configure(self.name.clone(), change).await?)
+        let Self { engine, name } = self;
+        Ok(ext::configure(&**engine.store(), name.clone(), change, engine.actor()).await?)
     }
 }

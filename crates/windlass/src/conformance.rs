@@ -3,6 +3,7 @@
 //! Write a [`Harness`] that makes empty stores and moves their clock, call [`run`], and print what
 //! it returns. A store that passes can stand in for any other. [`wakes`] is the suite for wakes.
 
+mod audit;
 mod batching;
 mod bulk;
 mod cascading;
@@ -14,10 +15,13 @@ mod enqueueing;
 mod extremes;
 mod lanes;
 mod objects;
+mod orders;
 mod reading;
 mod records;
+mod repeating;
 mod settling;
 mod stepping;
+mod values;
 pub mod wakes;
 
 use std::sync::Arc;
@@ -90,10 +94,14 @@ pub fn cases() -> Vec<Case> {
     all.extend(claiming::cases());
     all.extend(concurrency::cases());
     all.extend(settling::cases());
+    all.extend(repeating::cases());
     all.extend(controlling::cases());
     all.extend(stepping::cases());
     all.extend(lanes::cases());
     all.extend(objects::cases());
+    all.extend(values::cases());
+    all.extend(orders::cases());
+    all.extend(audit::cases());
     all.extend(records::cases());
     all.extend(reading::cases());
     all.extend(extremes::cases());
@@ -145,7 +153,13 @@ fn job(number: u128) -> NewJob {
 }
 
 fn claim(limit: usize) -> Claim {
-    Claim { worker: "w".into(), queues: None, kinds: vec![KindClaim::new(name("work"))], limit }
+    Claim {
+        worker: "w".into(),
+        queues: None,
+        kinds: vec![KindClaim::new(name("work"))],
+        limit,
+        request: None,
+    }
 }
 
 impl Bench {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinHandle};
+use windlass_core::audit::Actor;
 use windlass_core::ledger::{QueueChange, Recovery};
 use windlass_core::limits::{self, Limits};
 use windlass_core::name::Name;
@@ -16,10 +17,12 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::events::{Subscription, Topics};
 use crate::housekeeper::keep_house;
-use crate::outcomes::{Waiters, pump, remind};
+use crate::outcomes::{Waiters, look_up, pump, remind};
 use crate::primitives::{Objects, Primitive, TurnLocks};
 use crate::store::file::{FileOptions, LedgerOptions};
-use crate::store::{Address, Durability, FileStore, MemoryStore, Opened, Store, StoreInfo};
+use crate::store::{
+    Address, CommitPath, Durability, FileStore, LedgerStore, MemoryStore, Opened, Store, StoreInfo,
+};
 use crate::supervise::supervise;
 use crate::wake::{LocalWake, Wake};
 use crate::worker::{Shared, Stage, StopReport, WorkerBuilder};
@@ -31,6 +34,8 @@ use crate::worker::{Shared, Stage, StopReport, WorkerBuilder};
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<EngineInner>,
+    /// Who acts through this handle; `None` for the program itself.
+    actor: Option<Actor>,
 }
 
 struct EngineInner {
@@ -76,6 +81,30 @@ impl Engine {
     /// An engine with settings of its own.
     pub fn builder() -> EngineBuilder {
         EngineBuilder::default()
+    }
+
+    /// The same engine, for somebody: what is changed through this handle, and through whatever it
+    /// hands out, is written down with who did it, in the commit that changes it. That is
+    /// cancelling, moving, replaying and removing jobs, what is done to queues, commands to objects
+    /// and orders to workers; enqueues are not. [`StoreExt::audit`] lists it.
+    ///
+    /// ```
+    /// # use windlass::{Actor, Engine, Error, JobId};
+    /// # async fn demo(engine: Engine, job: JobId) -> Result<(), Error> {
+    /// let anna = engine.acting_as(Actor::new("anna")?.from("10.0.0.7")?);
+    /// anna.cancel(job).await?;
+    /// anna.queue("mail")?.pause().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// [`StoreExt::audit`]: crate::store::StoreExt::audit
+    pub fn acting_as(&self, actor: Actor) -> Engine {
+        Engine { inner: self.inner.clone(), actor: Some(actor) }
+    }
+
+    /// Who acts through this handle; `None` for the program itself.
+    pub fn actor(&self) -> Option<Actor> {
+        self.actor.clone()
     }
 
     /// A worker for this engine, to be given handlers and started.
@@ -265,19 +294,34 @@ impl EngineBuilder {
         self.check()?;
         let clock = self.clock.clone().unwrap_or_else(|| Arc::new(SystemClock::new()));
         let local = || self.wake.clone().unwrap_or_else(|| Arc::new(LocalWake::new()));
-        let (store, wake): (Arc<dyn Store>, Arc<dyn Wake>) = match address.parse()? {
+        match address.parse()? {
             Address::Memory => {
                 let wake = local();
                 let store = MemoryStore::new(self.limits.clone(), clock.clone(), wake.clone());
-                (Arc::new(store), wake)
+                Ok(self.start_on_ledger(store, wake, clock))
             }
             Address::Directory(path) => {
                 let wake = local();
-                (Arc::new(self.open_file(path, &clock, &wake).await?), wake)
+                let store = self.open_file(path, &clock, &wake).await?;
+                Ok(self.start_on_ledger(store, wake, clock))
             }
-            Address::Postgres(address) => self.open_postgres(&address).await?,
-        };
-        Ok(self.start(store, wake, clock))
+            Address::Postgres(address) => {
+                let (store, wake) = self.open_postgres(&address).await?;
+                Ok(self.start(Waiters::new(store), wake, clock))
+            }
+        }
+    }
+
+    /// Starts on a store that tells its events itself.
+    fn start_on_ledger<P: CommitPath>(
+        self,
+        store: LedgerStore<P>,
+        wake: Arc<dyn Wake>,
+        clock: Arc<dyn Clock>,
+    ) -> Engine {
+        let store = Arc::new(store);
+        let waiters = Waiters::told_by(store.clone(), |waiters| store.listen(waiters));
+        self.start(waiters, wake, clock)
     }
 
     /// Opens a database, with wakes over it unless there are others.
@@ -342,7 +386,7 @@ impl EngineBuilder {
         clock: Arc<dyn Clock>,
     ) -> Result<Engine, Error> {
         self.check()?;
-        Ok(self.start(store, wake, clock))
+        Ok(self.start(Waiters::new(store), wake, clock))
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -365,9 +409,9 @@ impl EngineBuilder {
         Ok(())
     }
 
-    fn start(self, store: Arc<dyn Store>, wake: Arc<dyn Wake>, clock: Arc<dyn Clock>) -> Engine {
+    fn start(self, waiters: Arc<Waiters>, wake: Arc<dyn Wake>, clock: Arc<dyn Clock>) -> Engine {
         crate::panics::watch();
-        let waiters = Arc::new(Waiters::new(store.clone()));
+        let store = waiters.store().clone();
         let recovery = self.recovery;
         let housekeeper = {
             let (store, clock) = (store.clone(), clock.clone());
@@ -379,6 +423,10 @@ impl EngineBuilder {
         let teller = {
             let (store, clock, waiters) = (store.clone(), clock.clone(), waiters.clone());
             tokio::spawn(async move {
+                if waiters.are_told() {
+                    let tell = || look_up(clock.clone(), waiters.clone());
+                    return keep_up("event listener", clock.clone(), tell).await;
+                }
                 let tell = || pump(store.clone(), clock.clone(), waiters.clone());
                 keep_up("event pump", clock.clone(), tell).await;
             })
@@ -402,7 +450,7 @@ impl EngineBuilder {
             set_up: Mutex::default(),
             tasks: [housekeeper, teller, reminder].iter().map(JoinHandle::abort_handle).collect(),
         };
-        Engine { inner: Arc::new(inner) }
+        Engine { inner: Arc::new(inner), actor: None }
     }
 }
 

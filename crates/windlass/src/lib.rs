@@ -46,6 +46,7 @@ pub use schedule::{Due, InvalidSchedule, MissedRuns, RUNS_AT_ONCE, Schedule};
 pub use store::file::OpenError;
 pub use store::{Cursor, Durability, JobActionDone, JobActionResult, Opened, Page};
 pub use windlass_core as core;
+pub use windlass_core::audit::{Actor, AuditEntry};
 pub use windlass_core::event::{
     Event, EventKind, EventResult, RecoveryReason, RemoveReason, Subject,
 };
@@ -68,6 +69,7 @@ pub use windlass_core::record::{
     AttemptEnd, AttemptRecord, JobRecord, LogLine, Progress, QueueSettings, Step,
 };
 pub use windlass_core::refusal::Refusal;
+pub use windlass_core::reserved::WorkerOrder;
 pub use windlass_core::retry::{Backoff, Jitter, Retry};
 pub use windlass_core::time::Timestamp;
 pub use worker::{StopReport, Worker, WorkerBuilder};

@@ -3,18 +3,20 @@
 //! Answers: many callers enqueue a job and wait for its outcome. If each read the store before it
 //! waits, every job would cost a read in vain; if each had a subscription, every one of them would
 //! look at the events of all others. And nobody may wait for ever because an event was missed.
-//! Why not simpler: one task, the *pump*, reads events for all. The event of a completion carries
-//! what the handler returned, so whoever waits is told from it; only an end whose event says less
-//! (a dead letter, a large output) is looked up, in one call for all of them. But a job may end
-//! before its caller begins to wait. So a handle knows an event number before its enqueue
-//! ([`Waiters::position`]), and the ends heard since are kept (`recent`): only who may be among
-//! them reads first. A second task looks up those who wait, in case they were not told, a few at a
-//! time: everybody at once held up the store (100,000 for a second, every five seconds).
+//! Why not simpler: one listener hears events for all. A store of this process tells it of every
+//! commit ([`EventListener`]), and no task has to read them; from any other store a task reads
+//! them, the *pump*. The event of a completion carries what the handler returned, so whoever waits
+//! is told from it; only an end whose event says less (a dead letter, a large output) is looked up,
+//! in one call for all of them. But a job may end before its caller begins to wait. So a handle
+//! knows an event number before its enqueue ([`Waiters::position`]), and the ends heard since are
+//! kept (`recent`): only who may be among them, and is not found there, reads first. Another task
+//! looks up those who wait, in case they were not told, a few at a time: everybody at once held up
+//! the store (100,000 for a second, every five seconds).
 //! Guarded by: `tests/main/outcomes.rs`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
@@ -24,7 +26,7 @@ use windlass_core::record::JobRecord;
 
 use crate::clock::Clock;
 use crate::events::{ASK_AGAIN, PAGE, WAIT};
-use crate::store::{Store, StoreExt};
+use crate::store::{EventListener, Store, StoreExt};
 
 /// How often some of those who wait are looked up, in case they were not told.
 pub(crate) const LOOK_FOR_YOURSELF: Duration = Duration::from_secs(5);
@@ -38,8 +40,10 @@ const LOOKED_UP_AT_ONCE: usize = 64;
 /// How long a store may take to answer the pump.
 const STORE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How many ends of jobs are remembered for those who begin to wait a moment later.
+/// How many ends of jobs are remembered for those who begin to wait a moment later, and how large
+/// an output with it.
 const RECENT: usize = 1_024;
+const REMEMBERED_BYTES: usize = 256;
 
 /// How a job has ended.
 #[derive(Clone, Debug)]
@@ -51,6 +55,15 @@ pub(crate) enum JobEnd {
 }
 
 impl JobEnd {
+    fn is_small(&self) -> bool {
+        match self {
+            Self::Completed(output) => {
+                output.as_ref().is_none_or(|it| it.len() <= REMEMBERED_BYTES)
+            }
+            Self::Record(_) => false,
+        }
+    }
+
     /// What an event tells of the end of its job, if it tells all there is.
     fn told_by(event: &Event) -> Option<Self> {
         let EventKind::JobCompleted { result, .. } = &event.what else { return None };
@@ -60,6 +73,16 @@ impl JobEnd {
             EventResult::TooLarge { .. } | EventResult::Gone => None,
         }
     }
+}
+
+/// What is known of a job that was accepted after some event.
+enum HeardOf {
+    /// It has not ended, as far as was heard.
+    Nothing,
+    /// It has ended; how, if that was said.
+    End(Option<JobEnd>),
+    /// Too much has been heard since to remember all of it.
+    Unknown,
 }
 
 /// Who waits for which job to finish.
@@ -73,8 +96,12 @@ pub(crate) struct Waiters {
     /// `heard` of the map, to be read without its lock.
     heard: AtomicU64,
     store: Arc<dyn Store>,
+    /// The store tells its events itself.
+    told: bool,
     /// Someone waits, after nobody did.
     came: Notify,
+    /// There is something to look up.
+    look_up: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -86,12 +113,23 @@ struct WaiterMap {
     /// The number of the last event that the pump has heard.
     heard: u64,
     /// The ends of jobs among the events after `since` that the pump has heard, oldest first.
-    recent: VecDeque<(u64, JobId)>,
+    recent: VecDeque<RecentEnd>,
     since: u64,
+    /// What was heard and not looked up yet.
+    to_look_up: ToLookUp,
     /// The pump sleeps, because nobody waits.
     asleep: bool,
     /// The pump has ended.
     closed: bool,
+}
+
+/// The end of a job that was heard a moment ago.
+#[derive(Debug)]
+struct RecentEnd {
+    number: u64,
+    job: JobId,
+    /// How it ended, if its event said all there is.
+    end: Option<JobEnd>,
 }
 
 #[derive(Debug)]
@@ -138,20 +176,61 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// What a page of events means to those who wait.
+/// What was heard, and has to be looked up.
 #[derive(Debug, Default)]
-struct Heard {
-    /// Jobs that ended, whose ends have to be looked up.
-    to_look_up: Vec<JobId>,
+struct ToLookUp {
+    /// Jobs that ended, and whose events do not say all there is.
+    jobs: Vec<JobId>,
     /// Some events are gone, and any job may have ended with them.
-    missed: bool,
+    everybody: bool,
+}
+
+/// Those who are told when this is dropped.
+#[derive(Default)]
+struct Told(Vec<(OutcomeWaiter, JobEnd)>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|(waiter, end)| waiter.tell(end));
+    }
 }
 
 impl Waiters {
-    pub(crate) fn new(store: Arc<dyn Store>) -> Self {
+    /// With a pump to read the events of this store.
+    pub(crate) fn new(store: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self::of(store, false))
+    }
+
+    /// Told by a store, to which it is introduced.
+    pub(crate) fn told_by(
+        store: Arc<dyn Store>,
+        introduce: impl FnOnce(Weak<dyn EventListener>),
+    ) -> Arc<Self> {
+        let waiters = Arc::new(Self::of(store, true));
+        let listener: Arc<dyn EventListener> = waiters.clone();
+        introduce(Arc::downgrade(&listener));
+        let mut map = waiters.lock();
+        map.asleep = false;
+        let last = waiters.store.info().last_event;
+        map.begin_at(last);
+        waiters.heard.store(last, Ordering::SeqCst);
+        drop(map);
+        waiters
+    }
+
+    fn of(store: Arc<dyn Store>, told: bool) -> Self {
         let waiting = WaiterMap { asleep: true, ..WaiterMap::default() };
-        let (heard, came) = (AtomicU64::new(0), Notify::new());
-        Self { waiting: Mutex::new(waiting), heard, store, came }
+        let (heard, came, look_up) = (AtomicU64::new(0), Notify::new(), Notify::new());
+        Self { waiting: Mutex::new(waiting), heard, store, told, came, look_up }
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// Whether the store tells its events, so that nobody need read them.
+    pub(crate) fn are_told(&self) -> bool {
+        self.told
     }
 
     fn lock(&self) -> MutexGuard<'_, WaiterMap> {
@@ -169,7 +248,17 @@ impl Waiters {
     pub(crate) fn wait_for(&self, job: JobId, accepted_after: Option<u64>) -> Waiting<'_> {
         let (tell, told) = oneshot::channel();
         let mut map = self.lock();
-        let mut look_first = accepted_after.is_none_or(|after| map.may_have_ended(job, after));
+        let (mut look_first, end) = match accepted_after.map(|after| map.heard_of(job, after)) {
+            Some(HeardOf::Nothing) => (false, None),
+            Some(HeardOf::End(end)) => (end.is_none(), end),
+            Some(HeardOf::Unknown) | None => (true, None),
+        };
+        if let Some(end) = end {
+            drop(map);
+            let _ = tell.send(end);
+            let (ticket, alone) = (u64::MAX, false);
+            return Waiting { waiters: self, job, ticket, told, look_first, alone };
+        }
         if std::mem::take(&mut map.asleep) {
             // The pump goes on from here. What ended before can be seen by looking.
             look_first = true;
@@ -214,31 +303,47 @@ impl Waiters {
         }
     }
 
-    /// Takes note of events, and tells those who wait for a job whose event says all there is.
-    fn hear(&self, events: &[Arc<Event>]) -> Heard {
-        let mut told = Vec::new();
-        let mut heard = Heard::default();
+    /// Takes note of events, and finds those who wait for a job whose event says all there is.
+    fn take_note<'a>(&self, events: impl Iterator<Item = &'a Event>) -> Told {
+        let mut told = Told::default();
+        let mut missed = false;
         let mut map = self.lock();
         let last = map.heard;
-        for event in events.iter().skip_while(|event| event.number <= last) {
-            heard.missed |= event.number > map.heard + 1;
+        for event in events.skip_while(|event| event.number <= last) {
+            missed |= event.number > map.heard + 1;
             map.heard = event.number;
             let (true, Some(job)) = (event.what.is_terminal(), event.job()) else { continue };
-            map.note_end(event.number, job);
-            match JobEnd::told_by(event) {
-                Some(end) => told.extend(map.by_job.remove(&job).map(|waiter| (waiter, end))),
-                None if map.by_job.contains_key(&job) => heard.to_look_up.push(job),
-                None => {}
+            let end = JobEnd::told_by(event);
+            match (map.by_job.remove(&job), end.clone()) {
+                (Some(waiter), Some(end)) => told.0.push((waiter, end)),
+                (Some(waiter), None) => {
+                    map.by_job.insert(job, waiter);
+                    map.to_look_up.jobs.push(job);
+                }
+                (None, _) => {}
             }
+            map.note_end(event.number, job, end);
         }
         self.heard.store(map.heard, Ordering::SeqCst);
-        if heard.missed {
+        if missed {
             let last = map.heard;
             map.begin_at(last);
+            map.to_look_up.everybody = true;
         }
-        drop(map);
-        told.into_iter().for_each(|(waiter, end)| waiter.tell(end));
-        heard
+        if missed || !map.to_look_up.jobs.is_empty() {
+            self.look_up.notify_one();
+        }
+        told
+    }
+
+    /// Looks up what was heard, and tells those who wait.
+    async fn look_up_heard(&self, clock: &dyn Clock) {
+        let ToLookUp { jobs, everybody } = std::mem::take(&mut self.lock().to_look_up);
+        if everybody {
+            self.look_up_longest(usize::MAX, clock).await;
+        } else if !jobs.is_empty() {
+            self.look_up(&jobs, clock).await;
+        }
     }
 
     /// Tells those who wait for these jobs. What was heard may be out of date: if a job runs
@@ -341,19 +446,25 @@ impl WaiterMap {
         jobs
     }
 
-    /// Whether the job may have ended after the event number `after`, as far as was heard.
-    fn may_have_ended(&self, job: JobId, after: u64) -> bool {
-        let mut since = self.recent.iter().rev().take_while(|(number, _)| *number > after);
-        after < self.since || since.any(|(_, ended)| *ended == job)
+    /// What was heard of a job after the event number `after`.
+    fn heard_of(&self, job: JobId, after: u64) -> HeardOf {
+        let mut since = self.recent.iter().rev().take_while(|recent| recent.number > after);
+        match since.find(|recent| recent.job == job) {
+            Some(recent) => HeardOf::End(recent.end.clone()),
+            None if after < self.since => HeardOf::Unknown,
+            None => HeardOf::Nothing,
+        }
     }
 
-    fn note_end(&mut self, number: u64, job: JobId) {
+    fn note_end(&mut self, number: u64, job: JobId, end: Option<JobEnd>) {
         if self.recent.len() == RECENT
-            && let Some((oldest, _)) = self.recent.pop_front()
+            && let Some(oldest) = self.recent.pop_front()
         {
-            self.since = oldest;
+            self.since = oldest.number;
         }
-        self.recent.push_back((number, job));
+        // A large output is looked up again by the few who come late, and not kept for them.
+        let end = end.filter(JobEnd::is_small);
+        self.recent.push_back(RecentEnd { number, job, end });
     }
 
     fn begin_at(&mut self, number: u64) {
@@ -375,12 +486,23 @@ pub(crate) async fn pump(store: Arc<dyn Store>, clock: Arc<dyn Clock>, waiters: 
                 continue;
             }
         };
-        let heard = waiters.hear(&events);
-        if heard.missed {
-            waiters.look_up_longest(usize::MAX, &*clock).await;
-        } else if !heard.to_look_up.is_empty() {
-            waiters.look_up(&heard.to_look_up, &*clock).await;
-        }
+        drop(waiters.take_note(events.iter().map(|event| &**event)));
+        waiters.look_up_heard(&*clock).await;
+    }
+}
+
+/// The same where the store tells events itself: looks up what they do not say.
+pub(crate) async fn look_up(clock: Arc<dyn Clock>, waiters: Arc<Waiters>) {
+    loop {
+        waiters.look_up.notified().await;
+        waiters.look_up_heard(&*clock).await;
+    }
+}
+
+impl EventListener for Waiters {
+    fn hear(&self, events: &[Event]) -> Option<Box<dyn Send>> {
+        let told = self.take_note(events.iter());
+        (!told.0.is_empty()).then(|| Box::new(told) as Box<dyn Send>)
     }
 }
 

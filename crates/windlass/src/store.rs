@@ -20,16 +20,19 @@
 
 mod action;
 mod address;
+mod audit;
 mod bulk;
-mod ext;
+pub(crate) mod ext;
 pub mod file;
 mod info;
 mod ledger;
 mod memory;
 mod moving;
+mod orders;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod query;
+mod values;
 mod wait;
 
 use std::fmt;
@@ -37,19 +40,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use action::{
-    JobAction, JobActionDone, JobActionResult, QueueAction, QueueActionDone, Selection,
+    AlterJobs, AlterQueue, JobAction, JobActionDone, JobActionResult, QueueAction, QueueActionDone,
+    Selection,
 };
 pub use address::Address;
 use async_trait::async_trait;
+pub use audit::AuditPage;
 pub use ext::StoreExt;
 pub use file::FileStore;
 pub use info::{Durability, Opened, Space, StoreInfo};
 pub use ledger::LedgerStore;
+pub(crate) use ledger::{CommitPath, EventListener};
 pub use memory::MemoryStore;
 pub use moving::{Moved, move_store};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
 pub use query::{Cursor, JobQuery, ObjectFilter, ObjectPage, ObjectQuery, Page};
+pub use values::{StoredValue, ValueChange, ValuePage};
 pub(crate) use wait::events_within;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
@@ -60,11 +67,11 @@ use windlass_core::ledger::{
 };
 #[cfg(doc)]
 use windlass_core::limits;
-use windlass_core::name::Name;
 use windlass_core::object::Turn;
 use windlass_core::outcome::ErrorText;
 use windlass_core::record::Step;
 use windlass_core::refusal::Refusal;
+use windlass_core::reserved::WorkerOrder;
 use windlass_core::time::Timestamp;
 
 /// What a store answers: applied, refused, or unknown.
@@ -109,8 +116,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// queues and kinds at their concurrency or rate limit are passed over.
     /// *Atomic.* A job is handed to exactly one caller. The start is counted and the token, which
     /// is greater than every token before it, is taken in the same commit.
-    /// *After a crash.* The job is given back by [`Store::rescue`] when the lease ends; so it is
-    /// if the answer is lost on its way.
+    /// A claim whose answer was lost is repeated by its [`Claim::request`]: the same worker gets
+    /// those of its jobs that still run under the leases of the first, with the same tokens and in
+    /// the same order, and nothing new is claimed. If none does, it is a new claim.
+    /// *After a crash.* The job is given back by [`Store::rescue`] when the lease ends, unless the
+    /// claim is repeated before. What a claim asked for need not be known to a store that was
+    /// opened again.
     /// *Empty.* No job is claimable; `wake_in` says when one may be without a ring: at once, if
     /// jobs that are to be released have not been reached yet.
     async fn claim(&self, claim: Claim) -> Answer<ClaimedBatch>;
@@ -135,11 +146,14 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// [`limits::CASCADE_EACH`] of an item: it goes on by itself, with any verb that writes, by
     /// whatever process, also after a crash. Until then they are blocked, and each is told once.
     /// So it is wherever jobs end. An item is applied only if the
-    /// job is still running under exactly the token it names; otherwise it is refused as
-    /// [`Refusal::LeaseLost`] and changes nothing.
+    /// job is still running under exactly the token it names; otherwise it changes nothing. If the
+    /// job's last attempt was settled under that token and the job is still kept, the item is
+    /// repeated, and answered with the state the job is in now, whatever else it says. Everything
+    /// else is refused as [`Refusal::LeaseLost`]: the worker was lost to the store, the job has
+    /// started again or was replayed, or it is gone.
     /// *After a crash.* Once it has returned, the outcome is durable. If it never returned, it
-    /// happened or the job is still running and will be rescued. Repeating an item that did happen
-    /// is refused as lost, and harmless.
+    /// happened or the job is still running and will be rescued: repeat it, and the answer says
+    /// which.
     /// *Empty.* An empty batch changes nothing.
     async fn settle(&self, settlements: Vec<Settlement>) -> Answer<Vec<Result<Settled, Refusal>>>;
 
@@ -176,8 +190,11 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// what is left to do. An edited replay that happened is refused when it is repeated, because
     /// its job is no longer dead. A call by filter that fails after its first chunk is unknown,
     /// never refused.
+    /// *Who acts.* If [`AlterJobs::by`] names somebody, every commit that changes a job has an
+    /// audit entry in it: one of a change by id, one for each chunk of a change by filter. What was
+    /// refused, or matched nothing, leaves none.
     /// *Empty.* Nothing matched.
-    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>>;
+    async fn alter(&self, alter: AlterJobs) -> Answer<Vec<JobActionResult>>;
 
     /// Changes one setting of a queue, or calls off every waiting job of it.
     ///
@@ -189,14 +206,17 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// chunk tells of all.
     /// *After a crash.* Durable once it returned. A crash leaves a part of a queue cleared; safe to
     /// repeat, which finds the rest.
+    /// *Who acts.* As with [`Store::alter`]: an audit entry is in the commit of a setting that
+    /// changes, and in that of each chunk that calls off jobs.
     /// *Empty.* A queue without jobs can be configured; clearing an unknown one calls off none.
-    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone>;
+    async fn alter_queue(&self, alter: AlterQueue) -> Answer<QueueActionDone>;
 
     /// Changes an object: state, alarm, jobs, counters and events.
     ///
     /// *Order.* Turns of one object follow each other; each names the version it was made for.
     /// *Atomic.* One commit, or nothing. If another turn came between, it is refused as
     /// [`Refusal::ObjectChanged`] and can be made again from what is there now.
+    /// If [`Turn::by`] names somebody, that commit has an audit entry in it.
     /// *After a crash.* Durable once it returned. If it never returned it happened or not: look at
     /// the object before making it again. *Empty.* A turn that changes nothing counts as one.
     async fn turn(&self, turn: Turn) -> Answer<Turned>;
@@ -209,11 +229,14 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// for, even none, and still name where to go on.
     async fn objects(&self, query: &ObjectQuery) -> Answer<ObjectPage>;
 
-    /// Takes a worker's news of itself.
+    /// Takes a worker's news of itself, and answers with the order there is for it.
     ///
-    /// *Order.* The last news counts. *Atomic.* With its event. *After a crash.* Not durable: a
-    /// worker that lives says so again. *Empty.* News of an unknown worker is only told.
-    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()>;
+    /// *Order.* The last news counts. An order that was given before the call began is answered
+    /// with. *Atomic.* With its event; a worker that has stopped takes its order with it. *After a
+    /// crash.* Not durable: a worker that lives says so again. Orders are durable, see
+    /// [`StoreExt::order_worker`]. *Empty.* News of an unknown worker is only told, but that it
+    /// lives makes it known.
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<HeartbeatAnswer>;
 
     /// Reads jobs by id, a page of those that match a filter, or how many match it.
     ///
@@ -256,6 +279,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Makes everything durable and lets go of what is held; later calls are refused. A store that
     /// is dropped without it loses nothing that was acknowledged.
     async fn close(&self) {}
+}
+
+/// What a store has to say to a worker that lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeartbeatAnswer {
+    /// What it is to do; `None` to take jobs, as it does by itself.
+    pub order: Option<WorkerOrder>,
 }
 
 /// What a claim hands out.

@@ -1,9 +1,10 @@
 //! The worker: it claims jobs, runs them, and settles what ended.
 //!
-//! Four loops work on four owners. `fill` claims jobs for free slots and sleeps until the next due
+//! Five loops work on four owners. `fill` claims jobs for free slots and sleeps until the next due
 //! time or a ring; `watch` tells attempts whose time is up, and ends those that were told to stop
 //! and do not; `settle` writes what ended, in batches; `renew` keeps leases alive, in batches, and
-//! learns of cancellations. Each is supervised. What they have in common belongs to `slots`,
+//! learns of cancellations; `orders` says that the worker lives and does what the store answers.
+//! Each is supervised. What they have in common belongs to `slots`,
 //! `leases`, `settle_queue` and `life`, each with an invariant of its own; the loops lock nothing
 //! themselves. `run` is the way of one attempt between them. Rescue is the housekeeper's, so that
 //! it does not depend on any worker.
@@ -13,6 +14,7 @@ mod fill;
 mod judge;
 mod leases;
 mod life;
+mod orders;
 mod renew;
 mod run;
 mod settle;
@@ -51,6 +53,13 @@ impl Worker {
     /// How many jobs it runs now: it follows the number of ready jobs, from none to all slots.
     pub fn busy(&self) -> u32 {
         self.shared.slots.busy()
+    }
+
+    /// Whether it was ordered to take no jobs for now ([`StoreExt::order_worker`]).
+    ///
+    /// [`StoreExt::order_worker`]: crate::store::StoreExt::order_worker
+    pub fn is_quiet(&self) -> bool {
+        self.shared.life.is_quiet()
     }
 
     /// Changes how many jobs it may run at once. Jobs that run are not interrupted: with fewer

@@ -7,6 +7,7 @@ use super::{
     Cancel, CancelAnswer, Command, Effects, Enqueued, Ledger, Remove, RemoveGraph, Replay,
     ReplayEdited, Reschedule,
 };
+use crate::audit::AuditNote;
 use crate::job::{JobId, NewJob, Start, StateName};
 use crate::refusal::Refusal;
 
@@ -18,6 +19,8 @@ pub struct Alter {
     pub jobs: Vec<JobId>,
     /// What to do.
     pub action: JobAction,
+    /// What to keep of who does it, if anything is changed.
+    pub note: Option<AuditNote>,
 }
 
 /// What to do with jobs.
@@ -38,6 +41,20 @@ pub enum JobAction {
     /// are kept. Refused whole, with the job that is in the way, if one of them has not finished;
     /// and if they are more than [`BATCH_JOBS`](crate::limits::BATCH_JOBS).
     RemoveGraph,
+}
+
+impl JobAction {
+    /// The word used in output.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            JobAction::Cancel => "cancel",
+            JobAction::Reschedule(_) => "reschedule",
+            JobAction::Replay => "replay",
+            JobAction::ReplayEdited(_) => "replay_edited",
+            JobAction::Remove => "remove",
+            JobAction::RemoveGraph => "remove_graph",
+        }
+    }
 }
 
 /// What became of one job.
@@ -73,7 +90,40 @@ impl Command for Alter {
     type Reply = Vec<JobActionResult>;
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Self::Reply, Refusal> {
-        let Self { jobs, action } = self;
+        let note = self.note.clone();
+        let results = self.change(ledger, effects)?;
+        let changed = results.iter().map(JobActionResult::changed).sum();
+        if changed > 0 {
+            ledger.audit(note.as_ref(), changed, effects);
+        }
+        Ok(results)
+    }
+}
+
+impl JobActionResult {
+    /// How many jobs were changed.
+    fn changed(&self) -> u64 {
+        match self.result {
+            Ok(JobActionDone::GraphRemoved { jobs }) => jobs,
+            Ok(
+                JobActionDone::Cancel(_)
+                | JobActionDone::Rescheduled(_)
+                | JobActionDone::Replayed
+                | JobActionDone::Replaced(_)
+                | JobActionDone::Removed,
+            ) => 1,
+            Err(_) => 0,
+        }
+    }
+}
+
+impl Alter {
+    fn change(
+        self,
+        ledger: &mut Ledger,
+        effects: &mut Effects,
+    ) -> Result<Vec<JobActionResult>, Refusal> {
+        let Self { jobs, action, note: _ } = self;
         let results: Vec<Result<JobActionDone, Refusal>> = match action {
             JobAction::Cancel => {
                 let reply = Cancel { jobs: jobs.clone() }.run(ledger, effects)?;

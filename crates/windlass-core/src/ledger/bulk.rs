@@ -8,6 +8,7 @@
 use alloc::vec::Vec;
 
 use super::{Command, Effects, Ledger};
+use crate::audit::{Actor, AuditNote};
 use crate::event::{EventKind, Subject};
 use crate::job::{CancelReason, JobId};
 use crate::limits;
@@ -52,12 +53,14 @@ pub struct Clear {
     pub progress: ClearProgress,
     /// How many jobs to call off at most, without those that depend on them.
     pub limit: usize,
+    /// Who does it; a chunk that calls off jobs then has an audit entry.
+    pub by: Option<Actor>,
 }
 
 impl Clear {
     /// The first chunk of a queue.
-    pub fn first(queue: Name) -> Self {
-        Self { queue, progress: ClearProgress::default(), limit: limits::CHUNK_JOBS }
+    pub fn first(queue: Name, by: Option<Actor>) -> Self {
+        Self { queue, progress: ClearProgress::default(), limit: limits::CHUNK_JOBS, by }
     }
 }
 
@@ -84,7 +87,7 @@ impl Command for Clear {
     type Reply = ClearProgress;
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<ClearProgress, Refusal> {
-        let Self { queue: name, mut progress, limit } = self;
+        let Self { queue: name, mut progress, limit, by } = self;
         let Some(&queue) = ledger.queue_ids.get(&name) else {
             progress.bulk.done = true;
             return Ok(progress);
@@ -97,6 +100,10 @@ impl Command for Clear {
         let after = ledger.cancelled_in_and_outside(queue);
         progress.cleared.cleared += after.0 - before.0;
         progress.cleared.followed += after.1 - before.1;
+        let note = by.map(|by| AuditNote::of_clear(by, &name));
+        if after.0 > before.0 {
+            ledger.audit(note.as_ref(), after.0 - before.0, effects);
+        }
         if progress.bulk.done {
             let jobs = progress.cleared.cleared;
             ledger.tell_of(Subject::Queue(name), EventKind::QueueCleared { jobs }, effects);

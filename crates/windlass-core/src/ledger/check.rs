@@ -60,8 +60,23 @@ impl Ledger {
         if found != indexed {
             wrong.push(format!("indexes hold {found} entries for {indexed} jobs"));
         }
+        let held = |first, last| self.leases.range(first..=last).count();
+        if !self.requests.check(held) {
+            wrong.push("claims that can be repeated are not those whose leases are held".into());
+        }
         self.check_lanes(&mut wrong);
         self.check_objects(&mut wrong);
+        self.check_dependents(&mut wrong);
+        for (key, hold) in &self.keys {
+            if self.find(hold.job).is_none() {
+                wrong.push(format!("key {:?} is held by {}, which is gone", key.key, hold.job));
+            }
+        }
+        wrong
+    }
+
+    /// Every edge against the jobs at both of its ends.
+    fn check_dependents(&self, wrong: &mut Vec<String>) {
         for ((on, dependent), edge) in &self.edges {
             let open = |slot: u32| !self.entry(slot).phase.name().is_terminal();
             if !self.find(*dependent).is_some_and(open) {
@@ -80,12 +95,6 @@ impl Ledger {
                 Some(_) | None => {}
             }
         }
-        for (key, hold) in &self.keys {
-            if self.find(hold.job).is_none() {
-                wrong.push(format!("key {:?} is held by {}, which is gone", key.key, hold.job));
-            }
-        }
-        wrong
     }
 
     /// Ready jobs that stand in their lane and in no line.

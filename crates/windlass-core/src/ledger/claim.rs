@@ -9,15 +9,16 @@
 //! million waiting it costs 1.4 times one with a thousand (README.md).
 //! Guarded by: the model test for the order; for the cost `windlass bench --mode backlog`, no test.
 
-use alloc::collections::{BTreeSet, BinaryHeap};
+use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::time::Duration;
 
+use super::entries::HeldLease;
 use super::{Command, Effects, Ledger};
 use crate::event::EventKind;
-use crate::job::{JobId, JobStatus, Lease, LeaseToken};
+use crate::job::{JobId, JobStatus, Lease, LeaseToken, RequestId};
 use crate::limits;
 use crate::name::Name;
 use crate::rate::Rate;
@@ -38,6 +39,9 @@ pub struct Claim {
     pub kinds: Vec<KindClaim>,
     /// How many at most.
     pub limit: usize,
+    /// Names the claim. If the worker has made it before and some of its jobs still run under the
+    /// leases it gave, it is repeated: those are handed out again and no others are claimed.
+    pub request: Option<RequestId>,
 }
 
 /// The terms on which a worker takes jobs of a kind.
@@ -127,10 +131,14 @@ impl Command for Claim {
         let mut heads: BinaryHeap<Head> =
             lines.iter().filter_map(|(line, terms)| ledger.head(*line, *terms, now.wall)).collect();
         let mut claims = Claims::default();
+        if let Some(request) = self.request {
+            claims.jobs = ledger.claimed_before(request, &self.worker);
+        }
         let mut held_back: BTreeSet<u32> = BTreeSet::new();
         let mut rate_wait: Option<Duration> = None;
         let mut swept = true;
-        let limit = self.limit.min(limits::CLAIM_JOBS);
+        let is_new = claims.jobs.is_empty();
+        let limit = if is_new { self.limit.min(limits::CLAIM_JOBS) } else { 0 };
         while claims.jobs.len() < limit {
             let Some(head) = heads.pop() else { break };
             // More have expired than one command sweeps: the rest of this line waits for the next.
@@ -155,6 +163,9 @@ impl Command for Claim {
             claims.jobs.push(ledger.lease(head.slot, &self.worker, terms, effects));
             heads.extend(ledger.head(head.line, head.terms, now.wall));
         }
+        if let Some(request) = self.request.filter(|_| is_new) {
+            ledger.requests.note(request, &self.worker, &claims.jobs);
+        }
         claims.ready = lines
             .iter()
             .filter(|(line, _)| !held_back.contains(line))
@@ -168,6 +179,60 @@ impl Command for Claim {
     }
 }
 
+/// Claims that can be repeated: those of which a lease is held.
+///
+/// The tokens of one claim follow each other, so that of its leases only the first and the last is
+/// noted, and whoever ends one finds the claim by its token.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    /// By the first token of each.
+    claims: BTreeMap<LeaseToken, ClaimRequest>,
+    firsts: BTreeMap<(RequestId, Arc<str>), LeaseToken>,
+}
+
+#[derive(Debug)]
+struct ClaimRequest {
+    request: RequestId,
+    worker: Arc<str>,
+    last: LeaseToken,
+    /// How many of its leases are held.
+    held: usize,
+}
+
+impl Requests {
+    /// A claim was answered with these jobs. One that got none is not worth repeating.
+    fn note(&mut self, request: RequestId, worker: &Arc<str>, jobs: &[Claimed]) {
+        let (Some(first), Some(last)) = (jobs.first(), jobs.last()) else { return };
+        let (first, last, worker) = (first.lease.token, last.lease.token, worker.clone());
+        self.firsts.insert((request, worker.clone()), first);
+        self.claims.insert(first, ClaimRequest { request, worker, last, held: jobs.len() });
+    }
+
+    /// A lease is held no longer.
+    pub(super) fn lease_ended(&mut self, token: LeaseToken) {
+        let Some((&first, claim)) = self.claims.range_mut(..=token).next_back() else { return };
+        if token > claim.last {
+            return;
+        }
+        claim.held -= 1;
+        if claim.held == 0 {
+            let key = (claim.request, claim.worker.clone());
+            self.firsts.remove(&key);
+            self.claims.remove(&first);
+        }
+    }
+
+    /// Whether it agrees with the leases that are held, counted between two tokens.
+    pub(super) fn check(&self, held: impl Fn(LeaseToken, LeaseToken) -> usize) -> bool {
+        self.firsts.len() == self.claims.len()
+            && self.claims.iter().all(|(first, claim)| {
+                claim.held > 0
+                    && held(*first, claim.last) == claim.held
+                    && self.firsts.get(&(claim.request, claim.worker.clone())) == Some(first)
+            })
+    }
+}
+
 enum Admission {
     Granted,
     AtLimit,
@@ -175,6 +240,27 @@ enum Admission {
 }
 
 impl Ledger {
+    /// The jobs of a claim that is repeated which still run under its leases, in the order in which
+    /// they were handed out. None if it is a new one.
+    fn claimed_before(&self, request: RequestId, worker: &Arc<str>) -> Vec<Claimed> {
+        let Some(first) = self.requests.firsts.get(&(request, worker.clone())) else {
+            return Vec::new();
+        };
+        let last = self.requests.claims[first].last;
+        let again = |held: &HeldLease| {
+            let entry = self.entry(held.slot);
+            Claimed {
+                id: entry.id,
+                lease: held.lease.clone(),
+                attempt: entry.attempts,
+                recoveries: u32::from(entry.recoveries),
+                generation: entry.generation(),
+                sequence: entry.sequence,
+            }
+        };
+        self.leases.range(*first..=last).map(|(_, held)| again(held)).collect()
+    }
+
     /// The lines the request may take from, each with the index of its terms.
     fn claimable_lines(&self, claim: &Claim) -> Vec<(u32, usize)> {
         let mut lines = Vec::new();

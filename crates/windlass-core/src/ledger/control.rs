@@ -1,25 +1,18 @@
-//! What people do to jobs, queues and workers: cancel, move, replay, remove, pause, configure.
+//! What people do to jobs: cancel, move, replay, remove.
 
 use alloc::collections::{BTreeMap, BTreeSet};
-use alloc::string::ToString;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::num::NonZeroU32;
-use core::time::Duration;
 
 use super::entries::{Key, Phase};
 use super::graph::is_met;
-use super::lanes::LaneAddress;
 use super::{Acceptance, Command, Effects, Enqueued, Ledger, Ring};
-use crate::event::{EventKind, RemoveReason, Subject};
+use crate::event::{EventKind, RemoveReason};
 use crate::job::{CancelReason, JobId, NewJob, OnFailure, Start, State, StateName};
-use crate::limits::{self, at_most, shown};
-use crate::name::Name;
-use crate::outcome::ErrorText;
-use crate::rate::Rate;
-use crate::record::{QueueSettings, RecordNote};
+use crate::limits::{self};
+use crate::record::RecordNote;
 use crate::refusal::Refusal;
-use crate::time::{Steady, Timestamp};
+use crate::time::Timestamp;
 use crate::transition::Input;
 
 /// Call these jobs off. Each is answered on its own; dependents follow by the policy of each edge.
@@ -195,217 +188,6 @@ impl Command for RemoveGraph {
             Ok(graph.len() as u64)
         };
         Ok(self.roots.into_iter().map(remove).collect())
-    }
-}
-
-/// Change one setting of a queue, which need not have had jobs yet.
-#[derive(Clone, Debug)]
-pub struct Configure {
-    /// The queue.
-    pub queue: Name,
-    /// The setting.
-    pub change: QueueChange,
-}
-
-/// A setting of a queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum QueueChange {
-    /// Start no more of its jobs. Running ones finish; due times are kept; enqueues are accepted.
-    Pause,
-    /// Start its jobs again.
-    Resume,
-    /// Refuse enqueues beyond this many waiting jobs; `None` for no limit.
-    MaxDepth(Option<u64>),
-    /// Raise a waiting job by one point of priority per this long; `None` for strict priorities.
-    Ageing(Option<Duration>),
-    /// Run its jobs that have a lane in so many lanes; `None` gives each key one of its own. What
-    /// waits and what runs keeps its order.
-    Lanes(Option<NonZeroU32>),
-    /// Start no more jobs of this lane; the one that runs finishes.
-    PauseLane(u32),
-    /// Start jobs of this lane again.
-    ResumeLane(u32),
-    /// Refuse enqueues beyond this many waiting jobs of one lane; `None` for no limit.
-    LaneDepth(Option<u64>),
-    /// When a job dies, add one of this kind, in the queue of the same name, in the same commit.
-    OnDead(Option<Name>),
-    /// When a lane has become empty, add a job of this kind, in the queue of the same name.
-    OnEmpty(Option<Name>),
-}
-
-impl QueueChange {
-    /// The settings with this change, and its event, which is told only if they differ.
-    ///
-    /// Refuses a value out of its bounds, and a lane that the queue does not have.
-    pub fn apply(self, settings: &QueueSettings) -> Result<(QueueSettings, EventKind), Refusal> {
-        let mut settings = settings.clone();
-        let what = match self {
-            QueueChange::Pause => {
-                settings.paused = true;
-                EventKind::QueuePaused
-            }
-            QueueChange::Resume => {
-                settings.paused = false;
-                EventKind::QueueResumed
-            }
-            QueueChange::MaxDepth(limit) => {
-                settings.max_depth = limit.map(limits::countable);
-                EventKind::QueueConfigured
-            }
-            QueueChange::Ageing(step) => {
-                if step.is_some_and(|step| step < Duration::from_millis(1)) {
-                    return Err(Refusal::OutOfBounds {
-                        what: "ageing step",
-                        got: shown(step),
-                        allowed: "it must be at least 1 ms".to_string(),
-                    });
-                }
-                limits::no_longer_than("ageing step", step.unwrap_or_default())?;
-                settings.ageing = step;
-                EventKind::QueueConfigured
-            }
-            QueueChange::Lanes(lanes) => {
-                let number = lanes.map_or(0, NonZeroU32::get) as usize;
-                at_most("lanes", number, limits::LANES, "use more queues")?;
-                settings.lanes = lanes;
-                EventKind::QueueConfigured
-            }
-            QueueChange::PauseLane(lane) => {
-                let lanes = settings.lanes.map_or(0, NonZeroU32::get);
-                if lane >= lanes {
-                    return Err(limits::no_such_lane(lane, lanes));
-                }
-                settings.paused_lanes.insert(lane);
-                EventKind::QueueConfigured
-            }
-            QueueChange::ResumeLane(lane) => {
-                settings.paused_lanes.remove(&lane);
-                EventKind::QueueConfigured
-            }
-            QueueChange::LaneDepth(limit) => {
-                settings.lane_depth = limit.map(limits::countable);
-                EventKind::QueueConfigured
-            }
-            QueueChange::OnDead(kind) => {
-                settings.on_dead = kind;
-                EventKind::QueueConfigured
-            }
-            QueueChange::OnEmpty(kind) => {
-                settings.on_empty = kind;
-                EventKind::QueueConfigured
-            }
-        };
-        Ok((settings, what))
-    }
-}
-
-impl Command for Configure {
-    type Reply = QueueSettings;
-
-    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<QueueSettings, Refusal> {
-        let known = ledger.queue_ids.get(&self.queue).map(|queue| &ledger.queues[*queue as usize]);
-        let old = known.map(|queue| queue.settings.clone()).unwrap_or_default();
-        let (settings, what) = self.change.apply(&old)?;
-        if settings == old {
-            return Ok(settings);
-        }
-        let hooks = [&settings.on_dead, &settings.on_empty].into_iter().flatten();
-        ledger.refuse_surplus_hooks(&self.queue, hooks.clone())?;
-        for kind in hooks {
-            ledger.queue_id(kind);
-            ledger.kind_id(kind);
-        }
-        let queue = ledger.queue_id(&self.queue);
-        ledger.configure(queue, settings.clone());
-        effects.changes.push(ledger.queue_change(queue));
-        if old.paused && !settings.paused {
-            effects.rings.insert(Ring::Queue(self.queue.clone()));
-        }
-        ledger.tell_of(Subject::Queue(self.queue), what, effects);
-        Ok(settings)
-    }
-}
-
-/// A worker has news of itself.
-#[derive(Clone, Debug)]
-pub struct Heartbeat {
-    /// Which worker.
-    pub worker: Arc<str>,
-    /// The news.
-    pub news: WorkerReport,
-}
-
-/// What a worker says of itself.
-#[derive(Clone, Debug)]
-pub enum WorkerReport {
-    /// It takes jobs.
-    Started(WorkerInfo),
-    /// It takes no more jobs and finishes those it has.
-    Stopping,
-    /// It has ended.
-    Stopped,
-    /// A part of it crashed.
-    Error(ErrorText),
-}
-
-/// What a worker is ready to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkerInfo {
-    /// From which queues it takes jobs; `None` for all.
-    pub queues: Option<Vec<Name>>,
-    /// Which kinds it handles.
-    pub kinds: Vec<WorkerKind>,
-    /// How many jobs it runs at once at most.
-    pub slots: u32,
-}
-
-/// A kind a worker handles.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkerKind {
-    /// The kind.
-    pub kind: Name,
-    /// Most jobs of it running at once.
-    pub concurrency: Option<u32>,
-    /// How fast its jobs may start.
-    pub rate: Option<Rate>,
-}
-
-/// A worker the ledger knows of. Not persisted: a worker that lives says so again.
-#[derive(Clone, Debug)]
-pub(super) struct WorkerState {
-    pub(super) info: WorkerInfo,
-    pub(super) seen: Steady,
-    pub(super) stopping: bool,
-}
-
-/// A worker that asked for nothing for this long counts as gone. A live one claims every few
-/// seconds.
-pub(super) const WORKER_SILENCE: Duration = Duration::from_secs(60);
-
-impl Command for Heartbeat {
-    type Reply = ();
-
-    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<(), Refusal> {
-        let what = match self.news {
-            WorkerReport::Started(info) => {
-                let state = WorkerState { info, seen: effects.now.steady, stopping: false };
-                ledger.workers.insert(self.worker.clone(), state);
-                EventKind::WorkerStarted
-            }
-            WorkerReport::Stopping => {
-                if let Some(worker) = ledger.workers.get_mut(&self.worker) {
-                    worker.stopping = true;
-                }
-                EventKind::WorkerStopping
-            }
-            WorkerReport::Stopped => {
-                ledger.workers.remove(&self.worker);
-                EventKind::WorkerStopped
-            }
-            WorkerReport::Error(error) => EventKind::WorkerError { error },
-        };
-        ledger.tell_of(Subject::Worker(self.worker), what, effects);
-        Ok(())
     }
 }
 
@@ -611,38 +393,5 @@ impl Ledger {
             self.keys.insert(key, hold);
         }
         plan
-    }
-
-    /// Takes over a queue's settings and sorts its lines anew if the order has changed.
-    pub(super) fn configure(&mut self, queue: u32, settings: QueueSettings) {
-        let entries = &mut self.queues[queue as usize];
-        let reorder = entries.settings.ageing != settings.ageing;
-        if !reorder && entries.settings.lanes == settings.lanes {
-            let old = core::mem::replace(&mut entries.settings, settings);
-            let changed = old.paused_lanes.symmetric_difference(&entries.settings.paused_lanes);
-            for lane in changed.copied().collect::<Vec<u32>>() {
-                let lane = u64::from(lane);
-                self.offer(LaneAddress { queue, lane, partition: lane });
-            }
-            return;
-        }
-        // With the old settings, by which they stand in their lanes.
-        let laned = self.close_lanes(queue);
-        self.queues[queue as usize].settings = settings;
-        for line in 0..self.lines.len() {
-            if self.lines[line].queue != queue {
-                continue;
-            }
-            let old = core::mem::take(&mut self.lines[line].ready);
-            let again = old.into_iter().map(|(key, slot)| (self.ready_key(slot, key.since), slot));
-            self.lines[line].ready = again.collect();
-        }
-        self.open_lanes(&laned);
-    }
-
-    pub(super) fn seen(&mut self, worker: &Arc<str>, now: Steady) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.seen = now;
-        }
     }
 }

@@ -86,14 +86,14 @@ pub(super) struct Plan {
 }
 
 enum Planned {
-    Accept { job: Arc<NewJob> },
+    Accept { job: Arc<NewJob>, fingerprint: u64 },
     Known { id: JobId, queue: Name, acceptance: Acceptance },
 }
 
 impl Planned {
     fn accepted(&self) -> Option<&NewJob> {
         match self {
-            Planned::Accept { job } => Some(job),
+            Planned::Accept { job, .. } => Some(job),
             Planned::Known { .. } => None,
         }
     }
@@ -114,7 +114,7 @@ impl Plan {
     /// The job that will stand for the first item, and whether it is added.
     pub(super) fn first(&self) -> Option<(JobId, Acceptance)> {
         self.items.first().map(|item| match item {
-            Planned::Accept { job } => (job.id, Acceptance::Accepted),
+            Planned::Accept { job, .. } => (job.id, Acceptance::Accepted),
             Planned::Known { id, acceptance, .. } => (*id, *acceptance),
         })
     }
@@ -142,12 +142,13 @@ impl Ledger {
         }
         self.refuse_surplus_names(&jobs)?;
         let mut items = Vec::with_capacity(jobs.len());
-        let mut batch = Batch::default();
+        let depends = jobs.iter().any(|job| !job.depends_on.is_empty());
+        let mut batch = Batch { depends, ..Batch::default() };
         for job in jobs {
             items.push(self.plan_identity(job, now, &mut batch)?);
         }
         for item in &mut items {
-            if let Planned::Accept { job } = item {
+            if let Planned::Accept { job, .. } = item {
                 self.plan_dependencies(job, &batch)?;
             }
         }
@@ -162,7 +163,7 @@ impl Ledger {
     fn take_turns(&self, items: &mut [Planned]) {
         let mut next: BTreeMap<Name, u64> = BTreeMap::new();
         for item in items {
-            let Planned::Accept { job } = item else { continue };
+            let Planned::Accept { job, .. } = item else { continue };
             if job.lane != Some(Lane::Spread) {
                 continue;
             }
@@ -178,7 +179,7 @@ impl Ledger {
     fn refuse_lane_overflow(&self, items: &[Planned]) -> Result<(), Refusal> {
         let mut added: BTreeMap<(u32, u32), u64> = BTreeMap::new();
         for item in items {
-            let Planned::Accept { job } = item else { continue };
+            let Planned::Accept { job, .. } = item else { continue };
             let Some(&queue) = self.queue_ids.get(&job.queue) else { continue };
             let settings = &self.queues[queue as usize].settings;
             let (Some(lanes), Some(limit)) = (settings.lanes, settings.lane_depth) else {
@@ -246,8 +247,10 @@ impl Ledger {
             }
             batch.keys.insert(key, (job.id, fingerprint));
         }
-        batch.accepted.insert(job.id);
-        Ok(Planned::Accept { job })
+        if batch.depends {
+            batch.accepted.insert(job.id);
+        }
+        Ok(Planned::Accept { job, fingerprint })
     }
 
     /// The key in the ledger's own terms; `None` if no job of the queue or kind was ever accepted.
@@ -313,21 +316,21 @@ impl Ledger {
     }
 
     fn refuse_overflow(&self, items: &[Planned]) -> Result<(), Refusal> {
+        let limited = |name: &Name| {
+            let queue = &self.queues[*self.queue_ids.get(name)? as usize];
+            queue.settings.max_depth.map(|limit| (queue.waiting, limit))
+        };
+        // Most queues have no limit, and nothing is counted for them. The first by name is refused.
         let mut added: BTreeMap<&Name, u64> = BTreeMap::new();
-        for item in items {
-            if let Planned::Accept { job } = item {
+        for job in items.iter().filter_map(Planned::accepted) {
+            if limited(&job.queue).is_some() {
                 *added.entry(&job.queue).or_default() += 1;
             }
         }
         for (name, jobs) in added {
-            let Some(&queue) = self.queue_ids.get(name) else { continue };
-            let queue = &self.queues[queue as usize];
-            let depth = queue.waiting + jobs;
-            if let Some(limit) = queue.settings.max_depth
-                && depth > limit
-            {
-                let queue = name.clone();
-                return Err(Refusal::QueueFull { queue, depth: depth - jobs, limit });
+            let Some((depth, limit)) = limited(name) else { continue };
+            if depth + jobs > limit {
+                return Err(Refusal::QueueFull { queue: name.clone(), depth, limit });
             }
         }
         Ok(())
@@ -335,30 +338,29 @@ impl Ledger {
 
     /// Writes a checked batch. Nothing can fail any more.
     pub(super) fn carry_out(&mut self, plan: Plan, effects: &mut Effects) -> Vec<Enqueued> {
-        let mut placed = Vec::with_capacity(plan.items.len());
-        for item in plan.items {
-            placed.push(match item {
-                Planned::Accept { job } => {
-                    let (id, queue) = (job.id, job.queue.clone());
-                    self.accept(job, effects);
-                    (id, queue, Acceptance::Accepted)
+        for item in &plan.items {
+            match item {
+                Planned::Accept { job, fingerprint } => {
+                    self.accept(job.clone(), *fingerprint, effects);
                 }
-                Planned::Known { id, queue, acceptance } => {
-                    if let Acceptance::Deduplicated { payload_differs } = acceptance
-                        && let Some(slot) = self.find(id)
+                Planned::Known { id, acceptance, .. } => {
+                    if let Acceptance::Deduplicated { payload_differs } = *acceptance
+                        && let Some(slot) = self.find(*id)
                     {
                         self.tell(slot, EventKind::JobDeduplicated { payload_differs }, effects);
                     }
-                    (id, queue, acceptance)
                 }
-            });
+            }
         }
-        self.tell_full_queues(&placed, effects);
-        let placed = placed.into_iter();
-        placed.map(|(id, queue, acceptance)| self.enqueued(id, &queue, acceptance)).collect()
+        self.tell_full_queues(&plan.items, effects);
+        plan.items.iter().map(|item| self.enqueued(item)).collect()
     }
 
-    fn enqueued(&self, id: JobId, queue: &Name, acceptance: Acceptance) -> Enqueued {
+    fn enqueued(&self, item: &Planned) -> Enqueued {
+        let (id, queue, acceptance) = match item {
+            Planned::Accept { job, .. } => (job.id, &job.queue, Acceptance::Accepted),
+            Planned::Known { id, queue, acceptance } => (*id, queue, *acceptance),
+        };
         let depth = self.queues[self.queue_ids[queue] as usize].waiting;
         // The job that stands for it may have gone: a hold on a key can outlive its holder.
         let Some(slot) = self.find(id) else {
@@ -374,7 +376,7 @@ impl Ledger {
         Enqueued { id, acceptance, depth, sequence: entry.sequence, lane }
     }
 
-    pub(super) fn accept(&mut self, job: Arc<NewJob>, effects: &mut Effects) {
+    pub(super) fn accept(&mut self, job: Arc<NewJob>, fingerprint: u64, effects: &mut Effects) {
         let now = effects.now.wall;
         let not_before = job.start.due(now);
         // Not as it was planned: what it depends on may have ended since, in the same commit.
@@ -388,7 +390,7 @@ impl Ledger {
         let priority = job.priority;
         let sequence = self.next_sequence;
         let accepted = Accepted { job, sequence, at: now, status, met };
-        let slot = self.insert(&accepted);
+        let slot = self.insert(&accepted, fingerprint);
         self.totals(slot, |totals| totals.enqueued += 1);
         self.tell(slot, EventKind::JobEnqueued { priority }, effects);
         match accepted.status.state {
@@ -408,14 +410,14 @@ impl Ledger {
         effects.changes.push(Change::Insert(alloc::boxed::Box::new(accepted)));
     }
 
-    fn tell_full_queues(&mut self, placed: &[(JobId, Name, Acceptance)], effects: &mut Effects) {
-        let full: BTreeMap<&Name, u64> = placed
+    fn tell_full_queues(&mut self, items: &[Planned], effects: &mut Effects) {
+        let full: BTreeMap<&Name, u64> = items
             .iter()
-            .filter(|(_, _, acceptance)| *acceptance == Acceptance::Accepted)
-            .filter_map(|(_, queue, _)| {
-                let entries = &self.queues[self.queue_ids[queue] as usize];
+            .filter_map(Planned::accepted)
+            .filter_map(|job| {
+                let entries = &self.queues[self.queue_ids[&job.queue] as usize];
                 let limit = entries.settings.max_depth.filter(|limit| *limit == entries.waiting)?;
-                Some((queue, limit))
+                Some((&job.queue, limit))
             })
             .collect();
         for (queue, limit) in full {
@@ -427,6 +429,8 @@ impl Ledger {
 /// What a batch says about itself, while it is checked.
 #[derive(Default)]
 struct Batch {
+    /// Some job of it depends on others; only then is it of interest which were accepted.
+    depends: bool,
     accepted: BTreeSet<JobId>,
     keys: BTreeMap<(Name, Name, String), (JobId, u64)>,
     /// An item that met the holder of its key is depended on through that holder.

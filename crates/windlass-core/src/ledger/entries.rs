@@ -66,7 +66,7 @@ impl Phase {
 ///
 /// Answers: every kept job has one of these in memory, whatever its state.
 /// Why not simpler: what few jobs have ([`RareFields`]) would take its room in all of them, and a
-/// `bool` for `begun` eight bytes more. A job that waits costs 162 bytes in all (README.md).
+/// `bool` for `begun` eight bytes more. A job that waits costs 170 bytes in all (README.md).
 /// Guarded by: the size that is asserted below.
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -84,6 +84,8 @@ pub(super) struct Entry {
     pub(super) recoveries: u16,
     /// How often it was replayed; the highest bit is [`BEGUN`].
     pub(super) generation: u16,
+    /// The token under which its last attempt was settled; 0 for none, which no lease has.
+    pub(super) settled_by: u64,
     /// Where a store keeps the record, and the bytes it takes there: [`RecordLocation`] without its
     /// padding.
     pub(super) weight: u32,
@@ -144,10 +146,11 @@ pub(super) struct HeldKey {
 
 /// Whoever adds a field here adds its bytes to every job.
 #[cfg(target_pointer_width = "64")]
-const _: () = assert!(size_of::<Option<Entry>>() == 88);
+const _: () = assert!(size_of::<Option<Entry>>() == 96);
 
 impl Entry {
-    /// The entry of a job that was accepted at `at` and now is in `status`.
+    /// The entry of a job that was accepted at `at` and now is in `status`. Its fingerprint is
+    /// added by whoever knows it already.
     pub(super) fn new(
         job: &NewJob,
         sequence: u64,
@@ -172,7 +175,6 @@ impl Entry {
         let extras = extras.boxed();
         let mut entry = Self {
             id: job.id,
-            fingerprint: job.fingerprint(),
             sequence,
             extras,
             line,
@@ -198,6 +200,7 @@ impl Entry {
             max_attempts: 0,
             recoveries: 0,
             generation: 0,
+            settled_by: 0,
             weight: 0,
             place: 0,
         }
@@ -210,6 +213,7 @@ impl Entry {
         self.recoveries = u16::try_from(status.recoveries).unwrap_or(u16::MAX);
         let generation = u16::try_from(status.generation).unwrap_or(u16::MAX).min(BEGUN - 1);
         self.generation = if status.begun { generation | BEGUN } else { generation };
+        self.settled_by = status.settled_by.map_or(0, |token| token.0);
     }
 
     pub(super) fn generation(&self) -> u32 {
@@ -219,6 +223,11 @@ impl Entry {
     /// Whether the job has started since it was accepted or last replayed.
     pub(super) fn begun(&self) -> bool {
         self.generation & BEGUN != 0
+    }
+
+    /// The lease under which its last attempt was settled.
+    pub(super) fn settled_by(&self) -> Option<LeaseToken> {
+        (self.settled_by != 0).then_some(LeaseToken(self.settled_by))
     }
 
     pub(super) fn kept(&self) -> RecordLocation {

@@ -104,10 +104,11 @@ impl Ledger {
         let (_, each) = self.cascade_bounds;
         let mut left = effects.dependents_left.max(each);
         let before = left;
-        let mut ended: Vec<u32> = alloc::vec![slot];
-        while let Some(slot) = ended.pop() {
+        let (mut next, mut ended) = (Some(slot), Vec::new());
+        while let Some(slot) = next {
             ended.extend(self.tell_dependents(slot, Some(cause), &mut left, effects));
             self.offer_for_purge(slot);
+            next = ended.pop();
         }
         effects.dependents_left = effects.dependents_left.saturating_sub(before - left);
     }
@@ -155,16 +156,17 @@ impl Ledger {
         edges.filter(move |(_, edge)| is_owed(state, edge))
     }
 
-    /// Goes on with cascades that were too large for the commands that caused them, those of the
-    /// jobs that were accepted first, first.
+    /// Goes on with cascades that were too large for the commands that caused them, by so many
+    /// dependents, those of the jobs that were accepted first, first.
     ///
     /// Nothing is kept of them but the jobs themselves: a job whose dependency has ended and that
     /// was not told. So any command goes on with them, also after a crash and in another process.
-    pub(super) fn go_on_with_cascades(&mut self, effects: &mut Effects) {
+    pub(super) fn go_on_with_cascades(&mut self, most: usize, effects: &mut Effects) {
         if self.owing.is_empty() {
             return;
         }
-        let mut left = effects.dependents_left;
+        let most = most.min(effects.dependents_left);
+        let mut left = most;
         while left > 0
             && let Some(Owing { slot, .. }) = self.owing.values().next().copied()
         {
@@ -173,7 +175,8 @@ impl Ledger {
             }
             self.offer_for_purge(slot);
         }
-        if core::mem::replace(&mut effects.dependents_left, left) > left {
+        effects.dependents_left -= most - left;
+        if left < most {
             self.keep_bounded(effects);
         }
     }

@@ -90,7 +90,8 @@ impl Ledger {
     pub(super) fn add_hook_jobs(&mut self, effects: &mut Effects) {
         for hook in core::mem::take(&mut self.hooks) {
             let job = hook.into_job(self.next_sequence);
-            self.accept(Arc::new(job), effects);
+            let fingerprint = job.fingerprint();
+            self.accept(Arc::new(job), fingerprint, effects);
         }
     }
 }

@@ -31,9 +31,12 @@ impl Ledger {
     pub(super) fn set(&mut self, slot: u32, status: &JobStatus) {
         let old = self.entry(slot).phase.name();
         let (ends, told) = self.lease_end_of(slot);
+        let held = self.entry(slot).phase;
         self.unindex(slot);
         if let State::Running(lease) = &status.state {
             self.leases.insert(lease.token, HeldLease { slot, lease: lease.clone(), ends, told });
+        } else if let Phase::Running { token } = held {
+            self.requests.lease_ended(token);
         }
         let entry = self.entries.get_mut(slot);
         entry.set(status);
@@ -272,13 +275,14 @@ impl Ledger {
     }
 
     /// Writes a newly accepted job into the ledger.
-    pub(super) fn insert(&mut self, accepted: &Accepted) -> u32 {
+    pub(super) fn insert(&mut self, accepted: &Accepted, fingerprint: u64) -> u32 {
         let job = &accepted.job;
         let (queue, kind) = (self.queue_id(&job.queue), self.kind_id(&job.kind));
         let line = self.line_id(kind, queue);
         let (sequence, at) = (accepted.sequence, accepted.at);
         let object = job.object.as_ref().map(|address| self.objects.number(address));
         let entry = Entry::new(job, sequence, at, &accepted.status, line, object);
+        let entry = Entry { fingerprint, ..entry };
         let slot = self.entries.insert(entry);
         if let Some(number) = object {
             self.objects.bind(number);

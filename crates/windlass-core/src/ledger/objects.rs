@@ -16,6 +16,7 @@ use core::fmt::Write as _;
 use super::enqueue::Plan;
 use super::entries::Phase;
 use super::{Command, Effects, Enqueued, Ledger};
+use crate::audit::AuditNote;
 use crate::event::{EventKind, RemoveReason, Subject};
 use crate::job::{CancelReason, JobId, NewJob, State, StateName};
 use crate::limits;
@@ -193,7 +194,7 @@ impl Objects {
     }
 
     /// Puts an object into the ledger as it now is, wherever its record is kept.
-    fn write(&mut self, number: u32, meta: ObjectMeta) {
+    pub(super) fn write(&mut self, number: u32, meta: ObjectMeta) {
         let (purge_at, slot) = (meta.purge_at, self.slot_mut(number));
         let old = slot.object.take();
         let place = old.as_ref().map_or_else(RecordLocation::default, |object| object.place);
@@ -273,8 +274,11 @@ impl Ledger {
         turn.check(now)?;
         let names = [turn.object.kind(), turn.object.name()];
         let fresh = names.into_iter().filter(|name| !self.objects.names.contains_key(*name));
-        let names = self.objects.names.len() + fresh.count();
-        limits::OBJECT_NAMES_BOUND.check(names)?;
+        let fresh = fresh.count();
+        // The names of the audit trail may be one too many: no known object suffers for that.
+        if fresh > 0 {
+            limits::OBJECT_NAMES_BOUND.check(self.objects.names.len() + fresh)?;
+        }
         let (mut alarm, mut moved, others) = (None, None, batch.len());
         if let Some(job) = turn.alarm_job() {
             let current = known.and_then(|object| object.meta.alarm);
@@ -306,6 +310,7 @@ impl Ledger {
     pub(super) fn carry_out_turn(&mut self, plan: TurnPlan, effects: &mut Effects) -> Turned {
         let TurnPlan { turn, batch, others, alarm, moved } = plan;
         let now = effects.now.wall;
+        self.audit(AuditNote::of_turn(&turn).as_ref(), turn.jobs.len() as u64, effects);
         let number = self.objects.number(&turn.object);
         let known = self.objects.entry(number).map(|object| object.meta.clone());
         let is_new = known.is_none();
@@ -394,7 +399,7 @@ impl Ledger {
     }
 
     /// Deletes an object with all that waits of it; what runs is told to stop.
-    fn purge_object(&mut self, number: u32, effects: &mut Effects) {
+    pub(super) fn purge_object(&mut self, number: u32, effects: &mut Effects) {
         let Some(address) = self.objects.get(number).map(|slot| slot.address.clone()) else {
             return;
         };
@@ -487,7 +492,12 @@ impl Ledger {
         self.tell_object(number, "recovered", detail, effects);
     }
 
-    fn change_object(&mut self, number: u32, mut meta: ObjectMeta, effects: &mut Effects) {
+    pub(super) fn change_object(
+        &mut self,
+        number: u32,
+        mut meta: ObjectMeta,
+        effects: &mut Effects,
+    ) {
         meta.version += 1;
         meta.updated_at = effects.now.wall;
         self.objects.write(number, meta.clone());
@@ -557,6 +567,17 @@ impl Ledger {
             let object = self.objects.entry(*number)?;
             Some((address, &object.meta, object.place))
         })
+    }
+
+    /// The objects of one kind after this address, in order.
+    pub fn objects_of<'a>(
+        &'a self,
+        kind: &Name,
+        address: Option<&Address>,
+    ) -> impl Iterator<Item = (&'a Address, &'a ObjectMeta, RecordLocation)> + use<'a> {
+        let (kind, first) = (kind.clone(), Address::before_all_of(kind));
+        let after = address.filter(|address| **address > first).unwrap_or(&first);
+        self.objects_after(Some(after)).take_while(move |(address, ..)| *address.kind() == kind)
     }
 
     /// How many objects are kept.

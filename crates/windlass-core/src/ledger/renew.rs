@@ -86,7 +86,7 @@ impl Ledger {
             job: self.entry(slot).id,
             at: effects.now.wall,
             status: self.status(slot),
-            note: Some(Box::new(RecordNote::Reported(report))),
+            note: Some(RecordNote::Reported(Box::new(report))),
         }));
         if let Some(percent) = percent {
             self.tell(slot, EventKind::JobProgress { percent }, effects);

@@ -192,6 +192,7 @@ impl Command for Promote {
     type Reply = Promoted;
 
     fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Promoted, Refusal> {
+        ledger.go_on_with_cascades(usize::MAX, effects);
         let now = effects.now.wall;
         let age = ledger.limits.history_age;
         let mut purged = 0;

@@ -197,7 +197,9 @@ impl Restore {
     fn write(&mut self, job: &NewJob, sequence: u64, at: Timestamp, status: &JobStatus) -> u32 {
         let line = self.line(&job.queue, &job.kind);
         let object = job.object.as_ref().map(|address| self.ledger.objects.number(address));
-        self.write_entry(Entry::new(job, sequence, at, status, line, object), status)
+        let entry = Entry::new(job, sequence, at, status, line, object);
+        let entry = Entry { fingerprint: job.fingerprint(), ..entry };
+        self.write_entry(entry, status)
     }
 
     /// The line of a queue and a kind, which may be new.
@@ -240,7 +242,7 @@ impl Restore {
         self.forget_lease(slot);
         self.ledger.entries.get_mut(slot).set(&update.status);
         self.take_lease(slot, &update.status);
-        match update.note.as_deref() {
+        match update.note.as_ref() {
             Some(RecordNote::Met { on }) => self.met.entry(slot).or_default().push(*on),
             Some(RecordNote::Replayed { met }) => self.set_met(slot, met),
             Some(RecordNote::Reported(report)) => self.add_steps(slot, &report.steps),

@@ -65,7 +65,7 @@ pub fn check_output(output: Option<&Bytes>, limits: &Limits) -> Result<(), Refus
     at_most(limits::OUTPUT_WHAT, bytes, limits.payload_bytes, limits::PAYLOAD_REMEDY)
 }
 
-/// The verdict counts.
+/// The verdict counts, or one that was settled before under the same token does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settled {
     /// The state the job is in now.
@@ -87,12 +87,10 @@ impl Ledger {
         effects: &mut Effects,
     ) -> Result<Settled, Refusal> {
         let Settlement { job, token, verdict, output, error, report, next, turn } = settlement;
-        let slot = self
-            .leases
-            .get(&token)
-            .map(|held| held.slot)
-            .filter(|slot| self.entry(*slot).id == job)
-            .ok_or(Refusal::LeaseLost { job })?;
+        let held = self.leases.get(&token).map(|held| held.slot);
+        let Some(slot) = held.filter(|slot| self.entry(*slot).id == job) else {
+            return self.settled_before(job, token).ok_or(Refusal::LeaseLost { job });
+        };
         let lease = self.leases[&token].lease.clone();
         check_output(output.as_ref(), &self.limits)?;
         self.admit_steps(slot, &report.steps)?;
@@ -144,6 +142,13 @@ impl Ledger {
             self.keep_bounded(effects);
         }
         Ok(Settled { state })
+    }
+
+    /// The answer to a settlement that is repeated, because its first answer was lost: under this
+    /// token the job's last attempt was settled. Nothing happens again.
+    fn settled_before(&self, job: JobId, token: LeaseToken) -> Option<Settled> {
+        let entry = self.entry(self.find(job)?);
+        (entry.settled_by() == Some(token)).then(|| Settled { state: entry.phase.name() })
     }
 
     /// Tells what became of an attempt and of its job, and counts both.

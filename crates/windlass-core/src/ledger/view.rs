@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 use core::num::NonZeroU32;
 
 use super::Ledger;
-use super::control::{WORKER_SILENCE, WorkerInfo};
 use super::entries::Phase;
+use super::workers::{WORKER_SILENCE, WorkerInfo};
 use crate::explain::{
     ExplainFacts, Explanation, JobFacts, LaneFacts, QueueKindFacts, StateFacts, blockers_shown,
     explain,
@@ -145,16 +145,16 @@ impl Counts {
         waiting + self.in_queue(queue, StateName::Running)
     }
 
-    /// Slots of live workers in which no job runs; a worker that stops has none.
+    /// Slots of live workers in which no job runs; a worker that stops or is quiet has none.
     pub fn free_slots(&self) -> u64 {
         let free =
             |worker: &WorkerView| u64::from(worker.info.slots).saturating_sub(worker.running);
-        self.workers.iter().filter(|worker| !worker.stopping).map(free).sum()
+        self.workers.iter().filter(|worker| worker.takes_jobs()).map(free).sum()
     }
 
-    /// The kinds that live workers handle, other than those that are stopping.
+    /// The kinds that live workers handle, other than those that are stopping or quiet.
     pub fn handled_kinds(&self) -> BTreeSet<Name> {
-        let taking = self.workers.iter().filter(|worker| !worker.stopping);
+        let taking = self.workers.iter().filter(|worker| worker.takes_jobs());
         taking.flat_map(|worker| worker.info.kinds.iter().map(|kind| kind.kind.clone())).collect()
     }
 
@@ -187,6 +187,13 @@ impl Counts {
 fn highest_first(by_priority: &BTreeMap<Priority, u64>) -> Vec<(Priority, u64)> {
     let highest = by_priority.iter().rev().take(limits::PRIORITIES_COUNTED);
     highest.map(|(priority, jobs)| (*priority, *jobs)).collect()
+}
+
+impl WorkerView {
+    /// Whether it would take a job now: it neither stops nor is quiet.
+    pub fn takes_jobs(&self) -> bool {
+        !self.stopping && !self.info.quiet
+    }
 }
 
 impl WorkerInfo {

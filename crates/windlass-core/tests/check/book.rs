@@ -68,7 +68,13 @@ impl Book {
     /// A worker takes everything that is ready.
     pub(crate) fn start_all(&mut self) {
         let kind = KindClaim::new(job(0).kind);
-        let claim = Claim { worker: "anna".into(), queues: None, kinds: vec![kind], limit: 10 };
+        let claim = Claim {
+            worker: "anna".into(),
+            queues: None,
+            kinds: vec![kind],
+            limit: 10,
+            request: None,
+        };
         self.apply(claim).expect("a claim is never refused");
     }
 

@@ -127,7 +127,8 @@ fn now() -> Timestamp {
 /// A condition in numbers, because the core has no use for hashing one.
 impl Hash for Job {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let JobStatus { state, attempts, recoveries, generation, begun } = &self.status;
+        let JobStatus { state, attempts, recoveries, generation, begun, settled_by } = &self.status;
+        settled_by.hash(hasher);
         begun.hash(hasher);
         state.name().hash(hasher);
         match state {

@@ -324,6 +324,7 @@ impl Naive {
             gave_key_away: false,
             lease_ends: Steady::default(),
             told_lost: false,
+            request: None,
             first_started_at: None,
             last_recovery_at: None,
             last_end: None,

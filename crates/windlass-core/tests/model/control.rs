@@ -16,6 +16,7 @@ use super::{About, Job, Link, Naive};
 
 impl Naive {
     pub(crate) fn promote(&mut self) -> Promoted {
+        self.go_on_with_cascades(usize::MAX);
         let now = self.now.wall;
         let age = self.limits.history_age;
         let mut purged = 0;
@@ -229,7 +230,7 @@ impl Naive {
 
     /// A chunk: of the jobs that were there when the first was asked for, and not looked at yet.
     pub(crate) fn clear(&mut self, clear: &Clear) -> ClearProgress {
-        let Clear { queue, mut progress, limit } = clear.clone();
+        let Clear { queue, mut progress, limit, by: _ } = clear.clone();
         if !self.queues.contains_key(&queue) {
             progress.bulk.done = true;
             return progress;

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_core::job::{
     Bytes, CancelReason, DeadReason, JobId, JobStatus, Lane, Lease, NewJob, OnFailure, Priority,
-    State, StateName, UniqueScope,
+    RequestId, State, StateName, UniqueScope,
 };
 use windlass_core::ledger::{Counts, LaneCount, QueueCount, QueueKindCount, Totals};
 use windlass_core::limits::Limits;
@@ -50,6 +50,8 @@ pub(crate) struct Job {
     lease_ends: Steady,
     /// Its loss was told by a rescue that only looks.
     told_lost: bool,
+    /// The claim that handed it out last.
+    request: Option<RequestId>,
     pub(crate) first_started_at: Option<Timestamp>,
     pub(crate) last_recovery_at: Option<Timestamp>,
     /// How its last attempt ended, if it did.
@@ -211,7 +213,7 @@ impl Naive {
         self.ended_in_lanes.clear();
         self.make_due_jobs_ready();
         self.dependents_left = CASCADE.0;
-        self.go_on_with_cascades();
+        self.go_on_with_cascades(CASCADE.1);
         let now = self.now.wall;
         while let Some((_, _, id)) = self
             .jobs
@@ -334,15 +336,16 @@ impl Naive {
     }
 
     /// Those hear of an end that did not when it came, because they were too many.
-    fn go_on_with_cascades(&mut self) {
-        let mut left = self.dependents_left;
+    pub(crate) fn go_on_with_cascades(&mut self, most: usize) {
+        let most = most.min(self.dependents_left);
+        let mut left = most;
         while left > 0
             && let Some(id) = self.first_owing()
         {
             self.tell_dependents(id, &mut left);
             self.trim_due = true;
         }
-        self.dependents_left = left;
+        self.dependents_left -= most - left;
         self.trim();
     }
 

@@ -35,6 +35,7 @@ fn limits() -> Limits {
         dead_letters: 3,
         history_age: Duration::from_secs(3_600),
         history_jobs: 5,
+        audit_entries: 5,
     }
 }
 
@@ -162,7 +163,13 @@ impl<'a> Pair<'a> {
             Step::Claim(request) => {
                 let claim = request.claim();
                 let expected = self.model.claim(&claim);
-                self.leases.extend(expected.jobs.iter().map(|each| (each.id, each.lease.token)));
+                for each in &expected.jobs {
+                    let lease = (each.id, each.lease.token);
+                    // One that is repeated hands out what was handed out.
+                    if !self.leases.contains(&lease) {
+                        self.leases.push(lease);
+                    }
+                }
                 self.compare(claim, Ok(expected))
             }
             Step::Renew(renewals) => {
@@ -256,7 +263,7 @@ impl<'a> Pair<'a> {
             Step::Clear(queue, limit) => {
                 let queue = steps::queue(queue);
                 let progress = self.clearing.get(&queue).copied().unwrap_or_default();
-                let clear = Clear { queue: queue.clone(), progress, limit };
+                let clear = Clear { queue: queue.clone(), progress, limit, by: None };
                 let expected = self.model.clear(&clear);
                 match expected.bulk.done {
                     true => drop(self.clearing.remove(&queue)),
@@ -265,7 +272,7 @@ impl<'a> Pair<'a> {
                 self.compare(clear, Ok(expected))
             }
             Step::Configure(queue, change) => {
-                let configure = Configure { queue: steps::queue(queue), change };
+                let configure = Configure { queue: steps::queue(queue), change, by: None };
                 let expected = self.model.configure(&configure);
                 self.compare(configure, expected)
             }

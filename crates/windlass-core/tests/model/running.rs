@@ -27,10 +27,11 @@ use super::{Job, Naive};
 impl Naive {
     pub(crate) fn claim(&mut self, claim: &Claim) -> Claims {
         let now = self.now.wall;
-        let mut claims = Claims::default();
+        let mut claims = Claims { jobs: self.claimed_before(claim), ..Claims::default() };
         let mut held_back: BTreeSet<(Name, Name)> = BTreeSet::new();
         let mut wait: Option<Duration> = None;
-        while claims.jobs.len() < claim.limit {
+        let limit = if claims.jobs.is_empty() { claim.limit } else { 0 };
+        while claims.jobs.len() < limit {
             let Some(id) = self.best(claim, &held_back) else { break };
             let job = &self.jobs[&id].new;
             let (queue, kind) = (job.queue.clone(), job.kind.clone());
@@ -56,12 +57,33 @@ impl Naive {
                 }
             }
             claims.jobs.push(self.start(id, &claim.worker, &terms));
+            self.job_mut(id).request = claim.request;
         }
         claims.ready = self.claimable(claim, &held_back).count() as u64;
         let due = self.jobs.values().filter_map(|job| due_at(job).map(|at| at.since(now))).min();
         let at_once = self.first_owing().map(|_| Duration::ZERO);
         claims.wake_in = [due, wait, at_once].into_iter().flatten().min();
         claims
+    }
+
+    /// What still runs of a claim that the worker repeats.
+    fn claimed_before(&self, claim: &Claim) -> Vec<Claimed> {
+        let again = |(id, job): (&JobId, &Job)| {
+            let lease = job.lease().filter(|lease| lease.worker == claim.worker)?.clone();
+            let JobStatus { attempts: attempt, recoveries, generation, .. } = job.status;
+            let sequence = job.sequence;
+            (claim.request.is_some() && job.request == claim.request).then_some(Claimed {
+                id: *id,
+                lease,
+                attempt,
+                recoveries,
+                generation,
+                sequence,
+            })
+        };
+        let mut jobs: Vec<Claimed> = self.jobs.iter().filter_map(again).collect();
+        jobs.sort_by_key(|claimed| claimed.lease.token);
+        jobs
     }
 
     /// Ready jobs that the request may take.
@@ -152,6 +174,7 @@ impl Naive {
         job.first_started_at.get_or_insert(wall);
         job.status.attempts += 1;
         job.status.begun = true;
+        job.status.settled_by = None;
         job.status.state = State::Running(lease.clone());
         let JobStatus { attempts: attempt, recoveries, generation, .. } = job.status;
         self.tell(id, "job.started");
@@ -220,6 +243,12 @@ impl Naive {
 
     pub(crate) fn settle(&mut self, settlement: Settlement) -> Result<Settled, Refusal> {
         let Settlement { job: id, token, verdict, output, report, next, turn, .. } = settlement;
+        if let Some(job) = self.jobs.get(&id)
+            && job.status.settled_by == Some(token)
+        {
+            // Said before, and done before.
+            return Ok(Settled { state: job.name() });
+        }
         let lease = self.held(id, token)?;
         let bytes = output.as_ref().map_or(0, |output| output.len());
         check_bytes("output bytes", bytes, self.limits.payload_bytes)?;
@@ -241,6 +270,7 @@ impl Naive {
             }
         }
         self.hear_from(id, &report);
+        self.job_mut(id).status.settled_by = Some(token);
         let mut state = self.apply_verdict(id, verdict, &lease);
         // It has not ended, but the turn may call it off.
         if let Some(turn) = self.turn_of_settlement.take() {

@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use windlass_core::event::RecoveryReason;
 use windlass_core::job::{
-    CancelReason, DeadReason, Dependency, JobId, Lane, NewJob, OnFailure, Priority, Start,
-    StateName, Unique, UniqueScope,
+    CancelReason, DeadReason, Dependency, JobId, Lane, NewJob, OnFailure, Priority, RequestId,
+    Start, StateName, Unique, UniqueScope,
 };
 use windlass_core::ledger::{Claim, KindClaim, QueueChange, Recovery, RecoveryMode, Rescue};
 use windlass_core::limits::STEP_BYTES;
@@ -232,6 +232,8 @@ pub(crate) struct Request {
     max_attempts: u32,
     concurrency: Option<u32>,
     rate: Option<(u32, u32)>,
+    /// Few, so that claims are repeated.
+    number: Option<u8>,
 }
 
 impl Request {
@@ -248,6 +250,7 @@ impl Request {
             queues: self.queues.as_ref().map(|queues| queues.iter().map(|q| queue(*q)).collect()),
             kinds: self.kinds.iter().map(terms).collect(),
             limit: self.limit,
+            request: self.number.map(|number| RequestId(number.into())),
         }
     }
 }
@@ -420,16 +423,20 @@ fn request() -> impl Strategy<Value = Request> {
     let concurrency = weighted(0.3, 0u32..=3);
     let rate = weighted(0.3, (1u32..=3, 1u32..=3));
     let lease = select(vec![30, 5, 1, 0, 100_000]);
-    (0u8..2, queues, kinds, limit, lease, 1u32..=3, concurrency, rate).prop_map(
-        |(worker, queues, kinds, limit, lease_s, max_attempts, concurrency, rate)| Request {
-            worker,
-            queues,
-            kinds,
-            limit,
-            lease_s,
-            max_attempts,
-            concurrency,
-            rate,
+    let number = weighted(0.5, 0u8..3);
+    (0u8..2, queues, kinds, limit, lease, 1u32..=3, concurrency, rate, number).prop_map(
+        |(worker, queues, kinds, limit, lease_s, max_attempts, concurrency, rate, number)| {
+            Request {
+                worker,
+                queues,
+                kinds,
+                limit,
+                lease_s,
+                max_attempts,
+                concurrency,
+                rate,
+                number,
+            }
         },
     )
 }
@@ -524,5 +531,6 @@ pub(crate) fn take_everything() -> Claim {
         queues: None,
         kinds: KINDS.iter().cloned().map(KindClaim::new).collect(),
         limit: 100,
+        request: None,
     }
 }

@@ -92,6 +92,7 @@ impl Backlog {
             queues: None,
             kinds: vec![KindClaim::new(kind)],
             limit: CLAIMED,
+            request: None,
         };
         let backlog = Self {
             size,

@@ -162,7 +162,7 @@ async fn end(plan: &Plan, sort: Sort, verdict: Verdict, jobs: u64) -> anyhow::Re
 
 fn claim(limit: usize) -> anyhow::Result<Claim> {
     let kinds = vec![KindClaim::new(Name::new("bench.nothing")?)];
-    Ok(Claim { worker: "bench".into(), queues: None, kinds, limit })
+    Ok(Claim { worker: "bench".into(), queues: None, kinds, limit, request: None })
 }
 
 async fn settlement_of_one(engine: &Engine, verdict: Verdict) -> anyhow::Result<Settlement> {

@@ -8,6 +8,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use windlass::store::Space;
@@ -15,6 +16,7 @@ use windlass::store::{Address, Durability};
 use windlass::{Engine, Error};
 
 use crate::bench::Plan;
+use crate::bench::process::processor_time;
 use crate::bench::result::Measurement;
 #[cfg(feature = "postgres")]
 use crate::bench::server::{Server, Work};
@@ -213,6 +215,7 @@ pub(crate) struct Subject {
     pub(crate) engine: Engine,
     pub(crate) plot: Plot,
     written_before: u64,
+    worked_before: Option<Duration>,
     /// The database that is measured, and what it had done before; `None` where only the store's
     /// own connections are let in, so that this is not told.
     #[cfg(feature = "postgres")]
@@ -233,6 +236,7 @@ impl Subject {
             engine,
             plot,
             written_before: 0,
+            worked_before: None,
             #[cfg(feature = "postgres")]
             server,
         };
@@ -243,6 +247,7 @@ impl Subject {
     /// From here on it is measured.
     pub(crate) async fn begin(&mut self) -> anyhow::Result<()> {
         self.written_before = self.space().written;
+        self.worked_before = processor_time();
         #[cfg(feature = "postgres")]
         if let Some((server, before)) = &mut self.server {
             *before = server.work().await?;
@@ -262,7 +267,10 @@ impl Subject {
         plan: &Plan,
         n: u64,
     ) -> anyhow::Result<Measurement> {
-        let measured = Measurement::new(mode, plan, n).durability(self.engine.durability());
+        let worked = processor_time().zip(self.worked_before);
+        let worked = worked.map(|(now, before)| now.saturating_sub(before));
+        let measured = Measurement::new(mode, plan, n).worked(worked);
+        let measured = measured.durability(self.engine.durability());
         #[cfg(feature = "postgres")]
         if let Some((server, before)) = &self.server {
             let Work { bytes, commits } = server.work().await?;

@@ -32,7 +32,7 @@ const FILES: u64 = 4;
 
 /// Bytes that an engine of this version adds to the payload of a job when it accepts it, and until
 /// it has completed it: only for a limit that is measured alone.
-const ADDED_BY_ENQUEUE: u64 = 130;
+pub(crate) const ADDED_BY_ENQUEUE: u64 = 130;
 const ADDED_BY_LIFECYCLE: u64 = 275;
 
 /// What the callers of a log do.

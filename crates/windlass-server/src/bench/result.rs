@@ -9,6 +9,7 @@ use windlass::store::Durability;
 
 use crate::bench::Plan;
 use crate::bench::process::resident_bytes;
+use crate::bench::verdict::KeptFigure;
 use crate::cli::{BenchOptions, Mode};
 use crate::output::{self, grouped, table};
 
@@ -42,6 +43,8 @@ pub(crate) struct Measurement {
     bytes_written_per_job: Figure,
     /// Commits of the database; `null` elsewhere.
     commits_per_job: Figure,
+    /// Processor time of the whole process, callers included.
+    cpu_us_per_job: Figure,
     /// Which part of the speed of a bare log was reached.
     ratio_to_limit: Figure,
     /// The same, if the bare log needs one write where the engine needs two.
@@ -170,6 +173,7 @@ impl Measurement {
             rss_bytes: resident_bytes().map(|bytes| bytes as f64),
             bytes_written_per_job: None,
             commits_per_job: None,
+            cpu_us_per_job: None,
             ratio_to_limit: None,
             limit_one_write_ratio: None,
             extra: Extra::None,
@@ -192,6 +196,13 @@ impl Measurement {
     pub(crate) fn committed(self, commits: u64) -> Self {
         let commits_per_job = (self.n > 0).then(|| rounded(commits as f64 / self.n as f64, 4));
         Self { commits_per_job, ..self }
+    }
+
+    /// All jobs together took so much of the processors; `None` where the system does not tell.
+    pub(crate) fn worked(self, processors: Option<Duration>) -> Self {
+        let each = |time: Duration| rounded(time.as_secs_f64() * 1e6 / self.n as f64, 2);
+        let cpu_us_per_job = processors.filter(|_| self.n > 0).map(each);
+        Self { cpu_us_per_job, ..self }
     }
 
     /// With so many callers, or slots.
@@ -220,6 +231,35 @@ impl Measurement {
     /// Without a payload, whatever was asked for.
     pub(crate) fn without_payload(self) -> Self {
         Self { payload_bytes: 0, ..self }
+    }
+
+    /// What it is called in the table.
+    pub(crate) fn title(&self) -> String {
+        format!("{}{}", self.mode, self.extra.variant())
+    }
+
+    pub(crate) fn of_limit(&self) -> Figure {
+        self.ratio_to_limit
+    }
+
+    /// How many processors were busy with it, and for how long with each job in microseconds, if it
+    /// is about how fast jobs go.
+    pub(crate) fn processors(&self) -> Option<(f64, f64)> {
+        let speed = ["enqueue", "bulk", "drain", "lifecycle", "pool"].contains(&self.mode);
+        let each = self.cpu_us_per_job.filter(|_| speed)?;
+        Some((each * self.jobs_per_s? / 1e6, each))
+    }
+
+    /// What is kept of it for the next run, if it is about how fast jobs go.
+    pub(crate) fn kept(&self) -> Option<KeptFigure> {
+        Some(KeptFigure {
+            title: self.title(),
+            durability: self.durability.clone(),
+            n: self.n,
+            concurrency: self.concurrency,
+            payload_bytes: self.payload_bytes,
+            jobs_per_s: self.jobs_per_s?,
+        })
     }
 
     pub(crate) fn bytes_per_job(&self) -> f64 {
@@ -251,6 +291,7 @@ impl Measurement {
             &mut self.rss_bytes,
             &mut self.bytes_written_per_job,
             &mut self.commits_per_job,
+            &mut self.cpu_us_per_job,
             &mut self.ratio_to_limit,
             &mut self.limit_one_write_ratio,
         ];
@@ -267,7 +308,7 @@ impl Measurement {
             of_limit = format!("{of_limit} ({ratio:.2})");
         }
         vec![
-            format!("{}{}", self.mode, self.extra.variant()),
+            self.title(),
             short(self.n),
             grouped(self.concurrency.into()),
             whole(self.jobs_per_s),
@@ -472,7 +513,7 @@ pub(crate) fn print_table(measured: &[Measurement], options: &BenchOptions) -> a
     let durability = promises.reduce(|one, other| if one == "none" { other } else { one });
     let durability = durability.unwrap_or("none");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let runs = match options.runs {
+    let runs = match options.runs() {
         1 => String::new(),
         runs => format!(", medians of {runs} runs"),
     };

@@ -17,7 +17,7 @@ use windlass::{Engine, Error, Options};
 
 use crate::bench::callers::BATCH;
 use crate::bench::ground::Subject;
-use crate::bench::limit::Log;
+use crate::bench::limit::{ADDED_BY_ENQUEUE, Log};
 use crate::bench::result::{Extra, Latencies, Measurement};
 use crate::bench::{Nothing, Plan};
 use crate::cli::Mode;
@@ -39,9 +39,6 @@ const FLOWING: &str = "flowing";
 
 /// A tag that some of the large work's jobs have.
 const TAG: &str = "marked";
-
-/// Bytes that an enqueue of this version adds to its payload.
-const ADDED_BY_ENQUEUE: usize = 130;
 
 /// The large works, each told apart by what a person would call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,7 +200,7 @@ async fn bare(plan: &Plan) -> anyhow::Result<Option<Measurement>> {
     }
     let plot = plan.ground.plot(Mode::Limit)?;
     let Some(directory) = plot.directory() else { return Ok(None) };
-    let bytes: Arc<[u8]> = vec![b'x'; plan.payload + ADDED_BY_ENQUEUE].into();
+    let bytes: Arc<[u8]> = vec![b'x'; plan.payload + ADDED_BY_ENQUEUE as usize].into();
     let room = bytes.len() as u64 * RATE * (plan.watch.as_secs() + 1);
     let log = Arc::new(Log::open(directory, room)?);
     let write = {

@@ -27,6 +27,10 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_name = "MODE", default_value = "all", value_delimiter = ',')]
     pub(crate) mode: Vec<Mode>,
 
+    /// A choice for those who do not want to choose: what to measure, how many jobs and how often
+    #[arg(long, value_name = "PROFILE", conflicts_with = "mode")]
+    profile: Option<Profile>,
+
     /// How many jobs, such as 20000, 100k or 1M; for `latency` how many samples, for `backlog`
     /// how many wait at most, for `debounce` how many events, for `continuous` how many objects
     /// [default: what the mode can do in seconds]
@@ -49,10 +53,10 @@ pub(crate) struct BenchOptions {
     pub(crate) seconds: u64,
 
     /// How often each measurement is made; the median of each figure counts. `memory` is made
-    /// once: what one run frees, the next would use unseen
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// once: what one run frees, the next would use unseen [default: 1; 5 with `--profile full`]
+    #[arg(long, value_name = "N")]
     #[arg(value_parser = value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
+    runs: Option<u32>,
 
     /// Leave the stores where they are, to look at them afterwards
     #[arg(long)]
@@ -71,7 +75,42 @@ impl BenchOptions {
     pub(crate) fn format(&self) -> Format {
         if self.json { Format::Json } else { self.output }
     }
+
+    /// What to measure by the profile, as far as the store has it.
+    pub(crate) fn profile_modes(&self) -> Option<&'static [Mode]> {
+        self.profile.map(|profile| match profile {
+            Profile::Quick => QUICK.as_slice(),
+            Profile::Full => FULL.as_slice(),
+        })
+    }
+
+    /// How often.
+    pub(crate) fn runs(&self) -> u32 {
+        let full = self.profile == Some(Profile::Full);
+        self.runs.unwrap_or(if full { 5 } else { 1 })
+    }
+
+    /// How many jobs of those that a mode takes by itself.
+    pub(crate) fn part_of(&self, jobs: u64) -> u64 {
+        match self.profile {
+            Some(Profile::Quick) => jobs / 10,
+            Some(Profile::Full) | None => jobs,
+        }
+    }
 }
+
+/// What to measure when nobody says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Profile {
+    /// The main figures with a tenth of the jobs: some seconds
+    Quick,
+    /// Everything, `steady` too, five times each: up to half an hour
+    Full,
+}
+
+const QUICK: [Mode; 6] =
+    [Mode::Enqueue, Mode::Bulk, Mode::Drain, Mode::Lifecycle, Mode::Latency, Mode::Limit];
+const FULL: [Mode; 2] = [Mode::All, Mode::Steady];
 
 const COMPARED: &str = "\
 What is compared with `limit`, the bare log:
@@ -112,8 +151,15 @@ What the modes with objects tell:
   continuous  how late runs start, after the time they were planned for, and what an object takes
   What something takes in memory is told only by the first measurement of a process.
 
+What the table ends with:
+  what bounds each measurement: the disk, if it reached three quarters of a bare log's speed, else
+  the processor, if four fifths of all were busy, else the callers, who wait for their answers. On a
+  directory also what changed since the last run there, which is kept beside it (bench.last.json
+  for ./bench).
+
 Examples:
   windlass bench                                          the engine alone, in memory
+  windlass bench --store ./bench --profile quick          the main figures of this disk
   windlass bench --store ./bench --mode lifecycle,limit --runs 5
   windlass bench --store ./bench --mode backlog --jobs 10M --json
   windlass bench --store ./bench --mode debounce --jobs 1M    100,000 keys";

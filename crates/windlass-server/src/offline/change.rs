@@ -13,9 +13,11 @@ use windlass::clock::SystemClock;
 use windlass::core::filter::Filter;
 use windlass::core::limits;
 use windlass::store::file::{FileOptions, FileStore, LedgerOptions, OfflineStore, RealDisk};
-use windlass::store::{JobAction, JobActionResult, Selection, Store};
+use windlass::store::{AlterJobs, JobAction, JobActionResult, Selection, Store};
 use windlass::wake::LocalWake;
-use windlass::{CancelAnswer, JobActionDone, Limits, Recovery, RecoveryMode, Refusal, StateName};
+use windlass::{
+    Actor, CancelAnswer, JobActionDone, Limits, Recovery, RecoveryMode, Refusal, StateName,
+};
 
 use crate::cli::{ChangeOptions, Format};
 use crate::offline::Pages;
@@ -113,6 +115,12 @@ fn confirmed(verb: Verb, jobs: u64, yes: bool) -> anyhow::Result<bool> {
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
+/// Who acts, as the environment says: it is told of in the audit trail. `None` if it does not say.
+fn user() -> Option<Actor> {
+    let name = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok())?;
+    Actor::new(&name).and_then(|user| user.from("the command `windlass`")).ok()
+}
+
 fn alter(
     path: &Path,
     selection: Selection,
@@ -125,6 +133,7 @@ fn alter(
         dead_letters: usize::MAX,
         history_age: limits::DELAY_MAX,
         history_jobs: usize::MAX,
+        audit_entries: usize::MAX,
     };
     let recovery = Recovery { mode: RecoveryMode::Observe, ..Recovery::default() };
     let ledger = LedgerOptions { limits: unbounded, recovery, ..LedgerOptions::default() };
@@ -133,7 +142,8 @@ fn alter(
     runtime.block_on(async {
         let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
         let store = FileStore::open(path, &options, clock, wake)?;
-        let altered = store.alter(selection, alteration).await;
+        let alter = AlterJobs { by: user(), ..AlterJobs::new(selection, alteration) };
+        let altered = store.alter(alter).await;
         store.close().await;
         Ok(altered?)
     })

@@ -13,7 +13,7 @@ fn on_a_terminal_a_bench_cleans_up_its_progress() {
 }
 
 /// Keys every measurement has, whatever it measures.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "system",
     "store",
     "durability",
@@ -27,6 +27,7 @@ const KEYS: [&str; 15] = [
     "max_ms",
     "rss_bytes",
     "bytes_written_per_job",
+    "cpu_us_per_job",
     "ratio_to_limit",
     "limit_one_write_ratio",
 ];
@@ -242,4 +243,34 @@ fn a_bench_without_json_prints_a_table() {
     for words in ["(durability: sync)", "medians of 2 runs", "of limit: the part", "2 writes"] {
         assert!(text.contains(words), "no `{words}` in\n{text}");
     }
+}
+
+#[test]
+fn a_bench_says_what_bounds_it_and_what_changed_since_the_last_run_there() {
+    let scratch = Scratch::new();
+    let store = scratch.path("bench");
+    let asked = ["bench", "--store", &store, "--mode", "enqueue", "--jobs", "200"];
+    let first = stdout(&run(&asked));
+    assert_eq!(first.contains("What bounds you:\n  enqueue  the "), cfg!(target_os = "linux"));
+    assert!(!first.contains("Since the last run"), "{first}");
+    let again = stdout(&run(&asked));
+    assert!(again.contains("Since the last run here:\n  enqueue: "), "{again}");
+    let other = stdout(&run(&[&asked[..], &["--concurrency", "2"]].concat()));
+    assert!(!other.contains("Since the last run"), "measured in another way: {other}");
+
+    std::fs::write(scratch.path("bench.last.json"), "not of a bench").expect("written");
+    let after = run(&asked);
+    assert_eq!(after.status.code(), Some(0), "{}", stderr(&after));
+    assert!(!stdout(&after).contains("Since the last run"));
+}
+
+#[test]
+fn a_profile_chooses_what_is_measured_as_far_as_the_store_has_it() {
+    let lines = check_bench("memory:", &["--profile", "quick", "--jobs", "50"]);
+    assert_eq!(modes(&lines), ["enqueue", "bulk", "drain", "lifecycle", "latency"]);
+    let scratch = Scratch::new();
+    let lines = check_bench(&scratch.path("bench"), &["--profile", "quick", "--jobs", "50"]);
+    let limits = modes(&lines).into_iter().filter(|mode| *mode == "limit").count();
+    assert_eq!((lines.len(), limits), (9, 4));
+    check_refused(&["bench", "--profile", "full", "--mode", "drain"], 2, "cannot be used with");
 }

@@ -78,6 +78,7 @@ async fn fill_store(path: &str) -> Result<Jobs, windlass::Error> {
         queues: Some(vec![Name::new("right")?]),
         kinds: vec![KindClaim::new(Name::new("raw.bytes")?)],
         limit: 1,
+        request: None,
     };
     engine.store().claim(claim).await?;
     engine.close().await;

@@ -30,16 +30,16 @@ pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -
         Request::ReplayEdited(job, edited) => {
             let action = JobAction::ReplayEdited(Arc::new(*edited));
             ledger.admit(Need::of_action(&action), now)?;
-            let mut done = ledger.apply(Alter { jobs: vec![job], action }, now)?;
+            let mut done = ledger.apply(Alter { jobs: vec![job], action, note: None }, now)?;
             match done.remove(0).result? {
                 JobActionDone::Replaced(enqueued) => Reply::Replaced(enqueued),
                 other => unreachable!("{other:?} is no answer to an edited replay"),
             }
         }
         Request::Configure(queue, change) => {
-            Reply::Configured(ledger.commit(Configure { queue, change }, now)?)
+            Reply::Configured(ledger.commit(Configure { queue, change, by: None }, now)?)
         }
-        Request::Clear(queue) => return clear(ledger, Clear::first(queue), now),
+        Request::Clear(queue) => return clear(ledger, Clear::first(queue, None), now),
         Request::Find(jobs) => Reply::Found(ledger.find(&jobs, now)?),
         Request::Explain(job) => Reply::Explained(ledger.explain(job, now)?),
         Request::Audit => return audit(ledger, now),

@@ -103,6 +103,7 @@ fn compare_job(told: &Told, record: &JobRecord) -> Checked {
     ensure!(told.lines.is_none_or(|told| told == lines), "its log has {lines} lines");
     let met: std::collections::BTreeSet<JobId> = record.met.iter().copied().collect();
     ensure!(told.stand.is_terminal() || told.met == met, "which dependencies are met");
+    ensure!(told.settled_by == status.settled_by, "under which lease it was settled");
     if let State::Running(lease) = &status.state {
         ensure!(told.token == Some(lease.token), "its lease");
         ensure!(told.cancel_requested == lease.cancel_requested, "whether it was asked to stop");

@@ -110,6 +110,8 @@ pub(super) struct Told {
     pub(super) steps: Vec<Step>,
     pub(super) updates: u32,
     pub(super) token: Option<LeaseToken>,
+    /// Under which lease its last attempt was settled, if it was.
+    pub(super) settled_by: Option<LeaseToken>,
 }
 
 impl Told {
@@ -416,6 +418,7 @@ impl Model {
             steps: Vec::new(),
             updates: 0,
             token: None,
+            settled_by: None,
         };
         told.met = self.met_now(&told.job, false);
         self.jobs.insert(id, told);
@@ -532,7 +535,7 @@ impl Model {
             told.attempts = attempt;
             told.started_at = at;
             told.starts += 1;
-            told.cancel_requested = false;
+            (told.cancel_requested, told.settled_by) = (false, None);
         });
         let running = self.running.get(&kind).copied().unwrap_or(0);
         let within = rules.concurrency.is_none_or(|limit| running <= limit);
@@ -734,7 +737,7 @@ impl Model {
         self.jobs.entry(id).and_modify(|told| {
             (told.attempts, told.recoveries, told.generation) = (0, 0, generation);
             (told.due, told.met, told.output) = (at, met, None);
-            told.cancel_requested = false;
+            (told.cancel_requested, told.settled_by) = (false, None);
         });
         self.contest(id, &job, at);
         Ok(())

@@ -33,6 +33,8 @@ pub(super) struct Runs {
     /// Tokens below this one were given out before the store was last opened.
     epoch: u64,
     held: BTreeMap<JobId, Held>,
+    /// Settlements that were decided.
+    settled: BTreeSet<(JobId, LeaseToken)>,
     /// Jobs of which a completion was decided.
     completing: BTreeSet<JobId>,
     /// Those of them of which it was answered: they never start again.
@@ -126,8 +128,11 @@ impl Runs {
         let (job, token) = (settlement.job, settlement.token);
         let holds = self.held.get(&job).is_some_and(|held| held.token == token);
         match answer {
+            // Whether it may still be repeated is seen when it has landed.
+            Ok(_) if !holds && self.settled.contains(&(job, token)) => {}
             Ok(_) => {
                 ensure!(holds, "a stale worker settled job {job} under {token}");
+                self.settled.insert((job, token));
                 self.held.remove(&job);
                 if settlement.verdict == Verdict::Complete {
                     self.completing.insert(job);
@@ -137,7 +142,7 @@ impl Runs {
             }
             Err(Refusal::LeaseLost { .. }) => {
                 ensure!(!holds, "job {job} was settled under {token}, which is held, and refused");
-                let before = token.0 < self.epoch;
+                let before = self.is_before_reopening(token);
                 cover.hit(if before { Point::StaleAfterReopen } else { Point::StaleAfterExpiry });
             }
             Err(_) => ensure!(holds, "settling job {job} under {token} was refused as {answer:?}"),
@@ -189,6 +194,11 @@ impl Runs {
         for job in &handed.jobs {
             *self.returned.entry(job.job.id).or_default() += 1;
         }
+    }
+
+    /// Whether a token was given out before the store was last opened.
+    pub(super) fn is_before_reopening(&self, token: LeaseToken) -> bool {
+        token.0 < self.epoch
     }
 
     /// The store was opened anew: every lease has ended.

@@ -2,7 +2,7 @@
 
 use windlass_core::event::EventResult;
 use windlass_core::job::{CancelReason, JobId, StateName};
-use windlass_core::ledger::{Acceptance, CancelAnswer, Enqueued, Settlement};
+use windlass_core::ledger::{Acceptance, CancelAnswer, Enqueued, Settled, Settlement};
 use windlass_core::outcome::Verdict;
 use windlass_core::record::Report;
 use windlass_core::refusal::Refusal;
@@ -60,6 +60,9 @@ impl Oracle {
             (Request::Settle(settlements), Reply::Settled(answers)) => {
                 for (settlement, answer) in settlements.iter().zip(answers) {
                     match answer {
+                        _ if self.was_settled(settlement) => {
+                            self.verify_repeated(settlement, answer, cover)?;
+                        }
                         Ok(settled) => {
                             self.verify_settled(settlement, settled.state, cover)?;
                             if let Some(turn) = &settlement.turn {
@@ -253,6 +256,28 @@ impl Oracle {
         })
     }
 
+    /// Whether the job's last attempt was settled under the token of this settlement.
+    fn was_settled(&self, settlement: &Settlement) -> bool {
+        let told = self.model.jobs.get(&settlement.job);
+        told.is_some_and(|told| told.settled_by == Some(settlement.token))
+    }
+
+    /// Whoever settles again is told where the job stands, and nothing else happens.
+    fn verify_repeated(
+        &self,
+        settlement: &Settlement,
+        answer: &Result<Settled, Refusal>,
+        cover: &mut Cover,
+    ) -> Checked {
+        let (job, token) = (settlement.job, settlement.token);
+        let stand = self.model.jobs.get(&job).map(|told| &told.stand);
+        let is_so = |settled: &Settled| stand.is_some_and(|stand| stand.may_be(settled.state));
+        ensure!(answer.as_ref().is_ok_and(is_so), "job {job} is {stand:?}, settled under {token}");
+        cover.hit(Point::SettledAgain);
+        cover.hit_if(Point::SettledAgainAfterReopen, self.runs.is_before_reopening(token));
+        Ok(())
+    }
+
     fn verify_settled(
         &mut self,
         settlement: &Settlement,
@@ -273,7 +298,7 @@ impl Oracle {
         ensure!(ends, "that verdict does not lead there");
         self.note_report(job, &settlement.report, cover);
         let Some(told) = self.model.jobs.get_mut(&job) else { return Ok(()) };
-        told.token = None;
+        (told.token, told.settled_by) = (None, Some(settlement.token));
         if let Some(result) = told.result.take() {
             let returned = EventResult::of(settlement.output.as_ref());
             ensure!(result == returned, "its event tells {result:?}, it returned {returned:?}");

@@ -111,6 +111,7 @@ impl World {
             queues: worker.queues.clone(),
             kinds: terms.collect(),
             limit: self.random.between(1, free as u64) as usize,
+            request: None,
         };
         self.ask(Caller::Claim(number), Request::Claim(claim))?;
         Ok(())

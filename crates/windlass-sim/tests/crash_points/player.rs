@@ -127,6 +127,7 @@ impl Player {
             queues: None,
             kinds: self.kinds.iter().map(terms).collect(),
             limit,
+            request: None,
         };
         let ticket = self.machine.submit(Request::Claim(claim))?;
         while let Some((answered, answer)) = self.machine.next_answer() {

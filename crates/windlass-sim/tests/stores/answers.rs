@@ -25,10 +25,11 @@ pub(crate) fn without_sequences(answer: Answer<Vec<Enqueued>>) -> Answer<Vec<Enq
     answer.map(|all| all.into_iter().map(without).collect())
 }
 
-/// A record without its place and its lease's token.
+/// A record without its place and its leases' tokens.
 pub(crate) fn record(record: Option<JobRecord>) -> Option<JobRecord> {
     record.map(|mut record| {
         record.sequence = 0;
+        record.status.settled_by = record.status.settled_by.map(|_| Default::default());
         if let State::Running(lease) = &mut record.status.state {
             lease.token = Default::default();
             // Files do not keep a renewal alone.

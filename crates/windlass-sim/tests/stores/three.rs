@@ -11,17 +11,20 @@ use windlass::clock::{BoxFuture, Clock};
 use windlass::store::file::{FileOptions, LedgerOptions};
 use windlass::store::postgres::PostgresStore;
 use windlass::store::{
-    Durability, FileStore, JobAction, MemoryStore, ObjectFilter, Selection, Store, StoreExt,
+    AlterJobs, AlterQueue, Durability, FileStore, JobAction, MemoryStore, ObjectFilter,
+    QueueAction, Selection, Store, StoreExt,
 };
 use windlass::wake::LocalWake;
+use windlass_core::audit::Actor;
 use windlass_core::event::{Event, EventKind, EventResult, RecoveryReason, Subject};
 use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, LeaseToken};
-use windlass_core::ledger::{Recovery, RecoveryMode, Rescue};
+use windlass_core::job::{JobId, LeaseToken, RequestId};
+use windlass_core::ledger::{Claim, Recovery, RecoveryMode, Rescue};
 use windlass_core::limits::Limits;
 use windlass_core::object::Turn;
 use windlass_core::outcome::Verdict;
 use windlass_core::record::JobRecord;
+use windlass_core::reserved::is_reserved;
 use windlass_core::time::{Now, Steady, Timestamp};
 use windlass_sim::Random;
 use windlass_testbed::Postgres;
@@ -114,6 +117,8 @@ pub(crate) struct Three<'a> {
     stores: [Arc<dyn Store>; 3],
     recovery: Recovery,
     held: Vec<Held>,
+    /// Claims that can be repeated.
+    requested: BTreeMap<RequestId, Claim>,
 }
 
 impl<'a> Three<'a> {
@@ -121,6 +126,7 @@ impl<'a> Three<'a> {
         let limits = Limits {
             dead_letters: if random.coin() { 3 } else { 1_000 },
             history_jobs: if random.coin() { 5 } else { 1_000 },
+            audit_entries: 5,
             history_age: Duration::from_millis(if random.coin() { 3_000 } else { 1 << 40 }),
             ..Limits::default()
         };
@@ -139,7 +145,8 @@ impl<'a> Three<'a> {
         let options = FileOptions { ledger, durability: Durability::Relaxed(Duration::MAX) };
         let files = FileStore::open(&directory, &options, clock.clone(), wake()).expect("opens");
         let stores: [Arc<dyn Store>; 3] = [Arc::new(memory), Arc::new(files), Arc::new(postgres)];
-        let three = Self { server, schema, directory, clock, stores, recovery, held: Vec::new() };
+        let (held, requested) = (Vec::new(), BTreeMap::new());
+        let three = Self { server, schema, directory, clock, stores, recovery, held, requested };
         three.set_clock().await;
         three
     }
@@ -207,14 +214,17 @@ impl<'a> Three<'a> {
             32 => self.alter(commands::ids(random), JobAction::Remove).await?,
             33 => {
                 let (queue, change) = (commands::queue(random), commands::change(random));
-                let ask = async |store: &dyn Store| {
-                    words(&store.configure(queue.clone(), change.clone()).await)
-                };
+                let action = QueueAction::Set(change.clone());
+                let alter =
+                    AlterQueue { queue: queue.clone(), action, by: commands::actor(random) };
+                let ask = async |store: &dyn Store| words(&store.alter_queue(alter.clone()).await);
                 self.same("a setting", &(&queue, &change), ask).await?;
             }
             34 if random.coin() => {
                 let queue = commands::queue(random);
-                let ask = async |store: &dyn Store| words(&store.clear(queue.clone()).await);
+                let (action, by) = (QueueAction::Clear, commands::actor(random));
+                let alter = AlterQueue { queue: queue.clone(), action, by };
+                let ask = async |store: &dyn Store| words(&store.alter_queue(alter.clone()).await);
                 self.same("a clear", &queue, ask).await?;
             }
             35..=42 => {
@@ -252,13 +262,21 @@ impl<'a> Three<'a> {
 
     async fn alter(&self, jobs: Vec<JobId>, alteration: JobAction) -> Same {
         let ask = async |store: &dyn Store| {
-            words(&store.alter(Selection::Jobs(jobs.clone()), alteration.clone()).await)
+            let selection = Selection::Jobs(jobs.clone());
+            let by = Some(Actor::new("bob").expect("a name"));
+            words(&store.alter(AlterJobs { selection, action: alteration.clone(), by }).await)
         };
         self.same("an alteration", &(&jobs, &alteration), ask).await
     }
 
     async fn claim(&mut self, random: &mut Random) -> Same {
-        let claim = commands::claim(random);
+        let mut claim = commands::claim(random);
+        if random.chance(400) {
+            // Few, so that claims are repeated, and then just as they were.
+            let request = RequestId(random.below(4).into());
+            claim.request = Some(request);
+            claim = self.requested.entry(request).or_insert(claim).clone();
+        }
         let mut handed = Vec::new();
         for store in &self.stores {
             handed.push(store.claim(claim.clone()).await.map_err(|error| error.to_string())?);
@@ -285,7 +303,9 @@ impl<'a> Three<'a> {
         alike("a claim", &claim, &seen)?;
         for (index, job) in handed[0].jobs.iter().enumerate() {
             let tokens = [0, 1, 2].map(|store: usize| handed[store].jobs[index].lease.token);
-            self.held.push((job.job.id, tokens));
+            if !self.held.contains(&(job.job.id, tokens)) {
+                self.held.push((job.job.id, tokens));
+            }
         }
         Ok(())
     }
@@ -384,6 +404,9 @@ impl<'a> Three<'a> {
             words(&objects.map(|page| (page, owned)))
         };
         self.same("an object", &"objects", ask).await?;
+        let ask =
+            async |store: &dyn Store| words(&store.audit(None, 100).await.map(|page| page.entries));
+        self.same("the audit trail", &"audit", ask).await?;
         // Of one of them each time, to keep it short.
         let on = ids[self.clock.0.load(Ordering::SeqCst) as usize % ids.len()];
         let waiting = Filter { blocked_by: Some(on), ..Filter::default() };
@@ -437,6 +460,10 @@ fn told(events: &[Arc<Event>], pool: &[JobId], kept: &[(JobId, Timestamp)]) -> S
             Subject::Job { id, .. } => id.to_string(),
             Subject::Queue(queue) => format!("queue {queue}"),
             Subject::Worker(worker) => format!("worker {worker}"),
+            // Its key has a number of the store in it.
+            Subject::Object(object) if is_reserved(object.kind().as_str()) => {
+                object.kind().to_string()
+            }
             Subject::Object(object) => object.to_string(),
         };
         let mut what = event.what.clone();

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use windlass_core::audit::Actor;
 use windlass_core::job::{
     CancelReason, DeadReason, Dependency, JobId, Lane, LeaseToken, NewJob, OnFailure, Priority,
     Start, Unique, UniqueScope,
@@ -166,7 +167,13 @@ pub(crate) fn claim(random: &mut Random) -> Claim {
     }
     let worker = if random.coin() { "one" } else { "two" };
     let queues = random.chance(200).then(|| vec![queue(random)]);
-    Claim { worker: worker.into(), queues, kinds, limit: random.between(1, 4) as usize }
+    Claim {
+        worker: worker.into(),
+        queues,
+        kinds,
+        limit: random.between(1, 4) as usize,
+        request: None,
+    }
 }
 
 fn report(random: &mut Random, at: Timestamp) -> Report {
@@ -230,4 +237,9 @@ pub(crate) fn change(random: &mut Random) -> QueueChange {
 
 pub(crate) fn start(random: &mut Random) -> Start {
     if random.coin() { Start::Now } else { Start::After(millis(random)) }
+}
+
+/// Somebody who acts, or nobody.
+pub(crate) fn actor(random: &mut Random) -> Option<Actor> {
+    random.coin().then(|| Actor::new("anna").expect("a name"))
 }

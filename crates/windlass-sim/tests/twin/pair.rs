@@ -49,6 +49,7 @@ impl Pair {
         let limits = Limits {
             dead_letters: if random.coin() { 3 } else { 1_000 },
             history_jobs: if random.coin() { 5 } else { 1_000 },
+            audit_entries: 5,
             history_age: Duration::from_millis(if random.coin() { 3_000 } else { 1 << 40 }),
             ..Limits::default()
         };
@@ -122,9 +123,13 @@ impl Pair {
             32 => self.both(Remove { jobs: commands::ids(random) })?,
             33 => {
                 let (queue, change) = (commands::queue(random), commands::change(random));
-                self.both(Configure { queue, change })?;
+                let by = commands::actor(random);
+                self.both(Configure { queue, change, by })?;
             }
-            34 if random.coin() => self.both(Clear::first(commands::queue(random)))?,
+            34 if random.coin() => {
+                let (queue, by) = (commands::queue(random), commands::actor(random));
+                self.both(Clear::first(queue, by))?;
+            }
             35..=36 => self.reopen(random)?,
             37..=42 => {
                 let turn = self.turn(random);

@@ -228,7 +228,7 @@ async fn whoever_follows_into_death_is_told_to_whom_it_concerns(bench: Bench) {
     bench.accept([job(1), after(2, 1), after(3, 2)]).await;
     die(&bench, "boom").await;
     let kinds = vec![KindClaim::new(name("alert"))];
-    let alerts = Claim { worker: "w".into(), queues: None, kinds, limit: 9 };
+    let alerts = Claim { worker: "w".into(), queues: None, kinds, limit: 9, request: None };
     let alerts = bench.store.claim(alerts).await.expect("it is answered").jobs;
     let mut parents: Vec<_> = alerts.iter().map(|alert| alert.job.parent).collect();
     parents.sort_unstable();

@@ -11,7 +11,7 @@ use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, id, job, name, named_cases, refused};
-use crate::store::{JobAction, JobActionDone, JobActionResult, Selection, StoreExt};
+use crate::store::{AlterJobs, JobAction, JobActionDone, JobActionResult, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -58,7 +58,8 @@ async fn a_change_by_filter_reaches_all_that_were_accepted_before_and_none_after
         seen
     };
     let selection = Selection::Matching(ready());
-    let (altered, seen) = tokio::join!(bench.store.alter(selection, JobAction::Cancel), meanwhile);
+    let (altered, seen) =
+        tokio::join!(bench.store.alter(AlterJobs::new(selection, JobAction::Cancel)), meanwhile);
     let altered = altered.expect("it is answered");
     assert_eq!(ids(&altered), (1..=MANY).map(id).collect::<Vec<_>>());
     let done = Ok(JobActionDone::Cancel(CancelAnswer::Cancelled));
@@ -70,7 +71,8 @@ async fn a_change_by_filter_reaches_all_that_were_accepted_before_and_none_after
 
 async fn a_change_by_filter_that_is_cut_short_is_finished_by_repeating_it(bench: Bench) {
     bench.accept((1..=MANY).map(job)).await;
-    let cancel = || bench.store.alter(Selection::Matching(ready()), JobAction::Cancel);
+    let cancel =
+        || bench.store.alter(AlterJobs::new(Selection::Matching(ready()), JobAction::Cancel));
     tokio::select! {
         biased;
         altered = cancel() => panic!("nobody was let in: {altered:?}"),
@@ -94,12 +96,17 @@ async fn a_change_by_tag_reaches_every_job_that_has_it(bench: Bench) {
     bench.accept((1..=MANY).map(tagged)).await;
     let third = Filter { tags: vec![name("third")], ..Filter::default() };
     let selection = Selection::Matching(third.clone());
-    let altered = bench.store.alter(selection, JobAction::Cancel).await.expect("it is answered");
+    let altered = bench
+        .store
+        .alter(AlterJobs::new(selection, JobAction::Cancel))
+        .await
+        .expect("it is answered");
     assert_eq!(ids(&altered), (1..=MANY / 3).map(|third| id(third * 3)).collect::<Vec<_>>());
     assert_eq!(in_state(&bench, StateName::Cancelled).await, (MANY / 3) as u64);
     let counted = bench.store.count_matching(&third).await.expect("it is answered");
     assert_eq!(counted, (MANY / 3) as u64);
-    let altered = bench.store.alter(Selection::Matching(third), JobAction::Remove).await;
+    let altered =
+        bench.store.alter(AlterJobs::new(Selection::Matching(third), JobAction::Remove)).await;
     assert_eq!(altered.expect("it is answered").len() as u128, MANY / 3);
     bench.assert_unknown(id(3)).await;
 }
@@ -153,7 +160,8 @@ async fn a_large_graph_is_replayed_by_filter_in_whatever_order_it_was_accepted(b
     bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
     assert_eq!(in_state(&bench, StateName::Dead).await, last as u64);
     let dead = Filter { states: vec![StateName::Dead], ..Filter::default() };
-    let replayed = bench.store.alter(Selection::Matching(dead), JobAction::Replay).await;
+    let replayed =
+        bench.store.alter(AlterJobs::new(Selection::Matching(dead), JobAction::Replay)).await;
     let replayed = replayed.expect("it is answered");
     assert_eq!(replayed.len() as u128, last, "each is answered once");
     let refused = replayed.iter().find(|replayed| replayed.result.is_err());
@@ -166,9 +174,14 @@ async fn more_jobs_than_one_commit_changes_cannot_be_named(bench: Bench) {
     bench.accept([job(1)]).await;
     let named = |jobs: u128| Selection::Jobs((1..=jobs).map(id).collect());
     let most = limits::BATCH_JOBS as u128;
-    let refusal = refused(bench.store.alter(named(most + 1), JobAction::Cancel).await);
+    let refusal =
+        refused(bench.store.alter(AlterJobs::new(named(most + 1), JobAction::Cancel)).await);
     assert!(matches!(refusal, Refusal::OutOfBounds { .. }), "{refusal:?}");
     assert_eq!(bench.state_name(id(1)).await, StateName::Ready);
-    let altered = bench.store.alter(named(most), JobAction::Cancel).await.expect("it is answered");
+    let altered = bench
+        .store
+        .alter(AlterJobs::new(named(most), JobAction::Cancel))
+        .await
+        .expect("it is answered");
     assert_eq!(altered.iter().filter(|altered| altered.result.is_ok()).count(), 1);
 }

@@ -9,7 +9,7 @@ use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, id, job, name, named_cases};
-use crate::store::{JobAction, JobActionDone, Selection, StoreExt};
+use crate::store::{AlterJobs, JobAction, JobActionDone, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -144,11 +144,12 @@ async fn a_dead_job_for_which_thousands_wait_is_not_removed(bench: Bench) {
     bench.accept((2..=limits::CASCADE_JOBS as u128 + 2).map(waits)).await;
     let handed = bench.take().await;
     bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
-    let remove = || bench.store.alter(Selection::Jobs(vec![id(1)]), JobAction::Remove);
+    let remove =
+        || bench.store.alter(AlterJobs::new(Selection::Jobs(vec![id(1)]), JobAction::Remove));
     let refused = remove().await.expect("it is answered").remove(0).result;
     assert_eq!(refused, Err(Refusal::StillNeeded { job: id(1), by: id(2) }));
     let one = Selection::Jobs(vec![id(2)]);
-    bench.store.alter(one, JobAction::Cancel).await.expect("it is answered");
+    bench.store.alter(AlterJobs::new(one, JobAction::Cancel)).await.expect("it is answered");
     let removed = remove().await.expect("it is answered").remove(0).result;
     assert_eq!(removed, Ok(JobActionDone::Removed), "as many as one commit ends can follow it");
     settle_down(&bench).await;
@@ -162,7 +163,7 @@ async fn a_job_that_is_replayed_while_its_cascade_goes_on_is_waited_for_by_the_r
     let handed = bench.take().await;
     bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
     let replay = Selection::Jobs(vec![id(1)]);
-    bench.store.alter(replay, JobAction::Replay).await.expect("it is answered");
+    bench.store.alter(AlterJobs::new(replay, JobAction::Replay)).await.expect("it is answered");
     let (dead, blocked) =
         (count(&bench, StateName::Dead).await, count(&bench, StateName::Blocked).await);
     assert_eq!(dead + blocked, MANY, "no counter is ahead of the jobs");

@@ -14,7 +14,7 @@ use windlass_core::time::Timestamp;
 use windlass_core::transition::{self, Input, InputName, Next};
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name};
-use crate::store::{JobAction, Selection, StoreExt};
+use crate::store::{AlterJobs, JobAction, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -51,8 +51,8 @@ const FAR_AHEAD: Timestamp = Timestamp::from_millis(i64::MAX / 4_000);
 /// Equal but for times, which the pure function was given differently.
 fn same(found: &JobStatus, expected: &JobStatus) {
     let bare = |status: &JobStatus| {
-        let JobStatus { state, attempts, recoveries, generation, begun } = status;
-        (state.name(), *attempts, *recoveries, *generation, *begun)
+        let JobStatus { state, attempts, recoveries, generation, begun, settled_by } = status;
+        (state.name(), *attempts, *recoveries, *generation, *begun, *settled_by)
     };
     // A job moved to a time that has passed is ready in the far future and scheduled now.
     assert_eq!(bare(found), bare(expected), "found {found:?}, expected {expected:?}");
@@ -171,7 +171,7 @@ async fn apply(bench: &Bench, input: InputName, token: LeaseToken) {
 
 async fn alter(bench: &Bench, alteration: JobAction) {
     let selection = Selection::Jobs(vec![JobId::from_u128(JOB)]);
-    bench.store.alter(selection, alteration).await.expect("it is answered");
+    bench.store.alter(AlterJobs::new(selection, alteration)).await.expect("it is answered");
 }
 
 /// Ends the dependency, if there is one.

@@ -15,7 +15,7 @@ use windlass_core::retry::Retry;
 use windlass_core::time::Timestamp;
 
 use super::{Bench, Case, HOUR, SECOND, claim, id, job, name, named_cases};
-use crate::store::{ClaimedJob, JobAction, Selection, StoreExt};
+use crate::store::{AlterJobs, ClaimedJob, JobAction, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -143,7 +143,11 @@ async fn tokens_grow_over_retry_snooze_release_and_replay(bench: Bench) {
         bench.settle(&handed, verdict).await;
         if let Verdict::Bury(_) = verdict {
             let selection = Selection::Jobs(vec![id(1)]);
-            bench.store.alter(selection, JobAction::Replay).await.expect("it is answered");
+            bench
+                .store
+                .alter(AlterJobs::new(selection, JobAction::Replay))
+                .await
+                .expect("it is answered");
         }
     }
 }

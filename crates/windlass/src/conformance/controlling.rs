@@ -14,7 +14,9 @@ use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
-use crate::store::{Cursor, JobAction, JobActionDone, JobActionResult, Selection, StoreExt};
+use crate::store::{
+    AlterJobs, Cursor, JobAction, JobActionDone, JobActionResult, Selection, StoreExt,
+};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -50,7 +52,8 @@ pub(super) fn cases() -> Vec<Case> {
 
 async fn alter(bench: &Bench, job: JobId, alteration: JobAction) -> Result<JobActionDone, Refusal> {
     let selection = Selection::Jobs(vec![job]);
-    let mut altered = bench.store.alter(selection, alteration).await.expect("it is answered");
+    let mut altered =
+        bench.store.alter(AlterJobs::new(selection, alteration)).await.expect("it is answered");
     altered.remove(0).result
 }
 
@@ -180,7 +183,11 @@ async fn replaying_a_failed_graph_in_one_call_runs_it_in_order(bench: Bench) {
     die(&bench).await;
     let filter = Filter { states: vec![StateName::Dead], ..Filter::default() };
     let selection = Selection::Matching(filter);
-    let altered = bench.store.alter(selection, JobAction::Replay).await.expect("it is answered");
+    let altered = bench
+        .store
+        .alter(AlterJobs::new(selection, JobAction::Replay))
+        .await
+        .expect("it is answered");
     assert!(altered.iter().all(|each| each.result.is_ok()), "{altered:?}");
     assert_eq!(altered.len(), 5);
     for number in 1..=5 {
@@ -261,7 +268,8 @@ async fn a_completed_job_is_not_removed_while_an_open_one_depends_on_it(bench: B
     let needed = Refusal::StillNeeded { job: id(1), by: id(2) };
     // It alone is refused; whoever runs may read its output.
     let both = Selection::Jobs(vec![id(1), id(4)]);
-    let altered = bench.store.alter(both, JobAction::Remove).await.expect("it is answered");
+    let altered =
+        bench.store.alter(AlterJobs::new(both, JobAction::Remove)).await.expect("it is answered");
     assert_eq!(altered[0].result, Err(needed));
     assert_eq!(altered[1].result, Ok(JobActionDone::Removed));
     assert_eq!(bench.state_name(id(1)).await, StateName::Completed);
@@ -443,7 +451,11 @@ async fn altering_by_filter_takes_exactly_what_matches(bench: Bench) {
     bench.accept([job(1), other(2), job(3)]).await;
     let filter = Filter { kinds: vec![name("work")], ..Filter::default() };
     let selection = Selection::Matching(filter);
-    let altered = bench.store.alter(selection, JobAction::Cancel).await.expect("it is answered");
+    let altered = bench
+        .store
+        .alter(AlterJobs::new(selection, JobAction::Cancel))
+        .await
+        .expect("it is answered");
     let ids: Vec<JobId> = altered.iter().map(|JobActionResult { job, .. }| *job).collect();
     assert_eq!(ids, [id(1), id(3)]);
     assert_eq!(bench.state_name(id(2)).await, StateName::Ready);
@@ -483,7 +495,7 @@ async fn explaining_names_every_reason(bench: Bench) {
     bench.accept([NewJob { kind: name("wrok"), start: Start::After(HOUR), ..job(1) }]).await;
     bench.accept([after(2, 1, OnFailure::Cascade)]).await;
     let terms = WorkerKind { kind: name("work"), concurrency: Some(1), rate: None };
-    let info = WorkerInfo { queues: None, kinds: vec![terms], slots: 1 };
+    let info = WorkerInfo { queues: None, kinds: vec![terms], slots: 1, quiet: false };
     bench.store.heartbeat("w".into(), WorkerReport::Started(info)).await.expect("it is answered");
     bench.store.configure(name("default"), QueueChange::Pause).await.expect("it is answered");
     let explanation = bench.store.explain(id(2)).await.expect("it is answered");

@@ -22,7 +22,9 @@ use windlass_core::retry::{Backoff, Jitter, Retry};
 use windlass_core::time::Timestamp;
 
 use super::{Bench, Case, SECOND, claim, id, job, name, named_cases};
-use crate::store::{Answer, Cursor, JobAction, ObjectFilter, Selection, StoreError, StoreExt};
+use crate::store::{
+    AlterJobs, Answer, Cursor, JobAction, ObjectFilter, Selection, StoreError, StoreExt,
+};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -169,7 +171,8 @@ async fn a_new_job_may_carry_any_number(bench: Bench) {
     for start in starts() {
         let what = format!("a move to {start:?}");
         let selection = Selection::Jobs(vec![id(number)]);
-        let moved = bench.store.alter(selection, JobAction::Reschedule(start)).await;
+        let moved =
+            bench.store.alter(AlterJobs::new(selection, JobAction::Reschedule(start))).await;
         taken_or_refused(&what, moved);
     }
     ids.ordinary_job_runs(&bench, "all of them").await;
@@ -259,7 +262,13 @@ async fn a_claim_may_be_made_on_any_terms(bench: Bench) {
         }
         let kinds = vec![terms.clone()];
         for limit in [0, 1, usize::MAX] {
-            let claim = Claim { worker: "w".into(), queues: None, kinds: kinds.clone(), limit };
+            let claim = Claim {
+                worker: "w".into(),
+                queues: None,
+                kinds: kinds.clone(),
+                limit,
+                request: None,
+            };
             taken_or_refused(&what, bench.store.claim(claim).await);
         }
         let (concurrency, rate) = (terms.concurrency, terms.rate);
@@ -267,6 +276,7 @@ async fn a_claim_may_be_made_on_any_terms(bench: Bench) {
             queues: None,
             kinds: vec![WorkerKind { kind, concurrency, rate }],
             slots: u32::MAX,
+            quiet: false,
         };
         bench.store.heartbeat("w".into(), WorkerReport::Started(info)).await.expect("answered");
         bench.store.explain(id(ids.0)).await.unwrap_or_else(|e| panic!("{what}: {e:?}"));
@@ -287,7 +297,7 @@ async fn a_corrected_rate_holds_up_nobody(bench: &Bench, kind: &Name, ids: &mut 
     bench.accept([NewJob { kind: kind.clone(), ..job(number) }]).await;
     bench.advance(Duration::from_millis(2)).await;
     let kinds = vec![KindClaim { rate, ..KindClaim::new(kind.clone()) }];
-    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 10 };
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 10, request: None };
     let handed = bench.store.claim(claim).await.expect("it is answered").jobs;
     assert!(!handed.is_empty(), "after {what} an ordinary rate holds up its kind");
 }
@@ -378,7 +388,11 @@ async fn a_list_may_be_asked_for_with_any_number(bench: Bench) {
             Filter { created_from: Some(time), created_before: Some(time), ..Filter::default() };
         let page = bench.store.list(&filter, None, 10).await.expect("it is answered");
         assert!(page.jobs.is_empty(), "no time is before itself");
-        bench.store.alter(Selection::Matching(filter), JobAction::Cancel).await.expect("answered");
+        bench
+            .store
+            .alter(AlterJobs::new(Selection::Matching(filter), JobAction::Cancel))
+            .await
+            .expect("answered");
     }
     for limit in [0, 1, i64::MAX as usize, usize::MAX] {
         for cursor in LONG_COUNTS {
@@ -398,9 +412,15 @@ async fn the_smallest_and_the_largest_limits_stop_nothing(bench: Bench) {
         dead_letters: usize::MAX,
         history_age: Duration::MAX,
         history_jobs: usize::MAX,
+        audit_entries: usize::MAX,
     };
-    let smallest =
-        Limits { payload_bytes: 10, dead_letters: 0, history_age: Duration::ZERO, history_jobs: 0 };
+    let smallest = Limits {
+        payload_bytes: 10,
+        dead_letters: 0,
+        history_age: Duration::ZERO,
+        history_jobs: 0,
+        audit_entries: 0,
+    };
     for limits in [largest, smallest] {
         let what = format!("{limits:?}");
         let bench = bench.with_limits(limits).await;

@@ -217,7 +217,7 @@ async fn lanes_are_counted_apart(bench: Bench) {
 /// Claims jobs of a kind that a queue has asked for.
 async fn asked_for(bench: &Bench, kind: &str) -> Vec<String> {
     let kinds = vec![KindClaim::new(name(kind))];
-    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 100 };
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 100, request: None };
     let handed = bench.store.claim(claim).await.expect("a claim is answered");
     let text = |handed: &ClaimedJob| String::from_utf8_lossy(&handed.job.payload).into_owned();
     handed.jobs.iter().map(text).collect()

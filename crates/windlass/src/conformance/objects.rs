@@ -13,7 +13,7 @@ use windlass_core::outcome::{ErrorText, Verdict};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, HOUR, SECOND, id, job, name, named_cases, refused};
-use crate::store::{ClaimedJob, JobAction, ObjectFilter, Selection, StoreExt};
+use crate::store::{AlterJobs, ClaimedJob, JobAction, ObjectFilter, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -208,7 +208,7 @@ async fn an_alarm_that_died_or_was_cancelled_fails_its_object(bench: Bench) {
     let handed = bench.take().await;
     bench.settle(&handed, Verdict::Bury(DeadReason::Permanent)).await;
     let cancel = Selection::Jobs(vec![id(2)]);
-    bench.store.alter(cancel, JobAction::Cancel).await.expect("it is answered");
+    bench.store.alter(AlterJobs::new(cancel, JobAction::Cancel)).await.expect("it is answered");
     for key in ["a", "b"] {
         let seen = view(&bench, key).await;
         assert_eq!((seen.record.meta.status, seen.record.meta.alarm), (ObjectStatus::Failed, None));

@@ -8,7 +8,7 @@ use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, id, job, name, named_cases, refused};
-use crate::store::{JobAction, JobQuery, Selection, StoreExt};
+use crate::store::{AlterJobs, JobAction, JobQuery, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -96,7 +96,8 @@ async fn a_filter_finds_who_waits_for_a_job(bench: Bench) {
 async fn jobs_that_wait_for_another_can_be_cancelled_together(bench: Bench) {
     bench.accept([job(1), job(2), after(3, &[1]), after(4, &[1, 2]), after(5, &[2])]).await;
     let filter = Filter { blocked_by: Some(id(1)), ..Filter::default() };
-    let altered = bench.store.alter(Selection::Matching(filter), JobAction::Cancel).await;
+    let altered =
+        bench.store.alter(AlterJobs::new(Selection::Matching(filter), JobAction::Cancel)).await;
     let altered = altered.expect("it is answered");
     assert_eq!(altered.iter().map(|each| each.job).collect::<Vec<_>>(), [3, 4].map(id));
     assert_eq!(bench.state_name(id(3)).await, StateName::Cancelled);
@@ -111,7 +112,7 @@ async fn an_edited_job_replaces_one_job_named_by_its_id(bench: Bench) {
         Selection::Jobs([1, 2].map(id).to_vec()),
         Selection::Matching(Filter::default()),
     ] {
-        let refusal = refused(bench.store.alter(selection, edited()).await);
+        let refusal = refused(bench.store.alter(AlterJobs::new(selection, edited())).await);
         assert!(matches!(refusal, Refusal::OutOfBounds { .. }), "{refusal:?}");
     }
     bench.assert_unknown(id(9)).await;

@@ -15,7 +15,7 @@ use windlass_core::refusal::Refusal;
 use windlass_core::retry::Retry;
 
 use super::{Bench, Case, SECOND, id, job, name, named_cases};
-use crate::store::{ClaimedJob, Cursor, JobAction, JobActionDone, Selection, StoreExt};
+use crate::store::{AlterJobs, ClaimedJob, Cursor, JobAction, JobActionDone, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -53,7 +53,8 @@ impl Bench {
     }
 
     async fn alter_one(&self, job: JobId, alteration: JobAction) -> Result<JobActionDone, Refusal> {
-        let altered = self.store.alter(Selection::Jobs(vec![job]), alteration).await;
+        let altered =
+            self.store.alter(AlterJobs::new(Selection::Jobs(vec![job]), alteration)).await;
         altered.expect("it is answered").remove(0).result
     }
 
@@ -266,7 +267,7 @@ async fn a_finished_graph_is_deleted_in_one_call_or_not_at_all(bench: Bench) {
         Ok(JobActionDone::GraphRemoved { jobs: 2 })
     );
     let roots = Selection::Jobs([1, 2, 9].map(id).to_vec());
-    let altered = bench.store.alter(roots, remove).await.expect("it is answered");
+    let altered = bench.store.alter(AlterJobs::new(roots, remove)).await.expect("it is answered");
     let results: Vec<_> = altered.into_iter().map(|each| each.result).collect();
     let gone = |jobs| Ok(JobActionDone::GraphRemoved { jobs });
     assert_eq!(results, [gone(3), Err(Refusal::UnknownJob { job: id(2) }), gone(1)]);
@@ -289,7 +290,7 @@ async fn graphs_of_one_call_are_deleted_one_by_one(bench: Bench) {
         bench.settle(&handed, Verdict::Complete).await;
     }
     let roots = Selection::Jobs([4, 1, 2, 1, 7, 5].map(id).to_vec());
-    let altered = bench.store.alter(roots, JobAction::RemoveGraph).await;
+    let altered = bench.store.alter(AlterJobs::new(roots, JobAction::RemoveGraph)).await;
     let results: Vec<_> =
         altered.expect("it is answered").into_iter().map(|each| each.result).collect();
     let open = || {
@@ -371,7 +372,8 @@ async fn a_list_goes_from_either_end_and_by_parent(bench: Bench) {
     assert_eq!(list(&orphans, 10).await, []);
     // A change by filter knows the parent, and goes by acceptance.
     let filter = Filter { parent: Some(id(1)), ..Filter::default() };
-    let altered = bench.store.alter(Selection::Matching(filter), JobAction::Cancel).await;
+    let altered =
+        bench.store.alter(AlterJobs::new(Selection::Matching(filter), JobAction::Cancel)).await;
     let altered: Vec<JobId> =
         altered.expect("it is answered").into_iter().map(|each| each.job).collect();
     assert_eq!(altered, [3, 6, 9].map(id));

@@ -13,7 +13,7 @@ use windlass_core::record::{Progress, Report};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, SECOND, claim, id, job, name, named_cases};
-use crate::store::{ClaimedJob, JobAction, Selection, StoreExt};
+use crate::store::{AlterJobs, ClaimedJob, JobAction, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -24,7 +24,6 @@ pub(super) fn cases() -> Vec<Case> {
         an_attempt_is_handed_the_error_before_it_and_its_generation,
         each_job_of_a_batch_has_its_own_output_and_its_own_end,
         a_stale_settlement_is_refused_and_changes_nothing,
-        a_settlement_repeated_after_it_happened_is_refused_and_harmless,
         one_refused_item_does_not_hold_up_the_others,
         a_completion_and_its_next_job_are_one_commit,
         a_refused_next_job_leaves_the_completion_undone,
@@ -88,7 +87,8 @@ async fn an_attempt_is_handed_the_error_before_it_and_its_generation(bench: Benc
     assert!(error.is_some_and(|error| error != "no route"), "the recovery is told");
     // A replay starts over.
     end(&recovered, Verdict::Bury(DeadReason::Permanent), Some("no use")).await;
-    let replay = bench.store.alter(Selection::Jobs(vec![id(1)]), JobAction::Replay).await;
+    let replay =
+        bench.store.alter(AlterJobs::new(Selection::Jobs(vec![id(1)]), JobAction::Replay)).await;
     replay.expect("it is answered").remove(0).result.expect("it is dead");
     let replayed = bench.take().await;
     assert_eq!(said(&replayed), (1, 1, None));
@@ -232,17 +232,6 @@ async fn a_stale_settlement_is_refused_and_changes_nothing(bench: Bench) {
     assert_eq!(bench.settle(&second, Verdict::Complete).await, StateName::Completed);
 }
 
-async fn a_settlement_repeated_after_it_happened_is_refused_and_harmless(bench: Bench) {
-    bench.accept([job(1)]).await;
-    let handed = bench.take().await;
-    bench.settle(&handed, Verdict::Complete).await;
-    let before = bench.record(id(1)).await;
-    let again = vec![settlement(&handed, Verdict::Bury(DeadReason::Permanent))];
-    let answer = bench.store.settle(again).await.expect("it is answered").remove(0);
-    assert_eq!(answer, Err(Refusal::LeaseLost { job: id(1) }));
-    assert_eq!(bench.record(id(1)).await, before);
-}
-
 async fn one_refused_item_does_not_hold_up_the_others(bench: Bench) {
     let (first, second) = two_holders(&bench).await;
     bench.accept([job(2)]).await;
@@ -315,7 +304,7 @@ async fn a_request_to_cancel_wins_over_another_run(bench: Bench) {
 
 async fn cancel(bench: &Bench, job: JobId) {
     let selection = Selection::Jobs(vec![job]);
-    bench.store.alter(selection, JobAction::Cancel).await.expect("it is answered");
+    bench.store.alter(AlterJobs::new(selection, JobAction::Cancel)).await.expect("it is answered");
 }
 
 async fn a_settlement_that_comes_before_the_rescue_wins(bench: Bench) {

@@ -11,7 +11,7 @@ use windlass_core::record::{Progress, Report, Step};
 use windlass_core::refusal::Refusal;
 
 use super::{Bench, Case, SECOND, id, job, name, named_cases};
-use crate::store::{ClaimedJob, JobAction, Selection, StoreExt};
+use crate::store::{AlterJobs, ClaimedJob, JobAction, Selection, StoreExt};
 
 pub(super) fn cases() -> Vec<Case> {
     named_cases![
@@ -46,7 +46,11 @@ async fn lose(bench: &Bench) {
 
 async fn replay(bench: &Bench) {
     let selection = Selection::Jobs(vec![id(1)]);
-    let altered = bench.store.alter(selection, JobAction::Replay).await.expect("it is answered");
+    let altered = bench
+        .store
+        .alter(AlterJobs::new(selection, JobAction::Replay))
+        .await
+        .expect("it is answered");
     assert!(altered[0].result.is_ok(), "{altered:?}");
 }
 

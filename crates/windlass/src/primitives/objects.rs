@@ -14,6 +14,7 @@ use windlass_core::object::{
 };
 use windlass_core::outcome::ErrorText;
 use windlass_core::refusal::Refusal;
+use windlass_core::reserved::is_reserved;
 use windlass_core::time::Timestamp;
 
 use super::{AlarmRequest, Primitive, TOLD_OF_ALL, Turn, TurnRequests, is_built_in};
@@ -173,7 +174,8 @@ impl<'a, P: Primitive> Objects<'a, P> {
             }
             let reply =
                 self.primitive.on_command(&mut draft.envelope.state, command, &mut draft.turn)?;
-            match self.engine.store().turn(draft.finish(None)?).await {
+            let turn = CoreTurn { by: self.engine.actor(), ..draft.finish(None)? };
+            match self.engine.store().turn(turn).await {
                 Ok(_) => return Ok(Commanded::Done(reply)),
                 Err(StoreError::Refused(Refusal::ObjectChanged { .. })) => {}
                 // Looking again tells whether it was carried out.
@@ -192,7 +194,8 @@ impl<'a, P: Primitive> Objects<'a, P> {
             let view = self.engine.store().object(&address).await?;
             let view = view.ok_or_else(|| unknown(&address))?;
             let turn = CoreTurn::new(address.clone(), view.record.meta.version);
-            match self.engine.store().turn(CoreTurn { purge: Purge::Now, ..turn }).await {
+            let turn = CoreTurn { purge: Purge::Now, by: self.engine.actor(), ..turn };
+            match self.engine.store().turn(turn).await {
                 Ok(_) => return Ok(()),
                 Err(StoreError::Refused(Refusal::ObjectChanged { .. })) => {}
                 Err(error) => return Err(error.into()),
@@ -324,7 +327,9 @@ impl<P: Primitive> Draft<P> {
         let purge = asked.purge;
         let (object, version) = (self.address.clone(), self.version);
         let state = Some(state.into());
-        Ok(CoreTurn { object, version, state, status, ran, alarm, jobs, news, purge })
+        // Whoever commits it says who acts.
+        let by = None;
+        Ok(CoreTurn { object, version, state, status, ran, alarm, jobs, news, purge, by })
     }
 }
 
@@ -335,6 +340,9 @@ pub(super) fn kind_of<P: Primitive>() -> Result<Name, Error> {
         let (setting, got) = ("the KIND of a primitive", format!("`{}`", P::KIND));
         Err(Error::InvalidSetting { setting, got, allowed })
     };
+    if is_reserved(P::KIND) {
+        return refused("kinds that begin with `windlass.` are the engine's own; choose another");
+    }
     if is_family(P::KIND) {
         return refused("the engine's own topics begin with that, or nearly; choose another word");
     }

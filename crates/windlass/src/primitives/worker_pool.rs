@@ -35,7 +35,7 @@ use crate::error::Error;
 use crate::failure::Failure;
 use crate::handler::{Job, KindOptions, RegisteredHandler, Returned};
 use crate::options::new_id;
-use crate::store::{JobAction, JobActionDone, Selection, StoreExt};
+use crate::store::{AlterJobs, JobAction, JobActionDone, Selection, StoreExt, ext};
 
 /// Waiting events a lane takes unless the pool says otherwise.
 const LANE_DEPTH: u64 = 10_000;
@@ -509,7 +509,8 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
     pub async fn clear(&self, lane: Option<u32>) -> Result<u64, Error> {
         let queue = self.ready().await?;
         let Some(lane) = lane else {
-            let Cleared { cleared, .. } = self.engine.store().clear(queue).await?;
+            let (store, by) = (self.engine.store(), self.engine.actor());
+            let Cleared { cleared, .. } = ext::clear(&**store, queue, by).await?;
             return Ok(cleared);
         };
         let waiting = [StateName::Blocked, StateName::Scheduled, StateName::Ready];
@@ -517,7 +518,9 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
         let (done, mut cancelled) = (Ok(JobActionDone::Cancel(CancelAnswer::Cancelled)), 0);
         for chunk in jobs.chunks(limits::CHUNK_JOBS) {
             let selection = Selection::Jobs(chunk.iter().map(JobRecord::id).collect());
-            let altered = self.engine.store().alter(selection, JobAction::Cancel).await?;
+            let cancel = AlterJobs::new(selection, JobAction::Cancel);
+            let cancel = AlterJobs { by: self.engine.actor(), ..cancel };
+            let altered = self.engine.store().alter(cancel).await?;
             cancelled += altered.iter().filter(|altered| altered.result == done).count() as u64;
         }
         Ok(cancelled)
@@ -634,7 +637,7 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> Pool<'_, E> {
 
     async fn configure(&self, change: QueueChange) -> Result<(), Error> {
         let queue = self.ready().await?;
-        self.engine.store().configure(queue, change).await?;
+        ext::configure(&**self.engine.store(), queue, change, self.engine.actor()).await?;
         Ok(())
     }
 

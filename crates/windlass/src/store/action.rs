@@ -1,10 +1,12 @@
 //! What can be done to chosen jobs and to queues.
 
+use windlass_core::audit::{Actor, AuditNote};
 use windlass_core::filter::Filter;
 use windlass_core::job::JobId;
 use windlass_core::ledger::{Cleared, QueueChange};
 pub use windlass_core::ledger::{JobAction, JobActionDone, JobActionResult};
 use windlass_core::limits;
+use windlass_core::name::Name;
 use windlass_core::record::QueueSettings;
 use windlass_core::refusal::Refusal;
 
@@ -17,10 +19,61 @@ pub enum Selection {
     Matching(Filter),
 }
 
+/// What is to be done to jobs, and who does it.
+#[derive(Clone, Debug)]
+pub struct AlterJobs {
+    /// To which jobs.
+    pub selection: Selection,
+    /// What.
+    pub action: JobAction,
+    /// Who does it. Each commit that changes a job then has an audit entry in it. `None` if the
+    /// program acts by itself, which is not recorded.
+    pub by: Option<Actor>,
+}
+
+impl AlterJobs {
+    /// What a program does by itself.
+    pub fn new(selection: Selection, action: JobAction) -> Self {
+        Self { selection, action, by: None }
+    }
+
+    /// Refuses what cannot be done to the jobs that were chosen; see [`Selection`].
+    pub(crate) fn check(&self) -> Result<(), Refusal> {
+        self.selection.check(&self.action)
+    }
+
+    /// What its audit entries will say.
+    pub(crate) fn note(&self) -> Option<AuditNote> {
+        let by = self.by.clone()?;
+        Some(match &self.selection {
+            Selection::Jobs(jobs) => AuditNote::of_jobs(by, &self.action, jobs),
+            Selection::Matching(filter) => AuditNote::of_filter(by, &self.action, filter),
+        })
+    }
+}
+
+/// What is to be done to a queue, and who does it.
+#[derive(Clone, Debug)]
+pub struct AlterQueue {
+    /// To which queue.
+    pub queue: Name,
+    /// What.
+    pub action: QueueAction,
+    /// Who does it, as in [`AlterJobs::by`].
+    pub by: Option<Actor>,
+}
+
+impl AlterQueue {
+    /// What a program does by itself.
+    pub fn new(queue: Name, action: QueueAction) -> Self {
+        Self { queue, action, by: None }
+    }
+}
+
 impl Selection {
     /// Refuses more jobs than one commit changes, and an edited job for more than one dead job, or
     /// for those of a filter: it can take the place of one.
-    pub(crate) fn check(&self, action: &JobAction) -> Result<(), Refusal> {
+    fn check(&self, action: &JobAction) -> Result<(), Refusal> {
         if let Selection::Jobs(jobs) = self {
             limits::NAMED_JOBS_BOUND.check(jobs.len())?;
         }

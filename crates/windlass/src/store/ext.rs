@@ -4,17 +4,20 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 
+use windlass_core::audit::Actor;
 use windlass_core::filter::Filter;
-use windlass_core::job::{JobId, NewJob};
+use windlass_core::job::{Bytes, JobId, NewJob};
 use windlass_core::ledger::{Cleared, Enqueued, QueueChange};
 use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::{Address as ObjectAddress, ObjectView};
 use windlass_core::record::{JobRecord, QueueSettings};
+use windlass_core::reserved::WorkerOrder;
 
 use super::{
-    Answer, Cursor, JobAction, JobActionDone, JobQuery, ObjectFilter, ObjectPage, ObjectQuery,
-    Page, QueueAction, QueueActionDone, Selection, Store, StoreError,
+    AlterJobs, AlterQueue, Answer, AuditPage, Cursor, JobAction, JobActionDone, JobQuery,
+    ObjectFilter, ObjectPage, ObjectQuery, Page, QueueAction, QueueActionDone, Selection, Store,
+    StoreError, StoredValue, ValueChange, ValuePage, audit, orders, values,
 };
 
 /// What every [`Store`] can do besides, by its verbs alone. Each promises what its verb does.
@@ -85,14 +88,7 @@ pub trait StoreExt: Store {
         job: JobId,
         edited: NewJob,
     ) -> impl Future<Output = Answer<Enqueued>> + Send {
-        async move {
-            let action = JobAction::ReplayEdited(Arc::new(edited));
-            let done = self.alter(Selection::Jobs(vec![job]), action).await?.pop();
-            match done.map(|done| done.result).transpose()? {
-                Some(JobActionDone::Replaced(enqueued)) => Ok(enqueued),
-                other => Err(unexpected(&other)),
-            }
-        }
+        replay_edited(self, job, edited, None)
     }
 
     /// Changes one setting of a queue and answers with all of them. See [`Store::alter_queue`].
@@ -101,22 +97,12 @@ pub trait StoreExt: Store {
         queue: Name,
         change: QueueChange,
     ) -> impl Future<Output = Answer<QueueSettings>> + Send {
-        async move {
-            match self.alter_queue(queue, QueueAction::Set(change)).await? {
-                QueueActionDone::Set(settings) => Ok(settings),
-                other @ QueueActionDone::Cleared(_) => Err(unexpected(&other)),
-            }
-        }
+        configure(self, queue, change, None)
     }
 
     /// Calls off every waiting job of a queue. See [`Store::alter_queue`].
     fn clear(&self, queue: Name) -> impl Future<Output = Answer<Cleared>> + Send {
-        async move {
-            match self.alter_queue(queue, QueueAction::Clear).await? {
-                QueueActionDone::Cleared(cleared) => Ok(cleared),
-                other @ QueueActionDone::Set(_) => Err(unexpected(&other)),
-            }
-        }
+        clear(self, queue, None)
     }
 
     /// Reads an object; `None` if it never was, or was purged. See [`Store::objects`].
@@ -139,9 +125,122 @@ pub trait StoreExt: Store {
         let query = ObjectQuery::Page { filter, after, limit };
         async move { self.objects(&query).await }
     }
+
+    /// Tells a worker what to do, or withdraws what it was told. The last order counts; it is
+    /// durable, and the worker hears of it with its next heartbeat, within some seconds.
+    ///
+    /// It leaves with the worker, and [`limits::ORDER_KEPT`] after one that no more says that it
+    /// lives. Whether there is such a worker is not asked. See [`Store::turn`].
+    fn order_worker(
+        &self,
+        worker: &str,
+        order: Option<WorkerOrder>,
+        by: Option<Actor>,
+    ) -> impl Future<Output = Answer<()>> + Send {
+        orders::order(self, worker, order, by)
+    }
+
+    /// Reads a page of the audit trail, the latest entry first: every change that named who makes
+    /// it, as far as they are kept ([`Limits::audit_entries`]). See [`Store::objects`].
+    ///
+    /// [`Limits::audit_entries`]: windlass_core::limits::Limits::audit_entries
+    fn audit(
+        &self,
+        after: Option<&ObjectAddress>,
+        limit: usize,
+    ) -> impl Future<Output = Answer<AuditPage>> + Send {
+        audit::list(self, after, limit)
+    }
+
+    /// Reads a named value; `None` if there is none. See [`Store::objects`].
+    fn value(&self, name: &str) -> impl Future<Output = Answer<Option<StoredValue>>> + Send {
+        values::read(self, name)
+    }
+
+    /// Sets a named value, if it is still at this version; 0 says that there is none yet. Small
+    /// things that all who share a store share belong here: tokens, secrets, settings.
+    ///
+    /// *Order.* Changes of one value follow each other; each names the version it was made for, and
+    /// of two for the same version one is [`ValueChange::Lost`]. *Atomic.* One commit, or nothing.
+    /// More than [`limits::VALUE_BYTES`] are refused. If `by` names somebody, the audit entry has
+    /// the value's name, not its bytes.
+    /// *After a crash.* Durable once it returned. If it never returned it happened or not: read the
+    /// value before setting it again. *Empty.* No bytes are a value too.
+    fn set_value(
+        &self,
+        name: &str,
+        bytes: impl Into<Bytes> + Send,
+        version: u64,
+        by: Option<Actor>,
+    ) -> impl Future<Output = Answer<ValueChange>> + Send {
+        values::change(self, name, Some(bytes.into()), version, by)
+    }
+
+    /// Removes a named value, if it is still at this version. The next of this name begins anew
+    /// with version 1: where an old version must never fit again, set it to no bytes instead.
+    fn remove_value(
+        &self,
+        name: &str,
+        version: u64,
+        by: Option<Actor>,
+    ) -> impl Future<Output = Answer<ValueChange>> + Send {
+        values::change(self, name, None, version, by)
+    }
+
+    /// Reads a page of the named values whose names begin with `prefix`, by name. `after` is where
+    /// the page before ended. See [`Store::objects`].
+    fn values(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> impl Future<Output = Answer<ValuePage>> + Send {
+        values::list(self, prefix, after, limit)
+    }
 }
 
 impl<S: Store + ?Sized> StoreExt for S {}
+
+/// Puts `edited` in the place of a dead job, as somebody wants it.
+pub(crate) async fn replay_edited<S: Store + ?Sized>(
+    store: &S,
+    job: JobId,
+    edited: NewJob,
+    by: Option<Actor>,
+) -> Answer<Enqueued> {
+    let action = JobAction::ReplayEdited(Arc::new(edited));
+    let alter = AlterJobs { by, ..AlterJobs::new(Selection::Jobs(vec![job]), action) };
+    let done = store.alter(alter).await?.pop();
+    match done.map(|done| done.result).transpose()? {
+        Some(JobActionDone::Replaced(enqueued)) => Ok(enqueued),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Changes one setting of a queue, as somebody wants it.
+pub(crate) async fn configure<S: Store + ?Sized>(
+    store: &S,
+    queue: Name,
+    change: QueueChange,
+    by: Option<Actor>,
+) -> Answer<QueueSettings> {
+    match store.alter_queue(AlterQueue { queue, action: QueueAction::Set(change), by }).await? {
+        QueueActionDone::Set(settings) => Ok(settings),
+        other @ QueueActionDone::Cleared(_) => Err(unexpected(&other)),
+    }
+}
+
+/// Calls off every waiting job of a queue, as somebody wants it.
+pub(crate) async fn clear<S: Store + ?Sized>(
+    store: &S,
+    queue: Name,
+    by: Option<Actor>,
+) -> Answer<Cleared> {
+    match store.alter_queue(AlterQueue { queue, action: QueueAction::Clear, by }).await? {
+        QueueActionDone::Cleared(cleared) => Ok(cleared),
+        other @ QueueActionDone::Set(_) => Err(unexpected(&other)),
+    }
+}
 
 /// A store answered something other than what it was asked, so nobody knows what it did.
 fn unexpected(answer: &(dyn std::fmt::Debug + Sync)) -> StoreError {

@@ -39,7 +39,7 @@ pub use ledger::LedgerOptions;
 pub use ledger::{Commit, JournaledLedger};
 pub use offline::OfflineStore;
 #[doc(hidden)]
-pub use path::{CommitInFlight, JournalPath};
+pub use path::{CommitInFlight, JournalPath, PendingAnswer, PendingLanding};
 #[doc(hidden)]
 pub use records::JournalRecords;
 use tokio::runtime::Handle;

@@ -25,11 +25,12 @@ mod records;
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub(super) use events::EventBuffer;
+pub(crate) use events::EventListener;
+pub(super) use events::{AfterEvents, EventBuffer};
 pub(super) use need::Verb;
 pub use need::{Need, Size};
 pub(super) use recorded::RecordedLedger;
@@ -41,15 +42,14 @@ use windlass_core::ledger::{
     Claim, Configure, Counts, Enqueue, Enqueued, Heartbeat, Promote, Promoted, Renew, Renewal,
     Renewed, Rescue, Rescued, Settle, Settled, Settlement, Turned, WorkerReport,
 };
-use windlass_core::name::Name;
 use windlass_core::object::{Address as ObjectAddress, Turn};
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Now;
 
 use super::{
-    Answer, ClaimedBatch, Durability, JobAction, JobActionResult, JobQuery, ObjectPage,
-    ObjectQuery, Page, QueueAction, QueueActionDone, Selection, Store, StoreError, StoreInfo,
-    events_within,
+    AlterJobs, AlterQueue, Answer, ClaimedBatch, Durability, HeartbeatAnswer, JobActionResult,
+    JobQuery, ObjectPage, ObjectQuery, Page, QueueAction, QueueActionDone, Selection, Store,
+    StoreError, StoreInfo, events_within,
 };
 use crate::clock::Clock;
 use crate::wake::Wake;
@@ -223,6 +223,11 @@ pub struct LedgerStore<P: CommitPath> {
 }
 
 impl<P: CommitPath> LedgerStore<P> {
+    /// Tells every event to somebody when it is committed.
+    pub(crate) fn listen(&self, listener: Weak<dyn EventListener>) {
+        self.shared.events.listen(listener);
+    }
+
     /// Decides a verb, and answers when everything it saw is committed.
     async fn commit<V: Verb>(&self, verb: V) -> Answer<V::Reply> {
         self.ask(V::DOING, Basis::Everything, |ledger, now| ledger.commit(verb, now)).await
@@ -282,20 +287,22 @@ impl<P: CommitPath> Store for LedgerStore<P> {
         self.commit(Promote).await
     }
 
-    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
-        selection.check(&action)?;
-        match selection {
-            Selection::Jobs(jobs) => self.alter_jobs(jobs, &action).await,
-            Selection::Matching(filter) => self.alter_matching(&filter, &action).await,
+    async fn alter(&self, alter: AlterJobs) -> Answer<Vec<JobActionResult>> {
+        alter.check()?;
+        let note = alter.note();
+        match alter.selection {
+            Selection::Jobs(jobs) => self.alter_jobs(jobs, &alter.action, note).await,
+            Selection::Matching(filter) => self.alter_matching(&filter, &alter.action, note).await,
         }
     }
 
-    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
+    async fn alter_queue(&self, alter: AlterQueue) -> Answer<QueueActionDone> {
+        let AlterQueue { queue, action, by } = alter;
         match action {
             QueueAction::Set(change) => {
-                self.commit(Configure { queue, change }).await.map(QueueActionDone::Set)
+                self.commit(Configure { queue, change, by }).await.map(QueueActionDone::Set)
             }
-            QueueAction::Clear => self.clear(queue).await.map(QueueActionDone::Cleared),
+            QueueAction::Clear => self.clear(queue, by).await.map(QueueActionDone::Cleared),
         }
     }
 
@@ -320,8 +327,12 @@ impl<P: CommitPath> Store for LedgerStore<P> {
         .await
     }
 
-    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
-        self.commit(Heartbeat { worker, news }).await
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<HeartbeatAnswer> {
+        let heartbeat = Heartbeat { worker, news };
+        self.ask(Heartbeat::DOING, Basis::Everything, |ledger, now| {
+            ledger.heartbeat(heartbeat, now)
+        })
+        .await
     }
 
     async fn jobs(&self, query: &JobQuery) -> Answer<Page> {

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use windlass_core::event::Event;
 use windlass_core::job::{Bytes, JobId};
 use windlass_core::ledger::{Ledger, Ring};
 use windlass_core::limits::Limits;
@@ -19,8 +18,8 @@ use windlass_core::time::Timestamp;
 
 use super::Answer;
 use super::ledger::{
-    Basis, ClaimHistory, CommitPath, EventBuffer, LedgerState, LedgerStore, RecordedLedger,
-    Records, SharedLedger,
+    AfterEvents, Basis, ClaimHistory, CommitPath, EventBuffer, LedgerState, LedgerStore,
+    RecordedLedger, Records, SharedLedger,
 };
 use crate::clock::Clock;
 use crate::wake::Wake;
@@ -52,8 +51,8 @@ impl fmt::Debug for MemoryPath {
 pub struct MemoryPending {
     rings: Vec<Ring>,
     /// Dropped with this, after the lock of the ledger was given back: to free many records takes
-    /// longer than to decide about them.
-    _gone: (Gone, Vec<Arc<Event>>),
+    /// longer than to decide about them, and so does telling those who wait.
+    gone: (Gone, AfterEvents),
 }
 
 impl CommitPath for MemoryPath {
@@ -68,16 +67,19 @@ impl CommitPath for MemoryPath {
         _doing: &'static str,
     ) -> Answer<MemoryPending> {
         let Some(ledger) = state.ledger.as_mut() else { return Ok(MemoryPending::default()) };
-        let events = shared.events.keep(std::mem::take(&mut ledger.events));
-        let rings = std::mem::take(&mut ledger.rings).into_iter().collect();
-        Ok(MemoryPending { rings, _gone: (std::mem::take(&mut ledger.records.gone), events) })
+        let (events, rings) = ledger.take_caused();
+        let events = shared.events.keep(events);
+        let rings = rings.into_iter().collect();
+        Ok(MemoryPending { rings, gone: (std::mem::take(&mut ledger.records.gone), events) })
     }
 
     async fn committed(
         shared: &Arc<SharedLedger<Self>>,
-        MemoryPending { rings, .. }: MemoryPending,
+        MemoryPending { rings, gone }: MemoryPending,
         _doing: &'static str,
     ) -> Answer<()> {
+        // First: a wake of somebody's own may take its time.
+        drop(gone);
         if !rings.is_empty() {
             shared.wake.ring(&rings).await;
         }
@@ -135,11 +137,11 @@ impl Records for MemoryRecords {
     fn keep(
         &mut self,
         _ledger: &mut Ledger,
-        changes: Vec<Change>,
+        changes: &mut Vec<Change>,
         _tells: bool,
     ) -> Result<(), Refusal> {
         changes.iter().for_each(|change| self.keep_one(change));
-        self.gone.changes = changes;
+        self.gone.changes = std::mem::take(changes);
         Ok(())
     }
 

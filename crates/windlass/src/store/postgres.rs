@@ -57,7 +57,6 @@ use windlass_core::ledger::{
     Turned, WorkerReport,
 };
 use windlass_core::limits::Limits;
-use windlass_core::name::Name;
 use windlass_core::object::Turn;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
@@ -70,9 +69,9 @@ use self::names::Names;
 use self::vacuum::{Vacuum, VacuumTarget};
 use self::wire::Read;
 use super::{
-    Answer, ClaimedBatch, Durability, JobAction, JobActionResult, JobQuery, ObjectPage,
-    ObjectQuery, Page, QueueAction, QueueActionDone, Selection, Store, StoreError, StoreInfo,
-    events_within,
+    AlterJobs, AlterQueue, Answer, ClaimedBatch, Durability, HeartbeatAnswer, JobActionResult,
+    JobQuery, ObjectPage, ObjectQuery, Page, QueueAction, QueueActionDone, Store, StoreError,
+    StoreInfo, events_within,
 };
 use crate::clock::{Clock, SystemClock};
 use crate::wake::Wake;
@@ -136,12 +135,13 @@ impl PostgresStore {
         let number = |limit: usize| i64::try_from(limit).unwrap_or(i64::MAX);
         let (age, jobs) = (wire::micros(self.limits.history_age), number(self.limits.history_jobs));
         let (bytes, dead) = (number(self.limits.payload_bytes), number(self.limits.dead_letters));
+        let entries = number(self.limits.audit_entries);
         let sql = "update windlass.settings set payload_bytes = $1, dead_letters = $2, \
-             history_age = $3, history_jobs = $4 \
-             where (payload_bytes, dead_letters, history_age, history_jobs) \
-               is distinct from ($1, $2, $3, $4)";
-        let parameters: [Parameter<'_>; 4] =
-            [(&bytes, Type::INT8), (&dead, Type::INT8), (&age, Type::INT8), (&jobs, Type::INT8)];
+             history_age = $3, history_jobs = $4, audit_entries = $5 \
+             where (payload_bytes, dead_letters, history_age, history_jobs, audit_entries) \
+               is distinct from ($1, $2, $3, $4, $5)";
+        let parameters = [&bytes, &dead, &age, &jobs, &entries];
+        let parameters = parameters.map(|limit| -> Parameter<'_> { (limit, Type::INT8) });
         self.call("write down the limits", sql, &parameters).await?;
         let sql = "select windlass._number_events(), \
              current_setting('transaction_isolation') <> 'read committed'";
@@ -289,16 +289,19 @@ impl Store for PostgresStore {
         })
     }
 
-    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
-        control::alter(self, selection, action).await
+    async fn alter(&self, alter: AlterJobs) -> Answer<Vec<JobActionResult>> {
+        control::alter(self, alter).await
     }
 
-    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
+    async fn alter_queue(&self, alter: AlterQueue) -> Answer<QueueActionDone> {
+        let AlterQueue { queue, action, by } = alter;
         match action {
             QueueAction::Set(change) => {
-                control::configure(self, queue, change).await.map(QueueActionDone::Set)
+                control::configure(self, queue, change, by).await.map(QueueActionDone::Set)
             }
-            QueueAction::Clear => control::clear(self, queue).await.map(QueueActionDone::Cleared),
+            QueueAction::Clear => {
+                control::clear(self, queue, by).await.map(QueueActionDone::Cleared)
+            }
         }
     }
 
@@ -310,7 +313,7 @@ impl Store for PostgresStore {
         objects::read(self, query).await
     }
 
-    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<HeartbeatAnswer> {
         counts::heartbeat(self, worker, news).await
     }
 

@@ -7,6 +7,9 @@ use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::object::{Address as ObjectAddress, ObjectStatus, ObjectView};
 use windlass_core::record::JobRecord;
+#[cfg(doc)]
+use windlass_core::reserved;
+use windlass_core::reserved::is_reserved;
 
 /// Which jobs to read.
 #[derive(Clone, Debug)]
@@ -79,7 +82,8 @@ pub enum ObjectQuery {
     },
 }
 
-/// Which objects are meant: all that match everything that is said.
+/// Which objects are meant: all that match everything that is said. Without a kind, those that the
+/// engine keeps for itself are not ([`reserved`]).
 #[derive(Clone, Debug, Default)]
 pub struct ObjectFilter {
     /// The primitive.
@@ -101,12 +105,16 @@ impl ObjectFilter {
         let limit = limit.clamp(1, limits::PAGE_JOBS);
         let mut chosen: Vec<ObjectAddress> = Vec::new();
         let mut last = None;
-        for (looked_at, (address, meta, _)) in ledger.objects_after(after).enumerate() {
+        let objects: Box<dyn Iterator<Item = _>> = match &self.kind {
+            Some(kind) => Box::new(ledger.objects_of(kind, after)),
+            None => Box::new(ledger.objects_after(after)),
+        };
+        for (looked_at, (address, meta, _)) in objects.enumerate() {
             if chosen.len() == limit || looked_at == limits::PAGE_SCAN {
                 return (chosen, last);
             }
             last = Some(address.clone());
-            let fits = self.kind.as_ref().is_none_or(|kind| kind == address.kind())
+            let fits = (self.kind.is_some() || !is_reserved(address.kind().as_str()))
                 && self.name.as_ref().is_none_or(|name| name == address.name())
                 && self.status.is_none_or(|status| status == meta.status);
             if fits {

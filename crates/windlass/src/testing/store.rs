@@ -25,8 +25,9 @@ use super::disk::MemoryDisk;
 use crate::clock::Clock;
 use crate::store::file::{FileOptions, LedgerOptions, OpenError};
 use crate::store::{
-    Answer, ClaimedBatch, FileStore, JobAction, JobActionResult, JobQuery, ObjectPage, ObjectQuery,
-    Page, QueueAction, QueueActionDone, Selection, Store, StoreInfo,
+    AlterJobs, AlterQueue, Answer, ClaimedBatch, FileStore, HeartbeatAnswer, JobAction,
+    JobActionResult, JobQuery, ObjectPage, ObjectQuery, Page, QueueAction, QueueActionDone, Store,
+    StoreInfo,
 };
 use crate::wake::Wake;
 
@@ -143,8 +144,8 @@ impl Store for MortalStore {
         self.ask(|| "the passing of time".to_string(), self.inner.promote()).await
     }
 
-    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
-        let of = match &action {
+    async fn alter(&self, alter: AlterJobs) -> Answer<Vec<JobActionResult>> {
+        let of = match &alter.action {
             JobAction::Cancel => "the cancelling of jobs".to_string(),
             JobAction::Reschedule(_) => "the rescheduling of jobs".to_string(),
             JobAction::Replay => "the replay of jobs".to_string(),
@@ -152,15 +153,16 @@ impl Store for MortalStore {
             JobAction::Remove => "the removal of jobs".to_string(),
             JobAction::RemoveGraph => "the removal of graphs".to_string(),
         };
-        self.ask(|| of, self.inner.alter(selection, action)).await
+        self.ask(|| of, self.inner.alter(alter)).await
     }
 
-    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
-        let of = match &action {
+    async fn alter_queue(&self, alter: AlterQueue) -> Answer<QueueActionDone> {
+        let queue = &alter.queue;
+        let of = match &alter.action {
             QueueAction::Set(_) => format!("a setting of queue `{queue}`"),
             QueueAction::Clear => format!("the clearing of queue `{queue}`"),
         };
-        self.ask(|| of, self.inner.alter_queue(queue, action)).await
+        self.ask(|| of, self.inner.alter_queue(alter)).await
     }
 
     async fn turn(&self, turn: Turn) -> Answer<Turned> {
@@ -172,7 +174,12 @@ impl Store for MortalStore {
         self.ask(|| "a read".to_string(), self.inner.objects(query)).await
     }
 
-    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<HeartbeatAnswer> {
+        if let WorkerReport::Alive(_) = news {
+            // It comes by the clock and changes nothing: no moment of the scenario.
+            self.alive()?;
+            return self.inner.heartbeat(worker, news).await;
+        }
         self.ask(|| "the news of a worker".to_string(), self.inner.heartbeat(worker, news)).await
     }
 

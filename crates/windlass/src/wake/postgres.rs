@@ -5,6 +5,8 @@
 //! `pg_notify('windlass', 'q:mail')`. Ours are sent outside of any job's transaction: notifying
 //! takes a lock that all notifying commits of a server share.
 
+use std::iter;
+
 use async_trait::async_trait;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::AbortHandle;
@@ -121,6 +123,11 @@ async fn drive(mut driver: Driver, heard: UnboundedSender<Result<Notification, B
     }
 }
 
+/// Answers: a notification is a commit too, and the claim it is about waits for its sync.
+/// Why not simpler: nothing of it is durable, so the sync is for nobody.
+/// Guarded by: `tests/wakes/` for what is heard; no test sees the cost, `comparison/run` does.
+const COMMIT_WITHOUT_SYNC: &str = "SELECT set_config('synchronous_commit', 'off', true);";
+
 struct PostgresPublisher {
     client: Client,
     channel: String,
@@ -132,8 +139,11 @@ impl WakePublisher for PostgresPublisher {
         let each = words
             .iter()
             .map(|word| format!("NOTIFY {}, '{}';", self.channel, word.replace('\'', "''")));
-        // One question for all, and without a prepared statement, which no pooler would keep.
-        Ok(self.client.batch_execute(&each.collect::<String>()).await?)
+        // One question for all, and without a prepared statement, which no pooler would keep. The
+        // setting is for its transaction alone.
+        let commit = if words.is_empty() { "" } else { COMMIT_WITHOUT_SYNC };
+        let question: String = iter::once(commit.to_string()).chain(each).collect();
+        Ok(self.client.batch_execute(&question).await?)
     }
 }
 

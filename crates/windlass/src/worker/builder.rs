@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -17,7 +18,7 @@ use super::life::Life;
 use super::settle_queue::SettleQueue;
 use super::shared::{SETTLE_LOOP, Shared, Timing};
 use super::slots::Slots;
-use super::{Worker, fill, renew, settle, watch};
+use super::{Worker, fill, orders, renew, settle, watch};
 use crate::attempt::Attempt;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -236,6 +237,7 @@ impl WorkerBuilder {
         shared.spawn("watch loop", watch::watch_loop);
         shared.spawn(SETTLE_LOOP, settle::settle_loop);
         shared.spawn("renew loop", renew::renew_loop);
+        shared.spawn("heartbeat loop", orders::heartbeat_loop);
         let worker = Worker { shared };
         // The engine may have been closed since the check above, before it knew of this worker.
         if worker.shared.engine.is_closing() {
@@ -250,10 +252,12 @@ impl WorkerBuilder {
         let handlers = check_handlers(handlers, &self.states)?;
         let queues = queues.iter().map(|queue| Name::new(queue)).collect::<Result<Vec<_>, _>>()?;
         let name = Name::new(self.name.as_deref().unwrap_or("worker"))?;
-        let suffix = uuid::Uuid::new_v4().simple().to_string();
-        let id = format!("{name}-{}", &suffix[..12]);
+        let unique = uuid::Uuid::new_v4();
+        let id = format!("{name}-{}", &unique.simple().to_string()[..12]);
         Ok(Shared {
             id: id.into(),
+            requests: unique.as_u64_pair().0,
+            next_request: AtomicU64::new(1),
             queues: (!queues.is_empty()).then_some(queues),
             terms: handlers.iter().map(|(kind, h)| h.options.terms(kind.clone())).collect(),
             handlers,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::{JoinError, JoinSet};
-use windlass_core::ledger::{Claim, Settlement};
+use windlass_core::job::RequestId;
+use windlass_core::ledger::{Claim, KindClaim, Settlement};
 use windlass_core::outcome::Verdict;
 use windlass_core::time::Steady;
 use windlass_core::worker::{sleep_for, store_backoff};
@@ -13,7 +14,7 @@ use windlass_core::worker::{sleep_for, store_backoff};
 use super::life::Stage;
 use super::run::{Begun, prepare, start};
 use super::shared::Shared;
-use super::slots::{Slot, SlotRequest};
+use super::slots::{SlotRequest, TakenSlots};
 use crate::store::{ClaimedJob, StoreError};
 use crate::wake::{Interest, Listener};
 
@@ -35,7 +36,29 @@ struct ClaimResult {
     wake_in: Option<Duration>,
 }
 
-type ClaimTasks = JoinSet<Result<ClaimResult, StoreError>>;
+/// A claim that is to be made, or made again.
+struct PlannedClaim {
+    request: RequestId,
+    slots: SlotRequest,
+    /// When it was sent for the first time.
+    sent: Steady,
+}
+
+/// A claim that brought nothing.
+struct FailedClaim {
+    error: StoreError,
+    /// The same again, if nobody knows what became of it.
+    ///
+    /// Answers: jobs of a claim whose answer was lost waited until their leases ended, with nobody
+    /// to run them.
+    /// Why not simpler: a new claim would take other jobs. Its slots stay set aside, because it may
+    /// bring as many jobs as the first.
+    /// Guarded by: `jobs_of_a_claim_that_lost_its_answer_start_when_it_is_repeated` in
+    /// `tests/main/worker.rs`, and `tests/postgres/cuts.rs`.
+    again: Option<PlannedClaim>,
+}
+
+type ClaimTasks = JoinSet<Result<ClaimResult, FailedClaim>>;
 
 /// Claims jobs for free slots, and sleeps when there are none to claim.
 pub(super) async fn fill(shared: Arc<Shared>) {
@@ -45,11 +68,20 @@ pub(super) async fn fill(shared: Arc<Shared>) {
     // (`with_rings_a_job_starts_at_once_and_without_within_the_poll_interval`).
     let mut listener = shared.engine.wake().listen(interest);
     let mut claims = ClaimTasks::new();
+    let mut unanswered: Vec<PlannedClaim> = Vec::new();
     let (mut failures, mut more) = (0, true);
     while shared.life.stage() == Stage::Working {
+        if shared.life.is_quiet() {
+            // Claims in flight go on by themselves, and their answers wait for us.
+            tokio::select! {
+                biased;
+                () = shared.life.reached(Stage::Stopping) => break,
+                () = shared.life.resumed() => more = true,
+            }
+        }
         let may_ask = claims.is_empty() || more && claims.len() < CLAIMS_AT_ONCE;
-        if may_ask && let Some(request) = shared.slots.request() {
-            claims.spawn(claim(shared.clone(), request));
+        if may_ask && let Some(planned) = plan(&shared, &mut unanswered) {
+            claims.spawn(claim(shared.clone(), planned));
             continue;
         }
         let answer = tokio::select! {
@@ -67,16 +99,17 @@ pub(super) async fn fill(shared: Arc<Shared>) {
             Ok(result) => {
                 failures = 0;
                 more = !result.dry;
-                if result.dry && claims.is_empty() {
+                if result.dry && claims.is_empty() && unanswered.is_empty() {
                     let sleep = sleep_for(result.wake_in, shared.timing.poll_interval);
                     pause(&shared, &mut *listener, sleep).await;
                     // Other tasks that are ready run first, and may enqueue more for that claim.
                     tokio::task::yield_now().await;
                 }
             }
-            Err(error) => {
+            Err(FailedClaim { error, again }) => {
                 failures += 1;
                 more = false;
+                unanswered.extend(again);
                 shared.warn_again(&error, failures, "claiming");
                 back_off(&shared, failures).await;
             }
@@ -84,6 +117,18 @@ pub(super) async fn fill(shared: Arc<Shared>) {
     }
     // Claims in flight are waited for: their jobs are begun or given back.
     while claims.join_next().await.is_some() {}
+}
+
+/// The next claim: one that was not answered, as long as the leases it may have taken can be held,
+/// or a new one if there are slots to ask for.
+fn plan(shared: &Shared, unanswered: &mut Vec<PlannedClaim>) -> Option<PlannedClaim> {
+    let sent = shared.steady();
+    let shortest = shared.terms.iter().map(KindClaim::lease_length).min().unwrap_or_default();
+    unanswered.retain(|planned| sent.since(planned.sent) < shortest);
+    unanswered.pop().or_else(|| {
+        let slots = shared.slots.request()?;
+        Some(PlannedClaim { request: shared.new_request(), slots, sent })
+    })
 }
 
 /// The answer of a claim; `None` if the runtime ends. If the claim crashed, so does the loop.
@@ -100,21 +145,30 @@ fn unless_crashed<T>(answer: Result<T, JoinError>, claims: &mut ClaimTasks) -> O
 }
 
 /// Claims jobs for slots that were set aside, and starts them.
-async fn claim(shared: Arc<Shared>, mut request: SlotRequest) -> Result<ClaimResult, StoreError> {
+async fn claim(shared: Arc<Shared>, planned: PlannedClaim) -> Result<ClaimResult, FailedClaim> {
     // Looked at while the request counts as a claim in flight: a stop that was told just before is
     // seen here, and one that is told just after waits for this claim
     // (`a_stop_that_races_a_claim_loses_and_counts_nothing`).
-    if shared.life.stage() != Stage::Working {
+    if !shared.life.may_claim() {
         return Ok(ClaimResult { dry: true, wake_in: None });
     }
-    let (sent, limit) = (shared.steady(), request.count() as usize);
+    let PlannedClaim { request: id, slots: mut request, sent } = planned;
+    let limit = request.count() as usize;
     let claim = Claim {
         worker: shared.id.clone(),
         queues: shared.queues.clone(),
         kinds: shared.terms.clone(),
         limit,
+        request: Some(id),
     };
-    let claimed = shared.ask("claim", shared.engine.store().claim(claim)).await?;
+    let claimed = match shared.ask("claim", shared.engine.store().claim(claim)).await {
+        Ok(claimed) => claimed,
+        Err(error) => {
+            let unknown = matches!(error, StoreError::Unknown { .. });
+            let again = PlannedClaim { request: id, slots: request, sent };
+            return Err(FailedClaim { error, again: unknown.then_some(again) });
+        }
+    };
     let taken = claimed.jobs.len();
     let slots = request.take(taken);
     let too_late = begin(&shared, claimed.jobs, slots, sent);
@@ -132,15 +186,15 @@ async fn claim(shared: Arc<Shared>, mut request: SlotRequest) -> Result<ClaimRes
 fn begin(
     shared: &Arc<Shared>,
     jobs: Vec<ClaimedJob>,
-    slots: Vec<Slot>,
+    mut slots: TakenSlots,
     claimed: Steady,
 ) -> Vec<Settlement> {
     let mut too_late = Vec::new();
     let mut all = Vec::with_capacity(jobs.len());
     let age = shared.steady().since(claimed);
-    for (job, slot) in jobs.into_iter().zip(slots) {
+    for job in jobs {
         let (id, token) = (job.job.id, job.lease.token);
-        match prepare(shared, job, slot, claimed) {
+        match prepare(shared, job, &mut slots, claimed) {
             Some(begun) if age < begun.attempt.lease() => all.push(begun),
             _ => too_late.push(Settlement::new(id, token, Verdict::Release)),
         }

@@ -2,6 +2,7 @@
 //!
 //! No function here waits or asks anybody. The verdict itself is decided by the core.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use windlass_core::job::{Bytes, CancelReason};
@@ -28,7 +29,10 @@ pub(super) struct Judged {
 
 impl Judged {
     fn completed(output: Vec<u8>) -> Self {
-        Self { outcome: Outcome::Completed, output: Some(output.into()), error: None }
+        /// What every handler returns that returns nothing: they share it.
+        static NULL: LazyLock<Bytes> = LazyLock::new(|| b"null".as_slice().into());
+        let output = if output == **NULL { NULL.clone() } else { output.into() };
+        Self { outcome: Outcome::Completed, output: Some(output), error: None }
     }
 
     fn without_output(outcome: Outcome, error: impl AsRef<str>) -> Self {
@@ -75,8 +79,8 @@ pub(super) fn judge(attempt: &Attempt, ended: Option<Ended>) -> Option<Judged> {
     Some(unless_completed_elsewhere(attempt, judged))
 }
 
-/// If the handler completed the job in a transaction that was committed, the lease is over and
-/// whatever is settled now is refused. If it still counts, that transaction was not committed.
+/// If the handler completed the job in a transaction that was committed, whatever is settled now
+/// under the same lease changes nothing. If it counts, that transaction was not committed.
 fn unless_completed_elsewhere(attempt: &Attempt, judged: Judged) -> Judged {
     if !attempt.completes_elsewhere() || judged.outcome != Outcome::Completed {
         return judged;

@@ -1,6 +1,7 @@
 //! The life of a worker: which stage it has reached, and what it has done so far.
 //!
-//! Invariant: the stage only ever advances, and everybody who waits for a stage hears of it. What
+//! Invariant: the stage only ever advances, and everybody who waits for a stage hears of it; so
+//! does whoever waits for the end of a quiet time, which comes and goes while it works. What
 //! ended is counted before the attempt lets go of its lease, so that whoever has waited for the
 //! last lease reads the whole count.
 
@@ -23,6 +24,8 @@ pub(crate) enum Stage {
 
 pub(super) struct Life {
     stage: watch::Sender<Stage>,
+    /// It was ordered to claim nothing.
+    quiet: watch::Sender<bool>,
     ends: Mutex<EndCounts>,
 }
 
@@ -35,7 +38,8 @@ struct EndCounts {
 
 impl Life {
     pub(super) fn new() -> Self {
-        Self { stage: watch::Sender::new(Stage::Working), ends: Mutex::default() }
+        let stage = watch::Sender::new(Stage::Working);
+        Self { stage, quiet: watch::Sender::new(false), ends: Mutex::default() }
     }
 
     pub(super) fn stage(&self) -> Stage {
@@ -56,6 +60,26 @@ impl Life {
     pub(super) async fn reached(&self, stage: Stage) {
         // The sender is part of `self`, so it cannot be gone.
         let _ = self.stage.subscribe().wait_for(|now| *now >= stage).await;
+    }
+
+    /// Whether it may claim jobs: it neither stops nor is quiet.
+    pub(super) fn may_claim(&self) -> bool {
+        self.stage() == Stage::Working && !self.is_quiet()
+    }
+
+    pub(super) fn is_quiet(&self) -> bool {
+        *self.quiet.borrow()
+    }
+
+    /// Makes it quiet, or lets it claim again. Says whether it was otherwise before.
+    pub(super) fn set_quiet(&self, quiet: bool) -> bool {
+        self.quiet.send_if_modified(|before| std::mem::replace(before, quiet) != quiet)
+    }
+
+    /// Waits until it is not quiet.
+    pub(super) async fn resumed(&self) {
+        // The sender is part of `self`, so it cannot be gone.
+        let _ = self.quiet.subscribe().wait_for(|quiet| !quiet).await;
     }
 
     /// Waits until the worker is told to stop without waiting.

@@ -24,8 +24,9 @@ use super::judge::{Ended, Judged, judge, settlement};
 use super::leases::RegisteredAttempt;
 use super::settle_queue::Settling;
 use super::shared::Shared;
-use super::slots::Slot;
-use crate::attempt::{Attempt, StopReason};
+use super::slots::TakenSlots;
+use crate::attempt::{Attempt, HeldSlot, StopReason};
+use crate::clock::BoxFuture;
 use crate::error::Error;
 use crate::middleware::Next;
 use crate::panics;
@@ -35,20 +36,20 @@ use crate::store::ClaimedJob;
 /// A claimed job, and the slot to run it in.
 pub(super) struct Begun {
     pub(super) attempt: Attempt,
-    slot: Arc<Slot>,
+    slot: HeldSlot,
 }
 
 /// Puts the attempt of a claimed job together. `None` if the worker has no handler for it.
 pub(super) fn prepare(
     shared: &Arc<Shared>,
     job: ClaimedJob,
-    slot: Slot,
+    slots: &mut TakenSlots,
     claimed: Steady,
 ) -> Option<Begun> {
-    let slot = Arc::new(slot);
     let handler = shared.handlers.get(&job.job.kind)?.clone();
-    let held = Arc::downgrade(&slot);
-    let attempt = Attempt::new(job, claimed, handler, shared.clone(), held);
+    let attempt = Attempt::new(job, claimed, handler, shared.clone());
+    let slot = attempt.hold_slot();
+    slots.hand_over();
     Some(Begun { attempt, slot })
 }
 
@@ -80,7 +81,10 @@ async fn run(shared: Arc<Shared>, Begun { attempt, slot }: Begun) {
     let _unended = Unended { shared: &shared, attempt: &attempt };
     let ended = run_handler(&shared, &attempt).await;
     let Some(registered) = shared.leases.end(&attempt) else { return };
-    EndedRun { shared: &shared, registered, ended: Some(ended), slot: Some(slot) }.conclude().await;
+    let ended = EndedRun { shared: &shared, registered, ended: Some(ended), slot: Some(slot) };
+    if let Some(rest) = ended.conclude() {
+        rest.await;
+    }
 }
 
 async fn run_handler(shared: &Shared, attempt: &Attempt) -> Ended {
@@ -108,7 +112,10 @@ pub(super) fn give_up(shared: &Arc<Shared>, attempt: &Attempt) {
     attempt.ending().abort();
     let shared = shared.clone();
     tokio::spawn(async move {
-        EndedRun { shared: &shared, registered, ended: None, slot: None }.conclude().await;
+        let ended = EndedRun { shared: &shared, registered, ended: None, slot: None };
+        if let Some(rest) = ended.conclude() {
+            rest.await;
+        }
     });
 }
 
@@ -119,20 +126,32 @@ struct EndedRun<'a> {
     /// `None` if its handler has not returned.
     ended: Option<Ended>,
     /// `None` if its task has not ended and holds it.
-    slot: Option<Arc<Slot>>,
+    slot: Option<HeldSlot>,
 }
 
-impl EndedRun<'_> {
-    async fn conclude(mut self) {
+impl<'a> EndedRun<'a> {
+    /// Judges and queues it. If that must wait, for reports or for a turn, what is left to do is
+    /// returned: most attempts need none of it, and so no room for it in their tasks.
+    fn conclude(mut self) -> Option<BoxFuture<'a, ()>> {
         let shared = self.shared;
         let Some(judged) = self.judge() else {
-            return shared.life.count(|report| report.lost += 1);
+            shared.life.count(|report| report.lost += 1);
+            return None;
         };
         let next = self.attempt().take_next();
-        self.wait_for_reports().await;
-        let (settling, slot) = self.settling(judged, next);
-        take_turn_and_queue(shared, settling).await;
-        drop(slot);
+        let attempt = self.attempt();
+        if !attempt.reports().were_made() && attempt.handler().conclude.is_none() {
+            let (settling, slot) = self.settling(judged, next);
+            shared.settle(settling);
+            drop(slot);
+            return None;
+        }
+        Some(Box::pin(async move {
+            self.wait_for_reports().await;
+            let (settling, slot) = self.settling(judged, next);
+            take_turn_and_queue(shared, settling).await;
+            drop(slot);
+        }))
     }
 
     fn attempt(&self) -> &Attempt {
@@ -152,7 +171,7 @@ impl EndedRun<'_> {
     }
 
     /// What is to be settled, and the slot, which is in use until that is in the queue.
-    fn settling(self, judged: Judged, next: Vec<Arc<NewJob>>) -> (Settling, Option<Arc<Slot>>) {
+    fn settling(self, judged: Judged, next: Vec<Arc<NewJob>>) -> (Settling, Option<HeldSlot>) {
         let Self { shared, registered, slot, .. } = self;
         let attempt = registered.attempt();
         let report = attempt.reports().take();

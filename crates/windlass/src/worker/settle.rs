@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use windlass_core::job::StateName;
 use windlass_core::ledger::Settled;
 use windlass_core::outcome::Verdict;
 use windlass_core::refusal::Refusal;
@@ -95,12 +96,10 @@ fn after_answer(
     report: &mut StopReport,
 ) -> AfterAnswer {
     match answer {
+        // Also if the handler completed it in a transaction of its own, and the settlement for when
+        // that is not committed came after it.
+        Some(Ok(Settled { state: StateName::Completed })) => report.count(Verdict::Complete),
         Some(Ok(_)) => report.count(settling.settlement.verdict),
-        Some(Err(Refusal::LeaseLost { .. }))
-            if settling.registered.attempt().completes_elsewhere() =>
-        {
-            report.count(Verdict::Complete);
-        }
         Some(Err(Refusal::LeaseLost { .. })) | None => report.lost += 1,
         Some(Err(Refusal::ObjectChanged { .. })) => return AfterAnswer::TurnAgain,
         Some(Err(_)) if settling.refused => report.lost += 1,

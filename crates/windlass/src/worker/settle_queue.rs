@@ -3,7 +3,8 @@
 //! Invariant: what was pushed is in the queue or in one of two batches until it is settled or
 //! abandoned. The batches are kept here and not by the settle loop, so that a loop that takes over
 //! from one that crashed goes on with them; that is safe, because what was applied already is
-//! refused as lost. `ended` counts what was pushed and has not been sent.
+//! answered as the first time, and not done again. `ended` counts what was pushed and has not been
+//! sent.
 //!
 //! Up to two batches are in flight. The second goes only with 500 results or more
 //! (`is_worth_a_commit` in the core).

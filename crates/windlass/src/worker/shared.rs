@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use windlass_core::job::RequestId;
 use windlass_core::ledger::{KindClaim, Renewal, Renewed, WorkerInfo, WorkerKind, WorkerReport};
 use windlass_core::name::Name;
 use windlass_core::outcome::ErrorText;
@@ -41,6 +43,10 @@ pub(super) const SETTLE_LOOP: &str = "settle loop";
 pub(crate) struct Shared {
     pub(super) engine: Engine,
     pub(super) id: Arc<str>,
+    /// What its requests have in common, and those of no other worker: a random number.
+    pub(super) requests: u64,
+    /// The number of its next request.
+    pub(super) next_request: AtomicU64,
     pub(super) queues: Option<Vec<Name>>,
     pub(super) handlers: BTreeMap<Name, Arc<RegisteredHandler>>,
     pub(super) terms: Vec<KindClaim>,
@@ -63,6 +69,12 @@ pub(super) struct Timing {
 impl Shared {
     pub(super) fn steady(&self) -> Steady {
         self.engine.clock().now().steady
+    }
+
+    /// Names a new claim.
+    pub(super) fn new_request(&self) -> RequestId {
+        let number = self.next_request.fetch_add(1, Ordering::Relaxed);
+        RequestId(u128::from(self.requests) << 64 | u128::from(number))
     }
 
     /// Sleeps for so long; for ever, if nothing is waited for.
@@ -107,8 +119,8 @@ impl Shared {
             concurrency: terms.concurrency,
             rate: terms.rate,
         });
-        let slots = self.slots.all();
-        WorkerInfo { queues: self.queues.clone(), kinds: kinds.collect(), slots }
+        let (slots, quiet) = (self.slots.all(), self.life.is_quiet());
+        WorkerInfo { queues: self.queues.clone(), kinds: kinds.collect(), slots, quiet }
     }
 
     pub(super) async fn heartbeat(&self, news: WorkerReport) {
@@ -117,7 +129,8 @@ impl Shared {
         // must not leave it half done.
         let mut asked = pin!(self.ask("announce", heartbeat));
         match poll_fn(|context| panics::poll(asked.as_mut(), context)).await {
-            Ok(Ok(())) => {}
+            // A worker that starts, stops or crashed has no order to look for.
+            Ok(Ok(_)) => {}
             Ok(Err(error)) => {
                 tracing::warn!(worker = %self.id, %error, "the store did not take the news");
             }
@@ -175,6 +188,10 @@ impl Host for Shared {
 
     fn has_reported(&self) {
         self.leases.notify_reported();
+    }
+
+    fn free_slot(&self) {
+        self.slots.free();
     }
 
     fn renew(&self, renewal: Renewal) -> BoxFuture<'_, Answer<Result<Renewed, Refusal>>> {

@@ -1,10 +1,11 @@
 //! Slots: how many jobs the worker may run at once, how many it runs, and for how many it asks.
 //!
-//! Invariant: `busy` counts the [`Slot`]s in use, `unsettled` the [`Unsettled`] jobs, `claims` the
-//! [`SlotRequest`]s in flight, and `asked` the jobs that those ask for. Each takes itself off when
-//! it is dropped, so a slot cannot leak, however an attempt or a claim ends (the planted bugs 50
-//! and 65). A claim asks only for slots that are neither busy nor asked for, so a worker never runs
-//! more than it has slots for, unless slots were taken away from it.
+//! Invariant: `busy` counts the slots in use, those of [`TakenSlots`] and those that attempts hold
+//! (`HeldSlot`); `unsettled` the [`Unsettled`] jobs, `claims` the [`SlotRequest`]s in flight, and
+//! `asked` the jobs that those ask for. Each takes itself off when it is dropped, so a slot cannot
+//! leak, however an attempt or a claim ends (the planted bugs 50 and 65). A claim asks only for
+//! slots that are neither busy nor asked for, so a worker never runs more than it has slots for,
+//! unless slots were taken away from it.
 //!
 //! A slot is free when its handler has ended, while its settlement is in flight.
 //! Answers: a worker with few slots waited for a commit after every few jobs.
@@ -40,8 +41,11 @@ struct SlotCounts {
     claims: u32,
 }
 
-/// A slot in use until this is dropped.
-pub(super) struct Slot(Arc<Slots>);
+/// Slots for jobs that came, until attempts hold them.
+pub(super) struct TakenSlots {
+    slots: Arc<Slots>,
+    count: u32,
+}
 
 /// A job that has run, until it is settled and this is dropped.
 pub(super) struct Unsettled(Arc<Slots>);
@@ -87,6 +91,12 @@ impl Slots {
         Some(SlotRequest { slots: self.clone(), count })
     }
 
+    /// A slot is in use no longer.
+    pub(super) fn free(&self) {
+        self.counts().busy -= 1;
+        self.freed.notify_one();
+    }
+
     /// A job has run and waits to be settled.
     pub(super) fn unsettled(self: &Arc<Self>) -> Unsettled {
         self.counts().unsettled += 1;
@@ -117,12 +127,27 @@ impl SlotRequest {
     }
 
     /// Takes slots for the jobs that came, and asks for no more.
-    pub(super) fn take(&mut self, jobs: usize) -> Vec<Slot> {
+    pub(super) fn take(&mut self, jobs: usize) -> TakenSlots {
+        let count = u32::try_from(jobs).unwrap_or(u32::MAX);
         let mut counts = self.slots.counts();
         counts.asked -= std::mem::take(&mut self.count);
-        counts.busy += u32::try_from(jobs).unwrap_or(u32::MAX);
-        drop(counts);
-        (0..jobs).map(|_| Slot(self.slots.clone())).collect()
+        counts.busy += count;
+        TakenSlots { slots: self.slots.clone(), count }
+    }
+}
+
+impl TakenSlots {
+    /// An attempt holds one of them now, and frees it.
+    pub(super) fn hand_over(&mut self) {
+        self.count -= 1;
+    }
+}
+
+impl Drop for TakenSlots {
+    fn drop(&mut self) {
+        for _ in 0..self.count {
+            self.slots.free();
+        }
     }
 }
 
@@ -134,13 +159,6 @@ impl Drop for SlotRequest {
         if counts.claims == 0 {
             self.slots.answered.notify_one();
         }
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.counts().busy -= 1;
-        self.0.freed.notify_one();
     }
 }
 

@@ -16,13 +16,13 @@ use windlass::core::ledger::{
 };
 use windlass::core::object::Turn;
 use windlass::store::{
-    Answer, ClaimedBatch, ClaimedJob, JobAction, JobActionResult, JobQuery, MemoryStore,
-    ObjectPage, ObjectQuery, Page, QueueAction, QueueActionDone, Selection, Store, StoreError,
+    AlterJobs, AlterQueue, Answer, ClaimedBatch, ClaimedJob, HeartbeatAnswer, JobActionResult,
+    JobQuery, MemoryStore, ObjectPage, ObjectQuery, Page, QueueActionDone, Store, StoreError,
     StoreInfo,
 };
 use windlass::testing::VirtualClock;
 use windlass::wake::{Interest, Listener, LocalWake, Wake};
-use windlass::{Engine, Event, Explanation, Job, JobId, Limits, Name, Refusal};
+use windlass::{Engine, Event, Explanation, Job, JobId, Limits, Refusal};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
@@ -362,12 +362,12 @@ impl Store for Tampered {
         self.call("promote", self.inner.promote()).await
     }
 
-    async fn alter(&self, selection: Selection, action: JobAction) -> Answer<Vec<JobActionResult>> {
-        self.call("alter", self.inner.alter(selection, action)).await
+    async fn alter(&self, alter: AlterJobs) -> Answer<Vec<JobActionResult>> {
+        self.call("alter", self.inner.alter(alter)).await
     }
 
-    async fn alter_queue(&self, queue: Name, action: QueueAction) -> Answer<QueueActionDone> {
-        self.call("alter_queue", self.inner.alter_queue(queue, action)).await
+    async fn alter_queue(&self, alter: AlterQueue) -> Answer<QueueActionDone> {
+        self.call("alter_queue", self.inner.alter_queue(alter)).await
     }
 
     async fn turn(&self, turn: Turn) -> Answer<Turned> {
@@ -382,8 +382,15 @@ impl Store for Tampered {
         self.call(verb, self.inner.objects(query)).await
     }
 
-    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<()> {
-        self.call("announce", self.inner.heartbeat(worker, news)).await
+    async fn heartbeat(&self, worker: Arc<str>, news: WorkerReport) -> Answer<HeartbeatAnswer> {
+        let verb = match &news {
+            WorkerReport::Alive(_) => "heartbeat",
+            WorkerReport::Started(_)
+            | WorkerReport::Stopping
+            | WorkerReport::Stopped
+            | WorkerReport::Error(_) => "announce",
+        };
+        self.call(verb, self.inner.heartbeat(worker, news)).await
     }
 
     async fn jobs(&self, query: &JobQuery) -> Answer<Page> {

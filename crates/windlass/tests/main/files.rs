@@ -28,7 +28,7 @@ use windlass::core::filter::Filter;
 use windlass::core::job::{Dependency, NewJob, OnFailure, StateName};
 use windlass::core::ledger::{
     BulkProgress, Cancel, Claim, Enqueue, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal,
-    Settlement,
+    Settled, Settlement,
 };
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::{LogLine, Progress, Report};
@@ -38,7 +38,8 @@ use windlass::store::file::{
     check,
 };
 use windlass::store::{
-    ClaimedBatch, Durability, FileStore, JobAction, Selection, Store, StoreError, StoreExt,
+    AlterJobs, ClaimedBatch, ClaimedJob, Durability, FileStore, JobAction, Selection, Store,
+    StoreError, StoreExt,
 };
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
@@ -100,7 +101,7 @@ async fn accept(store: &FileStore, jobs: impl IntoIterator<Item = NewJob>) {
 
 async fn claim(store: &FileStore, limit: usize) -> ClaimedBatch {
     let kinds = vec![KindClaim::new(name("work"))];
-    let claim = Claim { worker: "w".into(), queues: None, kinds, limit };
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit, request: None };
     store.claim(claim).await.expect("a claim is answered")
 }
 
@@ -148,7 +149,7 @@ async fn a_bit_of_everything(store: &FileStore, clock: &VirtualClock) {
     let renewal = Renewal { job: running, token, lease: 30 * SECOND, report };
     store.renew(vec![renewal]).await.expect("a renewal is answered").remove(0).expect("held");
     let cancelled = Selection::Jobs(vec![id(5)]);
-    store.alter(cancelled, JobAction::Cancel).await.expect("it is cancelled");
+    store.alter(AlterJobs::new(cancelled, JobAction::Cancel)).await.expect("it is cancelled");
     let mut later = job(7);
     later.start = Start::After(HOUR);
     later.tags = vec![name("red"), name("blue")];

@@ -57,7 +57,7 @@ async fn lanes_steps_and_objects(store: &FileStore) {
     let jobs = [laned(5_001, Lane::Key("a".to_string())), laned(5_002, Lane::Spread)];
     store.enqueue(jobs.map(Arc::new).into()).await.expect("they are accepted");
     let kinds = vec![KindClaim::new(name("laned"))];
-    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1, request: None };
     let handed = store.claim(claim).await.expect("a claim is answered").jobs.remove(0);
     let step = Step { name: name("charge"), result: b"5 cents".as_slice().into() };
     let line = LogLine { at: Timestamp::from_micros(7), attempt: 1, text: "late".to_string() };

@@ -18,6 +18,7 @@ mod golden;
 mod journey;
 mod kit;
 mod lost_leases;
+mod orders;
 mod outcomes;
 mod pool;
 mod primitives;

@@ -162,7 +162,7 @@ async fn many_commands_at_once_are_all_carried_out() {
 struct Named<const KIND: usize>;
 
 /// Kinds that are refused, and one that is just short enough.
-const KINDS: [&str; 8] = [
+const KINDS: [&str; 9] = [
     "job",
     "Workers",
     "queue.mine",
@@ -177,6 +177,7 @@ const KINDS: [&str; 8] = [
         "a_kind_of_118_bytes_which_leaves_room_for_the_longest_word_that_is_told_of_every",
         "_object_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
     ),
+    "windlass.value",
 ];
 
 impl<const AT: usize> Primitive for Named<AT> {
@@ -221,6 +222,7 @@ async fn a_kind_with_which_other_topics_begin_is_refused() {
         (tried::<4>().await, "a primitive of this crate has it"),
         (tried::<5>().await, "has a character other than"),
         (tried::<6>().await, "at most 118 bytes"),
+        (tried::<8>().await, "kinds that begin with `windlass.` are the engine's own"),
     ] {
         let refused = refused.expect_err("it is refused");
         assert!(refused.contains(why), "{refused}");

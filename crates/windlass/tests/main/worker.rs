@@ -475,6 +475,25 @@ async fn lost_answers_of_every_worker_verb_lose_and_double_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn jobs_of_a_claim_that_lost_its_answer_start_when_it_is_repeated() {
+    for fault in [Fault::Done, Fault::DoneHang] {
+        let rig = rig().await;
+        let handles = rig.engine.enqueue_many((0..5).map(work)).await.expect("accepted");
+        rig.store.tamper("claim", move |call| (call == 1).then_some(fault));
+        let quick = |job: Work| async move { Ok::<_, Failure>(job.number) };
+        let worker = rig.engine.worker().handle(quick).start().await.expect("it starts");
+        for handle in &handles {
+            // Long before their leases end. A store that says nothing is given up after ten.
+            let outcome = handle.outcome_within(SECOND * 15).await;
+            assert!(outcome.is_ok(), "{fault:?}: {outcome:?}");
+            let record = handle.record().await.expect("it is kept");
+            assert_eq!(record.attempts.len(), 1, "{fault:?}: it started once");
+        }
+        worker.stop().await.expect("it stops");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_crashed_loop_is_restarted_and_its_job_is_not_lost() {
     for verb in ["claim", "settle", "renew"] {
         let rig = rig().await;
@@ -567,7 +586,7 @@ async fn a_job_that_limits_its_attempts_keeps_its_kinds_backoff() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_hangs_nobody() {
-    for verb in ["claim", "renew", "settle", "announce"] {
+    for verb in ["claim", "renew", "settle", "announce", "heartbeat"] {
         let rig = rig().await;
         let slow = |job: Work| async move {
             tokio::time::sleep(SECOND * 12).await;
@@ -692,6 +711,7 @@ async fn a_worker_that_vanishes_gives_its_jobs_back_after_the_lease() {
         queues: None,
         kinds: vec![windlass::core::ledger::KindClaim::new(name("work"))],
         limit: 1,
+        request: None,
     };
     rig.engine.store().claim(claim).await.expect("it is answered");
     let start = tokio::time::Instant::now();

@@ -399,7 +399,7 @@ impl Trial {
         };
         self.expect(took <= most, || format!("the stop took {took:?}"));
         // Everything that runs is given back, unless the store did not hear of it or did not say.
-        if matches!(self.cell.verb, "renew" | "announce" | "rescue" | "promote") {
+        if matches!(self.cell.verb, "renew" | "announce" | "heartbeat" | "rescue" | "promote") {
             let lost = self.lost_leases();
             let open = self.records().await.into_iter().filter(|record| {
                 record.state() == StateName::Running
@@ -695,6 +695,11 @@ fn every_fault_of_a_settlement_is_repeated_until_it_is_answered() {
 #[test]
 fn every_fault_of_an_announcement_holds_nobody_up() {
     run_matrix("announce");
+}
+
+#[test]
+fn every_fault_of_a_heartbeat_is_passed_over() {
+    run_matrix("heartbeat");
 }
 
 #[test]

@@ -266,7 +266,7 @@ fn job(number: u128, bytes: usize) -> Arc<NewJob> {
 
 fn claim() -> Claim {
     let kinds = vec![KindClaim::new(name("work"))];
-    Claim { worker: "w".into(), queues: None, kinds, limit: 1 }
+    Claim { worker: "w".into(), queues: None, kinds, limit: 1, request: None }
 }
 
 /// Few tokens ahead, so that they run out; small segments, so that there are several.

@@ -11,7 +11,7 @@ use windlass::core::job::LeaseToken;
 use windlass::core::ledger::{CancelAnswer, QueueChange, Recovery, Renewal, Rescue, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::Report;
-use windlass::store::{ClaimedJob, JobAction, JobActionDone, Selection, StoreExt};
+use windlass::store::{AlterJobs, ClaimedJob, JobAction, JobActionDone, Selection, StoreExt};
 use windlass::{Engine, JobId, StateName};
 
 use crate::common::{Dice, Ground, claim, count, name, raw, records, until};
@@ -57,7 +57,7 @@ async fn a_job_that_is_being_claimed_is_told_to_stop_and_not_taken_away() {
     let (second, third) = (jobs[1], jobs[2]);
     let cancelled = while_a_claim_is_under_way(&ground, async move {
         let jobs = Selection::Jobs(vec![second, third]);
-        store.alter(jobs, JobAction::Cancel).await.expect("it is answered")
+        store.alter(AlterJobs::new(jobs, JobAction::Cancel)).await.expect("it is answered")
     })
     .await;
     assert_eq!(cancelled[0].result, Ok(JobActionDone::Cancel(CancelAnswer::Requested)));
@@ -156,7 +156,9 @@ async fn interfere(engine: Engine, hands: Hands, jobs: Vec<JobId>, mut dice: Dic
         let any = jobs[usize::try_from(dice.roll(STORM_JOBS)).unwrap_or(0)];
         match dice.roll(4) {
             0 => {
-                let altered = store.alter(Selection::Jobs(vec![any]), JobAction::Cancel).await;
+                let altered = store
+                    .alter(AlterJobs::new(Selection::Jobs(vec![any]), JobAction::Cancel))
+                    .await;
                 altered.expect("it is answered");
             }
             1 => {

@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 use windlass::store::ClaimedJob;
 use windlass::{Engine, Error, Priority, StateName};
 
-use crate::common::{Dice, Ground, Work, claim, count, open, raw, until};
+use crate::common::{Dice, Ground, Work, claim, count, open, raw, until, until_vacuumed};
 
 const SEED: u64 = 20_261_116;
 
@@ -98,7 +98,7 @@ async fn dead_rows_that_an_old_transaction_pins_are_left_behind() {
     }
     until("all have run", || async { count(&engine, StateName::Completed).await == JOBS }).await;
     // Whatever half is in use is far from full of what is dead.
-    until("what is dead is left behind", || async {
+    until_vacuumed("what is dead is left behind", || async {
         let dead = "select pg_stat_force_next_flush(); select coalesce(sum(n_dead_tup), 0) < 5000 \
              from pg_stat_user_tables where schemaname = 's0' and relname like 'ready%'";
         let sizes = "select max(pg_relation_size(c.oid)) < 200000 from pg_class c \

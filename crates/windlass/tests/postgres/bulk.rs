@@ -19,7 +19,7 @@ use windlass::core::ledger::{
 };
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::store::postgres::{PostgresAddress, PostgresStore, Schema};
-use windlass::store::{JobAction, Selection, Store, StoreExt};
+use windlass::store::{AlterJobs, JobAction, Selection, Store, StoreExt};
 use windlass::wake::LocalWake;
 use windlass::{JobRecord, Limits, Priority, StateName};
 
@@ -59,10 +59,10 @@ fn without_bulk_sql(schema: &Schema) -> String {
            _delay bigint, _reason int, _all boolean, _text text, _now bigint, out jobs uuid[], \
            out states int[], out ends bigint[]) \
            language sql as 'select null::uuid[], null::int[], null::bigint[]'; \
-         create or replace function {schema}._complete_batch(_jobs uuid[], _firsts int[], \
-           _lows bigint[], _highs bigint[], _first_tokens bigint[], _outputs bytea, _starts int[], \
-           _sizes int[], _most_bytes bigint, _now bigint, out done int, out leases bigint[], \
-           out ended int[], out queue_kinds int[], out seqs bigint[]) \
+         create or replace function {schema}._complete_batch(_alone int, _jobs uuid[], \
+           _firsts int[], _lows bigint[], _highs bigint[], _first_tokens bigint[], _outputs bytea, \
+           _starts int[], _sizes int[], _most_bytes bigint, _now bigint, out done int, \
+           out leases bigint[], out ended int[], out queue_kinds int[], out seqs bigint[]) \
            language sql as $$ select 0, null::bigint[], null::int[], '{{}}'::int[], \
              '{{}}'::bigint[] $$;"
     )
@@ -147,7 +147,7 @@ impl Twin {
         let mut answers = Vec::new();
         for some in jobs.chunks(size.max(1)) {
             let chosen = Selection::Jobs(some.to_vec());
-            let altered = self.store.alter(chosen, JobAction::Cancel).await;
+            let altered = self.store.alter(AlterJobs::new(chosen, JobAction::Cancel)).await;
             let altered = altered.expect("it is answered");
             answers.extend(altered.iter().map(|answer| format!("{answer:?}")));
         }
@@ -159,6 +159,8 @@ impl Twin {
         let mut records = self.store.find(jobs).await.expect("it is answered");
         for record in records.iter_mut().flatten() {
             record.sequence = 0;
+            let settled_by = &mut record.status.settled_by;
+            *settled_by = settled_by.map(|_| LeaseToken(0));
             if let State::Running(lease) = &mut record.status.state {
                 lease.token = LeaseToken(0);
             }
@@ -319,7 +321,7 @@ impl Script {
         }
         let queues = self.one_in(3).then(|| vec![name("plain")]);
         let limit = usize::try_from(1 + self.dice.roll(15)).unwrap_or(1);
-        Claim { worker: "worker".into(), queues, kinds, limit }
+        Claim { worker: "worker".into(), queues, kinds, limit, request: None }
     }
 
     /// How some of these attempts end, most of them well.

@@ -105,13 +105,30 @@ fn deadline() -> Duration {
 }
 
 /// Waits until the condition holds.
-pub(crate) async fn until<Fut: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> Fut) {
+pub(crate) async fn until<Fut: Future<Output = bool>>(what: &str, holds: impl FnMut() -> Fut) {
+    until_within(deadline(), what, holds).await;
+}
+
+/// Waits until a condition holds that needs several rounds of the engine's vacuum, of which there
+/// is one in 15 seconds.
+pub(crate) async fn until_vacuumed<Fut: Future<Output = bool>>(
+    what: &str,
+    holds: impl FnMut() -> Fut,
+) {
+    until_within(3 * deadline(), what, holds).await;
+}
+
+async fn until_within<Fut: Future<Output = bool>>(
+    deadline: Duration,
+    what: &str,
+    mut holds: impl FnMut() -> Fut,
+) {
     let waiting = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let in_time = tokio::time::timeout(deadline(), waiting).await;
+    let in_time = tokio::time::timeout(deadline, waiting).await;
     assert!(in_time.is_ok(), "waited in vain until {what}");
 }
 
@@ -153,7 +170,7 @@ pub(crate) fn raw(number: u64) -> NewJob {
 /// A claim of jobs of kind `work`.
 pub(crate) fn claim(worker: &str, limit: usize) -> Claim {
     let kinds = vec![KindClaim::new(name("work"))];
-    Claim { worker: worker.into(), queues: None, kinds, limit }
+    Claim { worker: worker.into(), queues: None, kinds, limit, request: None }
 }
 
 /// What is kept of these jobs, in their order.

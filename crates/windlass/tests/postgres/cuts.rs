@@ -8,16 +8,17 @@ use std::time::Duration;
 
 use windlass::core::event::RecoveryReason;
 use windlass::core::filter::Filter;
-use windlass::core::job::{LeaseToken, NewJob, Start, Unique};
+use windlass::core::job::{LeaseToken, NewJob, RequestId, Start, Unique};
 use windlass::core::ledger::{
-    QueueChange, Renewal, Rescue, Settlement, WorkerInfo, WorkerKind, WorkerReport,
+    Claim, QueueChange, Renewal, Rescue, Settled, Settlement, WorkerInfo, WorkerKind, WorkerReport,
 };
 use windlass::core::object::{Address, Turn};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::{Report, Step};
 use windlass::store::postgres::PostgresStore;
 use windlass::store::{
-    Answer, ClaimedJob, JobAction, JobActionResult, ObjectFilter, Selection, Store, StoreExt,
+    AlterJobs, Answer, ClaimedJob, JobAction, JobActionResult, ObjectFilter, Selection, Store,
+    StoreExt,
 };
 use windlass::store::{JobActionDone, StoreError};
 use windlass::{
@@ -104,7 +105,8 @@ impl Rig {
     }
 
     async fn alter(&self, job: JobId, alteration: JobAction) -> Result<JobActionDone, Refusal> {
-        let altered = self.store.alter(Selection::Jobs(vec![job]), alteration).await;
+        let altered =
+            self.store.alter(AlterJobs::new(Selection::Jobs(vec![job]), alteration)).await;
         let [JobActionResult { result, .. }] = &altered.expect("it is answered")[..] else {
             panic!("one job has one answer")
         };
@@ -202,6 +204,37 @@ async fn a_claim_that_lost_its_answer_is_rescued_when_its_lease_ends_and_not_han
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn a_claim_that_lost_its_answer_hands_out_the_same_jobs_when_it_is_repeated() {
+    let Some(rig) = rig().await else { return };
+    // Under a batch lease, and, with a key, under leases of their own.
+    for number in [1, 2] {
+        let unique =
+            |place: u64| Unique { key: place.to_string(), scope: UniqueScope::Open, window: None };
+        let mut jobs = Vec::new();
+        for place in 0..3 {
+            let unique = (number == 2).then(|| unique(place));
+            jobs.push(rig.accepted(NewJob { unique, ..raw(place) }).await);
+        }
+        let request = Some(RequestId(number));
+        rig.lose(rig.store.claim(Claim { request, ..claim("w", 3) })).await;
+        let waiting = rig.accepted(raw(9)).await;
+        let again = rig.store.claim(Claim { request, ..claim("w", 3) }).await.expect("answered");
+        assert_eq!(again.jobs.iter().map(|handed| handed.job.id).collect::<Vec<_>>(), jobs);
+        for handed in &again.jobs {
+            assert_eq!(handed.attempt, 1);
+            let state = rig.record(handed.job.id).await.status.state;
+            assert_eq!(state, JobState::Running(handed.lease.clone()));
+            let end = ending(handed, Verdict::Complete);
+            settled(rig.store.settle(vec![end]).await).expect("the lease is held");
+        }
+        assert_eq!(rig.state(waiting).await, StateName::Ready, "nothing new was claimed");
+        rig.store.clear(name("default")).await.expect("it is answered");
+    }
+    let started = rig.told(|what| matches!(what, EventKind::JobStarted { .. })).await;
+    assert_eq!(started, 6, "each started once");
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn a_renewal_that_lost_its_answer_is_made_again_and_its_step_counts_once() {
     let Some(rig) = rig().await else { return };
     let handed = rig.taken(raw(1)).await;
@@ -219,7 +252,7 @@ async fn a_renewal_that_lost_its_answer_is_made_again_and_its_step_counts_once()
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_settlement_that_lost_its_answer_has_happened_and_its_repetition_is_stale() {
+async fn a_settlement_that_lost_its_answer_has_happened_and_its_repetition_says_so() {
     let Some(rig) = rig().await else { return };
     let verdicts = [
         (Verdict::Complete, StateName::Completed),
@@ -235,7 +268,7 @@ async fn a_settlement_that_lost_its_answer_has_happened_and_its_repetition_is_st
         let before = rig.record(job).await;
         assert_eq!(before.status.state.name(), state);
         let again = settled(rig.store.settle(vec![end]).await);
-        assert_eq!(again, Err(Refusal::LeaseLost { job }));
+        assert_eq!(again, Ok(Settled { state }));
         assert_eq!(rig.record(job).await, before, "nothing happened twice");
     }
 }
@@ -250,7 +283,8 @@ async fn a_settlement_with_next_jobs_and_a_turn_that_lost_its_answer_makes_them_
     let mut end = ending(&handed, Verdict::Complete);
     end.next = vec![Arc::new(next.clone())];
     rig.lose(rig.store.settle(vec![end.clone()])).await;
-    assert_eq!(settled(rig.store.settle(vec![end]).await), Err(Refusal::LeaseLost { job }));
+    let completed = Ok(Settled { state: StateName::Completed });
+    assert_eq!(settled(rig.store.settle(vec![end]).await), completed);
     assert_eq!(rig.state(next.id).await, StateName::Ready);
     assert_eq!(rig.state(dependent).await, StateName::Ready);
     assert_eq!(rig.jobs().await, 3);
@@ -261,8 +295,7 @@ async fn a_settlement_with_next_jobs_and_a_turn_that_lost_its_answer_makes_them_
     let mut end = ending(&handed, Verdict::Complete);
     end.turn = Some(Box::new(turn(0, b"one")));
     rig.lose(rig.store.settle(vec![end.clone()])).await;
-    let job = handed.job.id;
-    assert_eq!(settled(rig.store.settle(vec![end]).await), Err(Refusal::LeaseLost { job }));
+    assert_eq!(settled(rig.store.settle(vec![end]).await), completed);
     let seen = rig.truth.object(&thing()).await.expect("it is answered").expect("it is there");
     assert_eq!((seen.record.meta.version, &seen.record.state[..]), (1, &b"one"[..]));
 }
@@ -296,7 +329,7 @@ async fn an_alteration_that_lost_its_answer_happens_once() {
     let one = |job: JobId| Selection::Jobs(vec![job]);
     // Called off while it waits.
     let waiting = rig.accepted(raw(1)).await;
-    rig.lose(rig.store.alter(one(waiting), JobAction::Cancel)).await;
+    rig.lose(rig.store.alter(AlterJobs::new(one(waiting), JobAction::Cancel))).await;
     assert_eq!(rig.state(waiting).await, StateName::Cancelled);
     let again = rig.alter(waiting, JobAction::Cancel).await;
     assert!(!matches!(again, Ok(JobActionDone::Cancel(CancelAnswer::Requested))), "{again:?}");
@@ -304,7 +337,7 @@ async fn an_alteration_that_lost_its_answer_happens_once() {
     // Moved.
     let later = rig.accepted(raw(2)).await;
     let move_it = JobAction::Reschedule(Start::After(HOUR));
-    rig.lose(rig.store.alter(one(later), move_it.clone())).await;
+    rig.lose(rig.store.alter(AlterJobs::new(one(later), move_it.clone()))).await;
     assert_eq!(
         rig.alter(later, move_it).await,
         Ok(JobActionDone::Rescheduled(StateName::Scheduled))
@@ -312,12 +345,12 @@ async fn an_alteration_that_lost_its_answer_happens_once() {
     assert_eq!(rig.record(later).await.status.attempts, 0);
     // Replayed.
     let dead = rig.dead().await;
-    rig.lose(rig.store.alter(one(dead), JobAction::Replay)).await;
+    rig.lose(rig.store.alter(AlterJobs::new(one(dead), JobAction::Replay))).await;
     let again = rig.alter(dead, JobAction::Replay).await;
     assert!(matches!(again, Err(Refusal::WrongState { .. })), "{again:?}");
     assert_eq!(rig.record(dead).await.status.generation, 1);
     // Removed.
-    rig.lose(rig.store.alter(one(waiting), JobAction::Remove)).await;
+    rig.lose(rig.store.alter(AlterJobs::new(one(waiting), JobAction::Remove))).await;
     let again = rig.alter(waiting, JobAction::Remove).await;
     assert!(matches!(again, Err(Refusal::UnknownJob { .. })), "{again:?}");
     assert_eq!(rig.jobs().await, 2);
@@ -328,7 +361,7 @@ async fn a_cancellation_of_a_running_job_that_lost_its_answer_is_still_told_to_i
     let Some(rig) = rig().await else { return };
     let handed = rig.taken(raw(1)).await;
     let (job, token) = (handed.job.id, handed.lease.token);
-    rig.lose(rig.store.alter(Selection::Jobs(vec![job]), JobAction::Cancel)).await;
+    rig.lose(rig.store.alter(AlterJobs::new(Selection::Jobs(vec![job]), JobAction::Cancel))).await;
     let renewal = Renewal { job, token, lease: 30 * SECOND, report: Report::default() };
     let renewed = settled(rig.store.renew(vec![renewal]).await).expect("the lease is held");
     assert!(renewed.cancel_requested);
@@ -409,7 +442,7 @@ async fn time_that_passed_without_an_answer_has_passed_once() {
 async fn a_worker_whose_word_lost_its_answer_is_known_once() {
     let Some(rig) = rig().await else { return };
     let kinds = vec![WorkerKind { kind: name("work"), concurrency: None, rate: None }];
-    let card = WorkerInfo { queues: None, kinds, slots: 4 };
+    let card = WorkerInfo { queues: None, kinds, slots: 4, quiet: false };
     rig.lose(rig.store.heartbeat("w".into(), WorkerReport::Started(card.clone()))).await;
     rig.store.heartbeat("w".into(), WorkerReport::Started(card)).await.expect("it is answered");
     let counts = rig.truth.count().await.expect("counters are answered");

@@ -308,3 +308,21 @@ async fn of_two_processes_that_enqueue_one_job_at_once_one_is_told_that_it_is_kn
         assert_eq!(told, [false, true], "job {number}");
     }
 }
+
+#[tokio::test(flavor = "current_thread")]
+async fn callers_that_come_together_register_a_pair_once() {
+    let Some(ground) = Ground::new() else { return };
+    ground.make_clock();
+    let store = ground.store(Limits::default()).await;
+    ground.sql(
+        "create sequence s0.registered; \
+         alter function s0.register(text, text) rename to register_now; \
+         create function s0.register(_queue text, _kind text) returns int language plpgsql as $$ \
+           begin perform nextval('s0.registered'); return s0.register_now(_queue, _kind); end $$",
+    );
+    for answer in together(&store, (0..8).map(one).collect()).await {
+        assert_eq!(answer.expect("it is acceptable").len(), 1);
+    }
+    let times = "select case when is_called then last_value else 0 end from s0.registered";
+    assert_eq!(ground.sql(times), "1");
+}

@@ -14,7 +14,7 @@ use windlass::JobId;
 use windlass::core::job::{Dependency, Lane, NewJob, OnFailure, Unique, UniqueScope};
 use windlass::core::ledger::QueueChange;
 use windlass::store::postgres::Schema;
-use windlass::store::{ClaimedJob, JobAction, Selection, StoreExt};
+use windlass::store::{AlterJobs, ClaimedJob, JobAction, Selection, StoreExt};
 
 use crate::common::{Ground, claim, name, open, raw};
 use crate::schemas::{Bug, Plot};
@@ -144,7 +144,8 @@ impl Growth {
                 let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
                 engine.enqueue_raw(jobs).await.expect("they are taken");
                 let everyone = Selection::Jobs(ids.clone());
-                let altered = engine.store().alter(everyone, JobAction::Cancel).await;
+                let altered =
+                    engine.store().alter(AlterJobs::new(everyone, JobAction::Cancel)).await;
                 assert_eq!(altered.expect("it is answered").len(), number, "{}", self.what);
                 delete(schema, if *all { &ids } else { &ids[..1] })
             }

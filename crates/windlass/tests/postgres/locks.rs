@@ -8,7 +8,7 @@ use windlass::core::job::Start;
 use windlass::core::ledger::Settlement;
 use windlass::core::outcome::Verdict;
 use windlass::store::postgres::{PostgresAddress, PostgresStore};
-use windlass::store::{JobAction, Selection, Store};
+use windlass::store::{AlterJobs, JobAction, Selection, Store};
 use windlass::wake::LocalWake;
 
 use crate::common::{Ground, claim, clock_sql, raw, soon, until};
@@ -47,7 +47,7 @@ pub(crate) async fn circles(ground: &Ground, address: &PostgresAddress) -> u64 {
     until("the settlement waits", || async { waiting() == "1" }).await;
     let cancel = tokio::spawn({
         let store = store.clone();
-        async move { store.alter(chosen, JobAction::Cancel).await }
+        async move { store.alter(AlterJobs::new(chosen, JobAction::Cancel)).await }
     });
     until("the cancellation is done or waits", || async {
         cancel.is_finished() || waiting() == "2"

@@ -13,7 +13,7 @@ use windlass::core::ledger::{QueueChange, Settlement};
 use windlass::core::outcome::Verdict;
 use windlass::core::record::AttemptEnd;
 use windlass::primitives::{Debounce, Flush};
-use windlass::store::{ClaimedJob, JobAction, Selection, StoreError, StoreExt};
+use windlass::store::{AlterJobs, ClaimedJob, JobAction, Selection, StoreError, StoreExt};
 use windlass::{
     Acceptance, Attempt, CancelReason, Dependency, Engine, Error, EventKind, Failure, JobId,
     JobState, OnFailure, Rate, Refusal, Start, StateName, UniqueScope,
@@ -525,7 +525,7 @@ async fn move_all(engine: &Engine, jobs: &[JobId], seed: u64) {
     let mixed = order.iter().filter_map(|at| jobs.get(usize::try_from(*at).ok()?).copied());
     let start = Start::After(Duration::from_secs(60 + seed));
     let selection = Selection::Jobs(mixed.collect());
-    let moved = engine.store().alter(selection, JobAction::Reschedule(start)).await;
+    let moved = engine.store().alter(AlterJobs::new(selection, JobAction::Reschedule(start))).await;
     assert_eq!(moved.expect("it is answered").len(), jobs.len());
 }
 

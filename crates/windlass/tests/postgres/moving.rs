@@ -16,13 +16,17 @@ use windlass::core::ledger::{
 use windlass::core::object::{Alarm, Purge, RunResult, Turn};
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::Report;
+use windlass::core::reserved;
 use windlass::store::file::{FileOptions, OfflineStore};
-use windlass::store::{FileStore, JobAction, ObjectFilter, Selection, Store, StoreExt, move_store};
+use windlass::store::{
+    AlterJobs, AlterQueue, FileStore, JobAction, ObjectFilter, QueueAction, Selection, Store,
+    StoreExt, move_store,
+};
 use windlass::wake::LocalWake;
 use windlass::{
-    CancelReason, Counts, DeadReason, Dependency, Engine, JobId, JobRecord, LogLine, Name,
+    Actor, CancelReason, Counts, DeadReason, Dependency, Engine, JobId, JobRecord, LogLine, Name,
     ObjectAddress, ObjectStatus, ObjectView, OnFailure, Priority, Progress, Rate, Start, StateName,
-    Step, Timestamp, UniqueScope,
+    Step, Timestamp, UniqueScope, WorkerOrder,
 };
 
 use crate::common::Ground;
@@ -170,6 +174,7 @@ impl Life {
             queues: None,
             kinds: vec![terms("mail"), terms("report")],
             limit: self.random.below(5) as usize + 1,
+            request: None,
         };
         let handed = self.store.claim(claim).await.expect("it answers");
         for job in handed.jobs {
@@ -247,7 +252,10 @@ impl Life {
             JobAction::Reschedule(Start::After(HOUR)),
             JobAction::Reschedule(Start::Now),
         ]);
-        self.store.alter(Selection::Jobs(jobs), alteration).await.expect("it answers");
+        self.store
+            .alter(AlterJobs::new(Selection::Jobs(jobs), alteration))
+            .await
+            .expect("it answers");
         let lane = self.random.below(3) as u32;
         let change = match self.random.below(14) {
             0 => QueueChange::Pause,
@@ -374,7 +382,7 @@ async fn drain(store: &dyn Store) -> Vec<JobId> {
     let mut order = Vec::new();
     loop {
         let kinds = ["mail", "report"].map(|kind| KindClaim::new(name(kind))).to_vec();
-        let claim = Claim { worker: "drain".into(), queues: None, kinds, limit: 1 };
+        let claim = Claim { worker: "drain".into(), queues: None, kinds, limit: 1, request: None };
         let handed = store.claim(claim).await.expect("it answers");
         let Some(job) = handed.jobs.first() else { return order };
         order.push(job.job.id);
@@ -442,6 +450,38 @@ async fn directories_and_databases_can_be_moved_among_themselves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_move_carries_values_orders_and_the_audit_trail_there_and_back() {
+    let Some(ground) = Ground::new() else { return };
+    let (scratch, database) = (Scratch::new(), ground.text_address());
+    let (from, to) = (scratch.address("from"), scratch.address("to"));
+    let anna = || Some(Actor::new("anna").expect("a name"));
+    let store = open_file(&scratch.path("from"));
+    let store: &dyn Store = &store;
+    store.set_value("secret", *b"one", 0, anna()).await.expect("it is set");
+    store.order_worker("w", Some(WorkerOrder::Stop), anna()).await.expect("it is ordered");
+    let pause = AlterQueue::new(name("red"), QueueAction::Set(QueueChange::Pause));
+    store.alter_queue(AlterQueue { by: anna(), ..pause }).await.expect("it is paused");
+    let trail = store.audit(None, 10).await.expect("a page").entries;
+    assert_eq!(trail.len(), 3);
+    store.close().await;
+    let is_there = async |store: &dyn Store| {
+        assert_eq!(store.audit(None, 10).await.expect("a page").entries, trail);
+        let secret = store.value("secret").await.expect("it answers").expect("it is there");
+        assert_eq!((&secret.bytes[..], secret.version), (&b"one"[..], 1));
+        let address = reserved::order_address("w").expect("an address");
+        let order = store.object(&address).await.expect("it answers").expect("it is there");
+        assert_eq!(WorkerOrder::kept(&order.record.state), Some(WorkerOrder::Stop));
+    };
+    move_store(&from, &database, false).await.expect("it is moved");
+    let engine = Engine::open(&database).await.expect("it opens");
+    is_there(&**engine.store()).await;
+    engine.close().await;
+    drop(engine);
+    move_store(&database, &to, false).await.expect("it is moved back");
+    is_there(&open_file(&scratch.path("to"))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_move_that_cannot_be_meant_is_refused_in_one_sentence() {
     let Some(ground) = Ground::new() else { return };
     let scratch = Scratch::new();
@@ -481,12 +521,12 @@ async fn a_database_that_someone_works_on_is_moved_only_by_force() {
     let id = job.id;
     engine.enqueue_raw(vec![job]).await.expect("it is taken");
     let kinds = vec![KindClaim::new(name("mail"))];
-    let claim = Claim { worker: "gone".into(), queues: None, kinds, limit: 1 };
+    let claim = Claim { worker: "gone".into(), queues: None, kinds, limit: 1, request: None };
     engine.store().claim(claim).await.expect("it answers");
     let to = scratch.address("jobs");
     let refused = move_store(&database, &to, false).await.expect_err("it runs").to_string();
     assert!(refused.contains("1 of its jobs run"), "{refused}");
-    let card = WorkerInfo { queues: None, kinds: Vec::new(), slots: 1 };
+    let card = WorkerInfo { queues: None, kinds: Vec::new(), slots: 1, quiet: false };
     let news = WorkerReport::Started(card);
     engine.store().heartbeat("postman".into(), news).await.expect("it answers");
     let refused = move_store(&database, &to, false).await.expect_err("it works").to_string();
@@ -516,7 +556,7 @@ async fn a_restored_database_never_hands_out_a_lease_token_of_the_original() {
     ground.server.sql(&copy, "select s0.restored()");
     let claim = || {
         let kinds = vec![KindClaim::new(name("mail"))];
-        Claim { worker: "one".into(), queues: None, kinds, limit: 1 }
+        Claim { worker: "one".into(), queues: None, kinds, limit: 1, request: None }
     };
     let (engine, restored) = (
         Engine::open(&original).await.expect("it opens"),

@@ -57,6 +57,32 @@ const BUGS: &[Bug] = &[
         caught_by: &["a queue is cleared of all that waited and of nothing that came later"],
     },
     Bug {
+        what: "a clear by somebody leaves no audit entry",
+        edits: &[("if cleared > 0 then perform windlass._audit(_by, cleared, _now); end if;", "")],
+        caught_by: &["every chunk of a change by filter and of a clear has its entry"],
+    },
+    Bug {
+        what: "a refused change is audited as done",
+        edits: &[("_changed bigint := 0;", "_changed bigint := 1;")],
+        caught_by: &["a refused change is not kept as done"],
+    },
+    Bug {
+        what: "an order to a living worker runs out",
+        edits: &[(
+            "where o.address = _order and o.purge_at < _now",
+            "where o.address is null and o.purge_at < _now",
+        )],
+        caught_by: &["an order is kept as long as its worker lives and a day longer"],
+    },
+    Bug {
+        what: "the latest audit entries make room for the oldest",
+        edits: &[(
+            "order by s.kind, s.name, s.key\n          offset",
+            "order by s.kind, s.name, s.key desc\n          offset",
+        )],
+        caught_by: &["the audit trail is bounded and the oldest goes"],
+    },
+    Bug {
         what: "a dead job is removed with however many wait for it",
         edits: &[(
             "and not e.met limit 1000 + 1) w) > 1000)",
@@ -178,8 +204,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a completion is told with another time than its job has",
         edits: &[(
-            "select _now, n, 'job.completed', jobs,",
-            "select _now + 1, n, 'job.completed', jobs,",
+            "values (_now, done, 'job.completed', _jobs",
+            "values (_now + 1, done, 'job.completed', _jobs",
         )],
         caught_by: &["the event of a completed job carries its result up to a bound"],
     },
@@ -554,15 +580,26 @@ const BUGS: &[Bug] = &[
                 "from windlass.scheduled where at <= _now + 1000000)",
             ),
             ("where d.at <= _now order by", "where d.at <= _now + 1000000 order by"),
+            ("scheduled d where d.at <= _now) or", "scheduled d where d.at <= _now + 1000000) or"),
         ],
         caught_by: &["a delayed job is not ready before its time"],
     },
     Bug {
         what: "a job expires although it has started",
-        edits: &[(
-            "where expires_at <= _now and state < 3 and attempts = 0 and",
-            "where expires_at <= _now and state < 3 and",
-        )],
+        edits: &[
+            (
+                "where expires_at <= _now and state < 3 and attempts = 0 and",
+                "where expires_at <= _now and state < 3 and",
+            ),
+            (
+                "where state < 3 and attempts = 0 and generation = 0 and expires_at <= _now",
+                "where state < 3 and expires_at <= _now",
+            ),
+            (
+                "p.state < 3 and p.attempts = 0 and p.generation = 0 and p.expires_at <= _now",
+                "p.state < 3 and p.expires_at <= _now",
+            ),
+        ],
         caught_by: &["a job that has not started when it expires is cancelled"],
     },
     Bug {
@@ -762,11 +799,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "nobody is told that a queue is empty",
-        edits: &[(
-            "perform windlass._emit_once(_now, 'queue.empty', \
-             jsonb_build_object('queue', _name));",
-            "null;",
-        )],
+        edits: &[("where q.id = _queue and case", "where false and case")],
         caught_by: &["a queue tells that it is empty whenever its last job has ended"],
     },
     Bug {
@@ -1158,5 +1191,7 @@ async fn a_call_on_the_callers_path_is_caught() {
     assert_eq!(on_the_callers_path(&ground, &address.schema).await, ["accept"]);
     let engine = open(&plant_in_front(&ground, &text).await).await;
     let refused = engine.enqueue_raw(vec![raw(1)]).await.expect_err("it calls what is planted");
-    assert!(refused.to_string().contains("planted: "), "{refused}");
+    // What is planted is called, or it is not clear whether it is meant.
+    let refused = refused.to_string();
+    assert!(refused.contains("planted: ") || refused.contains("is not unique"), "{refused}");
 }

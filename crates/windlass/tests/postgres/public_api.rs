@@ -225,7 +225,7 @@ const FORBIDDEN: &[&str] = &[
     "select * from s0.configure('default', 'pause', null)",
     "select * from s0.clear('default', 0, null, 0)",
     "select * from s0.turn('{}', null)",
-    "select s0.heartbeat('me', 0, '{}', null, null, null, null)",
+    "select s0.heartbeat('me', 0, '{}', null, null, null, null, null)",
     "select s0.register('mine', 'mine')",
     "select s0.now_us()",
     "select s0.counts()",

@@ -17,6 +17,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use windlass_core::reserved::is_reserved;
+
 use super::OpenError;
 use super::disk::{RealDisk, open_plain, open_to_read};
 use super::layout::FORMAT;
@@ -28,7 +30,7 @@ use crate::store::Space;
 pub struct Checked {
     /// Jobs in the store.
     pub jobs: u64,
-    /// Durable objects in the store.
+    /// Durable objects in the store, without those that the engine keeps for itself.
     pub objects: u64,
     /// Commits in the journal.
     pub commits: u64,
@@ -47,9 +49,11 @@ pub fn check(path: &Path) -> Result<Checked, OpenError> {
     super::moving::refuse_half_moved(&*disk)?;
     let options = LedgerOptions { thorough: true, ..LedgerOptions::default() };
     let (mut ledger, found) = JournaledLedger::read(disk, &options, None)?;
+    let objects = ledger.ledger().objects_after(None);
+    let objects = objects.filter(|(address, ..)| !is_reserved(address.kind().as_str())).count();
     Ok(Checked {
         jobs: ledger.ledger().jobs(),
-        objects: ledger.ledger().objects_after(None).count() as u64,
+        objects: objects as u64,
         commits: found.commits,
         space: ledger.space(),
         torn: found.torn,

@@ -153,7 +153,7 @@ impl RecordedLedger<JournalRecords> {
 
     /// What was told while the store was opened.
     pub fn opening_events(&mut self) -> Vec<Event> {
-        std::mem::take(&mut self.events)
+        std::mem::take(&mut self.caused.events)
     }
 
     /// How many bytes the journal takes, and how many of them belong to jobs that are kept.

@@ -20,7 +20,9 @@ use super::records::JournalRecords;
 use super::writer::Writer;
 use super::{FileOptions, OpenError};
 use crate::clock::Clock;
-use crate::store::ledger::{Basis, CommitPath, EventBuffer, LedgerState, SharedLedger};
+use crate::store::ledger::{
+    AfterEvents, Basis, CommitPath, EventBuffer, LedgerState, SharedLedger,
+};
 use crate::store::{Answer, Durability, Opened, Space, StoreError, StoreInfo};
 use crate::wake::Wake;
 
@@ -71,7 +73,7 @@ struct WriteOrder {
 pub struct CommitState {
     /// Who waits, by the commit that must have landed.
     waiting: VecDeque<(u64, CommitWaiter)>,
-    /// Commits that their callers have written, or could not write, and nobody has synced.
+    /// Commits that their callers write, have written or could not write, and nobody has synced.
     pub(super) written: Vec<Commit>,
     /// The last commit of which callers were told: it has landed, or need not have.
     answered: u64,
@@ -85,6 +87,20 @@ pub(super) type CommitWaiter = oneshot::Sender<Landing>;
 
 /// Whether a commit has landed, or why nothing is known of it.
 type Landing = Result<(), Arc<str>>;
+
+/// Tells that a commit has landed, or why nothing is known of it.
+pub type PendingLanding = oneshot::Receiver<Result<(), Arc<str>>>;
+
+/// What a caller takes along when it lets go of the ledger.
+#[derive(Debug)]
+pub enum PendingAnswer {
+    /// It waits until this tells that its commit has landed.
+    Landing(PendingLanding),
+    /// It writes this commit, which was closed for it.
+    Write(u64),
+    /// It has its answer.
+    Nothing,
+}
 
 /// A commit could not be made durable.
 #[derive(Debug, thiserror::Error)]
@@ -222,23 +238,38 @@ impl JournalPath {
         Ok(())
     }
 
-    /// Tells callers that their commit has landed.
+    /// Tells callers that their commit has landed, then those who wait for outcomes, then workers.
     ///
     /// Answers: one commit answers many callers at once.
     /// Why not simpler: a thread outside of the runtime would hand each of them over to it alone.
     /// So one task is spawned, which wakes them all from within.
     /// Guarded by: no test sees this cost; `windlass bench --mode enqueue` does.
-    pub(super) fn answer(&self, waiting: Vec<CommitWaiter>) {
+    pub(super) fn answer(
+        &self,
+        waiting: Vec<CommitWaiter>,
+        after: AfterEvents,
+        wake: &Arc<dyn Wake>,
+        rings: Vec<Ring>,
+    ) {
         let landed = Landed(waiting);
-        if let Some(runtime) = self.runtime.as_ref().filter(|_| landed.0.len() > 1) {
-            runtime.spawn(async move { drop(landed) });
-        }
+        let few = landed.0.len() <= 1 && !after.tells();
+        let Some(runtime) = self.runtime.as_ref().filter(|_| !few) else {
+            return self.ring(wake, rings);
+        };
+        let wake = wake.clone();
+        runtime.spawn(async move {
+            // First: a wake of somebody's own may take its time.
+            drop((landed, after));
+            if !rings.is_empty() {
+                wake.ring(&rings).await;
+            }
+        });
     }
 
     /// Rings, from the writer's thread, which cannot wait for a future. It is polled once, which is
     /// all that nearly every wake needs; one that is not done then goes on in the runtime. Guarded
     /// by `whoever_listens_is_rung_when_the_writer_has_landed_a_commit` in `tests/main/relaxed.rs`.
-    pub(super) fn ring(&self, wake: &Arc<dyn Wake>, rings: Vec<Ring>) {
+    fn ring(&self, wake: &Arc<dyn Wake>, rings: Vec<Ring>) {
         if rings.is_empty() {
             return;
         }
@@ -276,7 +307,7 @@ impl CommitState {
 
 impl LedgerState<JournalPath> {
     /// A promise to tell when everything that was seen until now has landed; `None` if it has.
-    fn landing(&mut self) -> Option<oneshot::Receiver<Landing>> {
+    fn landing(&mut self) -> Option<PendingLanding> {
         let awaited = self.ledger.as_ref()?.awaited();
         if awaited <= self.commits.answered {
             return None;
@@ -305,25 +336,18 @@ impl LedgerState<JournalPath> {
         Some(commit)
     }
 
-    /// Writes what was gathered in the caller's thread, and leaves the sync to the writer. Without
-    /// it a worker would get its jobs only after two switches of threads.
-    fn write_here(&mut self, path: &JournalPath, doing: &'static str) -> Answer<()> {
+    /// Closes what was gathered, to be written by the caller, who leaves the sync to the writer.
+    /// Without it a worker would get its jobs only after two switches of threads.
+    fn take_to_write(&mut self, path: &JournalPath, doing: &'static str) -> Answer<PendingAnswer> {
         if !self.ledger.as_ref().is_some_and(JournaledLedger::is_gathering) {
-            return Ok(());
+            return Ok(PendingAnswer::Nothing);
         }
         let Some(commit) = self.take(path) else {
             return Err(unknown(doing, "there is no room for it".into()));
         };
         let number = commit.number();
         self.commits.written.push(commit);
-        if let Err(error) = path.write_all() {
-            let why = self.fail(&format!("a write to the disk failed ({error})"));
-            return Err(unknown(doing, why));
-        }
-        if let Some(ledger) = self.ledger.as_mut() {
-            ledger.written(number);
-        }
-        Ok(())
+        Ok(PendingAnswer::Write(number))
     }
 
     /// Wakes a writer thread that sleeps and should not.
@@ -348,7 +372,7 @@ fn unknown(doing: &'static str, why: Arc<str>) -> StoreError {
 impl CommitPath for JournalPath {
     type Records = JournalRecords;
     type State = CommitState;
-    type Pending = Option<oneshot::Receiver<Landing>>;
+    type Pending = PendingAnswer;
 
     fn decided(
         shared: &SharedLedger<Self>,
@@ -358,25 +382,33 @@ impl CommitPath for JournalPath {
     ) -> Answer<Self::Pending> {
         state.commits.calls += 1;
         let wait_for = state.ledger.as_ref().map_or(WaitFor::None, |l| WaitFor::of(basis, l));
-        let landing = match wait_for {
-            WaitFor::Landed => state.landing(),
-            WaitFor::Written => state.write_here(&shared.path, doing).map(|()| None)?,
-            WaitFor::None => None,
+        let pending = match wait_for {
+            WaitFor::Landed => {
+                state.landing().map_or(PendingAnswer::Nothing, PendingAnswer::Landing)
+            }
+            WaitFor::Written => state.take_to_write(&shared.path, doing)?,
+            WaitFor::None => PendingAnswer::Nothing,
         };
-        state.wake_writer(&shared.path);
-        Ok(landing)
+        // Whoever writes a commit wakes the writer afterwards: before, it would only wait for that.
+        if !matches!(pending, PendingAnswer::Write(_)) {
+            state.wake_writer(&shared.path);
+        }
+        Ok(pending)
     }
 
     async fn committed(
         shared: &Arc<SharedLedger<Self>>,
-        landing: Self::Pending,
+        pending: Self::Pending,
         doing: &'static str,
     ) -> Answer<()> {
+        if let PendingAnswer::Write(number) = pending {
+            shared.write_commit(number, doing)?;
+        }
         let driven_here = shared.path.runtime.is_none();
         if driven_here && let WriterDriver::Callers(writer) = &mut *shared.path.driver() {
             writer.run_to_rest(shared);
         }
-        let Some(mut landing) = landing else { return Ok(()) };
+        let PendingAnswer::Landing(mut landing) = pending else { return Ok(()) };
         let landed = match driven_here {
             true => landing.try_recv().unwrap_or_else(|_| Err("the disk is full".into())),
             false => landing.await.unwrap_or_else(|_| Err("the writer is gone".into())),
@@ -406,6 +438,24 @@ impl CommitPath for JournalPath {
             space: Some(Self::space_of(shared)),
             ..StoreInfo::new(shared.path.durability, 0)
         }
+    }
+}
+
+impl SharedLedger<JournalPath> {
+    /// Writes a commit that was taken for its caller, without the ledger: nobody else waits for it.
+    #[doc(hidden)]
+    pub fn write_commit(&self, number: u64, doing: &'static str) -> Answer<()> {
+        let written = self.path.write_all();
+        let mut state = self.lock()?;
+        if let Err(error) = written {
+            let why = state.fail(&format!("a write to the disk failed ({error})"));
+            return Err(unknown(doing, why));
+        }
+        if let Some(ledger) = state.ledger.as_mut() {
+            ledger.written(number);
+        }
+        state.wake_writer(&self.path);
+        Ok(())
     }
 }
 

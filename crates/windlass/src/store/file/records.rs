@@ -82,9 +82,9 @@ impl JournalRecords {
     pub(super) fn persist(
         &mut self,
         ledger: &mut Ledger,
-        changes: Vec<Change>,
+        changes: &mut Vec<Change>,
     ) -> Result<(), Unreadable> {
-        for change in changes {
+        for change in changes.drain(..) {
             match &change {
                 Change::Update(update) => {
                     self.persist_update(ledger, update)?;
@@ -230,7 +230,7 @@ impl Records for JournalRecords {
     fn keep(
         &mut self,
         ledger: &mut Ledger,
-        changes: Vec<Change>,
+        changes: &mut Vec<Change>,
         tells: bool,
     ) -> Result<(), Refusal> {
         let kept = self.persist(ledger, changes);

@@ -255,9 +255,8 @@ impl Writer {
             }
         }
         drop(state);
-        shared.events.keep(events);
-        shared.path.ring(&shared.wake, rings.into_iter().collect());
-        shared.path.answer(waiting);
+        let after = shared.events.keep(events);
+        shared.path.answer(waiting, after, &shared.wake, rings.into_iter().collect());
         self.next = NextStep::LetGo;
         WriterStep::Answered
     }
@@ -460,4 +459,64 @@ impl WriterThread {
 fn wanted_spare(shared: &SharedJournal) -> Option<WantedSpare> {
     let mut state = shared.lock().ok()?;
     state.ledger.as_mut()?.wanted_spare(shared.clock.now())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use windlass_core::event::Event;
+    use windlass_core::job::{JobId, NewJob};
+    use windlass_core::ledger::Enqueue;
+    use windlass_core::name::Name;
+
+    use super::super::FileOptions;
+    use super::super::disk::RealDisk;
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::store::ledger::{Basis, EventListener};
+    use crate::wake::LocalWake;
+
+    /// Notes the numbers of what it hears.
+    #[derive(Default)]
+    struct Listener(Mutex<Vec<u64>>);
+
+    impl EventListener for Listener {
+        fn hear(&self, events: &[Event]) -> Option<Box<dyn Send>> {
+            self.0.lock().expect("no panic").extend(events.iter().map(|event| event.number));
+            None
+        }
+    }
+
+    #[test]
+    fn a_listener_hears_of_a_commit_when_it_has_landed_and_not_before() {
+        let path = std::env::temp_dir().join(format!("windlass-listener-{}", std::process::id()));
+        let disk = Arc::new(RealDisk::open(&path).expect("a directory"));
+        let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+        let opened = JournalPath::open(disk, &FileOptions::default(), clock, wake, None);
+        let (shared, mut writer) = opened.expect("it opens");
+        let listener = Arc::new(Listener::default());
+        let told: Arc<dyn EventListener> = listener.clone();
+        shared.events.listen(Arc::downgrade(&told));
+        let name = Name::new("work").expect("a name");
+        let job = NewJob::new(JobId::from_u128(1), name.clone(), name, vec![]);
+        let decided = shared.decide("enqueue", Basis::Everything, |ledger, now| {
+            ledger.commit(Enqueue { jobs: vec![job.into()] }, now)
+        });
+        assert!(decided.is_ok_and(|(answer, _)| answer.is_ok()));
+        let heard = || listener.0.lock().expect("no panic").len();
+        let mut synced = false;
+        loop {
+            match writer.step(&shared, u64::MAX) {
+                WriterStep::Answered => break,
+                step => {
+                    assert_eq!(heard(), 0, "told after {step:?}");
+                    synced |= step == WriterStep::Synced;
+                }
+            }
+        }
+        assert!(synced && heard() == 1, "it is told once, when it has landed");
+        drop((shared, writer));
+        let _ = std::fs::remove_dir_all(path);
+    }
 }

@@ -3,6 +3,7 @@
 //! Each chunk is a call of its own and one commit, and holds the ledger for about a millisecond;
 //! between two of them everyone else is let in.
 
+use windlass_core::audit::{Actor, AuditNote};
 use windlass_core::filter::Filter;
 use windlass_core::job::JobId;
 use windlass_core::ledger::{
@@ -22,11 +23,12 @@ impl<P: CommitPath> LedgerStore<P> {
         &self,
         jobs: Vec<JobId>,
         action: &JobAction,
+        note: Option<AuditNote>,
     ) -> Answer<Vec<JobActionResult>> {
         let action = action.clone();
         self.ask(DOING, Basis::Everything, |ledger, now| {
-            ledger.admit(Need::of_action(&action), now)?;
-            ledger.apply(Alter { jobs, action }, now)
+            ledger.admit(Need::of_action(&action).and_audit(note.is_some()), now)?;
+            ledger.apply(Alter { jobs, action, note }, now)
         })
         .await
     }
@@ -36,15 +38,16 @@ impl<P: CommitPath> LedgerStore<P> {
         &self,
         filter: &Filter,
         action: &JobAction,
+        note: Option<AuditNote>,
     ) -> Answer<Vec<JobActionResult>> {
         let mut progress = BulkProgress::default();
         let mut altered: Vec<JobActionResult> = Vec::new();
         let mut chunks = 0;
         loop {
             let chunk = |ledger: &mut RecordedLedger<P::Records>, now| {
-                ledger.admit(Need::of_action(action), now)?;
+                ledger.admit(Need::of_action(action).and_audit(note.is_some()), now)?;
                 let jobs = ledger.select(filter, &mut progress, bulk::chunk_of(action), now)?;
-                ledger.apply(Alter { jobs, action: action.clone() }, now)
+                ledger.apply(Alter { jobs, action: action.clone(), note: note.clone() }, now)
             };
             let done = self.ask(DOING, Basis::Everything, chunk).await;
             let done = done.map_err(|error| bulk::after_others(error, chunks, DOING))?;
@@ -55,16 +58,17 @@ impl<P: CommitPath> LedgerStore<P> {
             }
             self.shared.let_others_in().await;
         }
+        let note = &note;
         let replay = |jobs| async move {
             self.shared.let_others_in().await;
-            self.alter_jobs(jobs, &JobAction::Replay).await
+            self.alter_jobs(jobs, &JobAction::Replay, note.clone()).await
         };
         bulk::replay_those_left(action, altered, chunks, DOING, replay).await
     }
 
     /// Calls off the waiting jobs of a queue, of those accepted before the call began.
-    pub(super) async fn clear(&self, queue: Name) -> Answer<Cleared> {
-        let mut clear = Clear::first(queue);
+    pub(super) async fn clear(&self, queue: Name, by: Option<Actor>) -> Answer<Cleared> {
+        let mut clear = Clear::first(queue, by);
         loop {
             let called_off = clear.progress.cleared.cleared;
             let chunk = self.commit(clear.clone()).await;

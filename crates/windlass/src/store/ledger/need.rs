@@ -25,6 +25,20 @@ impl Need {
     /// It moves on what is there, and adds next to nothing.
     pub const LITTLE: Self = Self::Progress(Size { all: 0, largest: 0 });
 
+    /// An audit entry besides, if there is one.
+    pub fn and_audit(self, is_audited: bool) -> Self {
+        /// An entry has three parts of bounded length, and what is kept of any object.
+        const ENTRY: u64 = 3 * limits::AUDIT_TEXT_BYTES as u64 + 2_048;
+        let with = |Size { all, largest }| match is_audited {
+            true => Size { all: all + ENTRY, largest: largest.max(ENTRY) },
+            false => Size { all, largest },
+        };
+        match self {
+            Self::Growth(size) => Self::Growth(with(size)),
+            Self::Progress(size) => Self::Progress(with(size)),
+        }
+    }
+
     /// What people do to jobs moves on what is there, but for an edited job, which is a new one.
     pub fn of_action(action: &JobAction) -> Self {
         match action {
@@ -119,7 +133,7 @@ impl Verb for Turn {
     const DOING: &'static str = "turn";
 
     fn need(&self) -> Need {
-        Need::Growth(turn_sizes(self).collect())
+        Need::Growth(turn_sizes(self).collect()).and_audit(self.by.is_some())
     }
 }
 
@@ -133,10 +147,18 @@ impl Verb for Promote {
 
 impl Verb for Configure {
     const DOING: &'static str = "configure";
+
+    fn need(&self) -> Need {
+        Need::LITTLE.and_audit(self.by.is_some())
+    }
 }
 
 impl Verb for Clear {
     const DOING: &'static str = "clear";
+
+    fn need(&self) -> Need {
+        Need::LITTLE.and_audit(self.by.is_some())
+    }
 }
 
 impl Verb for Heartbeat {

@@ -8,25 +8,30 @@ use std::collections::BTreeSet;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
 use windlass_core::job::JobId;
-use windlass_core::ledger::{Applied, Claims, Command, Counts, Ledger, Ring};
+use windlass_core::ledger::{Caused, Claims, Command, Counts, Heartbeat, Ledger, Ring};
 use windlass_core::limits::Limits;
 use windlass_core::object::{Address, ObjectRecord, ObjectView};
 use windlass_core::record::JobRecord;
 use windlass_core::refusal::Refusal;
+use windlass_core::reserved::{self, WorkerOrder};
 use windlass_core::time::{Now, Timestamp};
 
 use super::{Need, Records, Verb};
-use crate::store::{Answer, ClaimedBatch, ClaimedJob, ObjectFilter, ObjectPage, StoreError};
+use crate::store::{
+    Answer, ClaimedBatch, ClaimedJob, HeartbeatAnswer, ObjectFilter, ObjectPage, StoreError,
+};
+
+/// For how many changes memory is kept from one command to the next.
+const CHANGES_KEPT: usize = 4_096;
 
 /// See the module documentation.
 #[derive(Debug)]
 pub struct RecordedLedger<R> {
     pub(in crate::store) ledger: Ledger,
     pub(in crate::store) records: R,
-    /// What to tell when what was decided is committed.
-    pub(in crate::store) events: Vec<Event>,
-    /// Whom to wake then.
-    pub(in crate::store) rings: BTreeSet<Ring>,
+    /// What to tell, and whom to wake, when what was decided is committed. The changes among it are
+    /// kept by the records at once.
+    pub(in crate::store) caused: Caused,
 }
 
 impl<R: Records> RecordedLedger<R> {
@@ -36,7 +41,7 @@ impl<R: Records> RecordedLedger<R> {
     }
 
     pub(in crate::store) fn with(ledger: Ledger, records: R) -> Self {
-        Self { ledger, records, events: Vec::new(), rings: BTreeSet::new() }
+        Self { ledger, records, caused: Caused::default() }
     }
 
     /// Whether anything can still be decided; after a failure, why not.
@@ -62,18 +67,23 @@ impl<R: Records> RecordedLedger<R> {
         self.apply(verb, now)
     }
 
-    /// Decides a command and keeps what it changes. What it tells waits in `events` and `rings`.
+    /// Decides a command and keeps what it changes. What it tells waits in `caused`.
     pub fn apply<C: Command>(&mut self, command: C, now: Now) -> Answer<C::Reply> {
         self.usable()?;
-        let Applied { reply, changes, events, mut rings } = self.ledger.apply(command, now);
-        let kept = self.records.keep(&mut self.ledger, changes, !events.is_empty());
-        match self.events.is_empty() {
-            true => self.events = events,
-            false => self.events.extend(events),
+        let told = self.caused.events.len();
+        let reply = self.ledger.apply_into(command, now, &mut self.caused);
+        let tells = self.caused.events.len() > told;
+        self.records.keep(&mut self.ledger, &mut self.caused.changes, tells)?;
+        if self.caused.changes.capacity() > CHANGES_KEPT {
+            self.caused.changes = Vec::new();
         }
-        self.rings.append(&mut rings);
-        kept?;
         Ok(reply?)
+    }
+
+    /// Takes what is to be told, and whom to wake.
+    pub(in crate::store) fn take_caused(&mut self) -> (Vec<Event>, BTreeSet<Ring>) {
+        let Caused { events, rings, .. } = &mut self.caused;
+        (std::mem::take(events), std::mem::take(rings))
     }
 
     /// Adds to claimed jobs what their workers need.
@@ -136,6 +146,18 @@ impl<R: Records> RecordedLedger<R> {
             objects.extend(self.object(&address, now)?);
         }
         Ok(ObjectPage { objects, next })
+    }
+
+    /// Takes a worker's news, and looks for an order to it at the same moment.
+    pub fn heartbeat(&mut self, heartbeat: Heartbeat, now: Now) -> Answer<HeartbeatAnswer> {
+        let order = reserved::order_address(&heartbeat.worker);
+        self.commit(heartbeat, now)?;
+        let order = match order {
+            Ok(address) => self.object(&address, now)?,
+            Err(_) => None,
+        };
+        let order = order.and_then(|order| WorkerOrder::kept(&order.record.state));
+        Ok(HeartbeatAnswer { order })
     }
 
     /// All counters.

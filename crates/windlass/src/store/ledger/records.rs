@@ -29,12 +29,12 @@ pub trait Records: fmt::Debug + Send + 'static {
         Ok(())
     }
 
-    /// Keeps what a command changed; `tells` says whether it has events. The ledger is given to
-    /// note where records stand.
+    /// Takes out what a command changed, and keeps it; `tells` says whether it has events. The
+    /// ledger is given to note where records stand.
     fn keep(
         &mut self,
         ledger: &mut Ledger,
-        changes: Vec<Change>,
+        changes: &mut Vec<Change>,
         tells: bool,
     ) -> Result<(), Refusal>;
 

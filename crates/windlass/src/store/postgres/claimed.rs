@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, Type};
 use uuid::Uuid;
-use windlass_core::job::{JobId, Lease, LeaseToken, NewJob};
+use windlass_core::job::{JobId, Lease, LeaseToken, NewJob, RequestId};
 use windlass_core::ledger::{Claim, KindClaim};
 use windlass_core::name::Name;
 use windlass_core::outcome::ErrorText;
@@ -119,6 +119,7 @@ struct ClaimColumns<'a> {
     rate_bursts: Vec<Option<i32>>,
     limit: i32,
     parity: Option<i32>,
+    request: Option<Uuid>,
 }
 
 impl<'a> ClaimColumns<'a> {
@@ -137,10 +138,11 @@ impl<'a> ClaimColumns<'a> {
             rate_bursts: each().map(|kind| kind.rate.map(|rate| count(rate.burst))).collect(),
             limit: i32::try_from(claim.limit).unwrap_or(i32::MAX),
             parity: parity.parity,
+            request: claim.request.map(|RequestId(number)| Uuid::from_u128(number)),
         }
     }
 
-    fn parameters(&self) -> [Parameter<'_>; 11] {
+    fn parameters(&self) -> [Parameter<'_>; 12] {
         [
             (&self.worker, Type::TEXT),
             (&self.queues, Type::TEXT_ARRAY),
@@ -153,6 +155,7 @@ impl<'a> ClaimColumns<'a> {
             (&self.rate_bursts, Type::INT4_ARRAY),
             (&self.limit, Type::INT4),
             (&self.parity, Type::INT4),
+            (&self.request, Type::UUID),
         ]
     }
 }
@@ -180,6 +183,9 @@ enum Column {
     StepResults,
     HasSideEffects,
     LastError,
+    // Only if the claim is repeated: what may have changed since the first.
+    Until,
+    CancelRequested,
     // Of the last row, which says how things stand.
     Ready,
     Since,
@@ -197,9 +203,9 @@ enum Column {
 /// Asks for the columns as [`Column`] has them.
 const CLAIM: &str = "select id, seq, queue_kind, payload, spec, priority, start_kind, start_us, \
     created_at, token, attempt, recoveries, generation, first_started, step_names, step_results, \
-    has_side_effects, last_error, ready, since, wake_in, ids, seqs, payloads, sizes, created, \
-    queue_kinds, details \
-    from windlass.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+    has_side_effects, last_error, until, cancel_requested, ready, since, wake_in, ids, seqs, \
+    payloads, sizes, created, queue_kinds, details \
+    from windlass.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 
 /// What stands in a column.
 fn get<'a, T: FromSql<'a>>(row: &'a Row, column: Column) -> T {
@@ -270,6 +276,9 @@ struct AttemptColumns {
     first_started_at: Option<i64>,
     steps: Vec<Step>,
     last_error: Option<ErrorText>,
+    /// When the lease ends, if that is not as long after its start as a new one does.
+    until: Option<i64>,
+    cancel_requested: bool,
 }
 
 impl AttemptColumns {
@@ -285,6 +294,8 @@ impl AttemptColumns {
             first_started_at: None,
             steps: Vec::new(),
             last_error: None,
+            until: None,
+            cancel_requested: false,
         }
     }
 }
@@ -302,9 +313,9 @@ impl ClaimReader<'_> {
             token: LeaseToken(attempt.token.cast_unsigned()),
             worker: self.claim.worker.clone(),
             since: self.since,
-            until: self.since + pair.terms.lease_length(),
+            until: attempt.until.map_or(self.since + pair.terms.lease_length(), wire::time),
             max_attempts: pair.terms.most_runs(job.max_attempts()),
-            cancel_requested: false,
+            cancel_requested: attempt.cancel_requested,
         };
         ClaimedJob {
             job: Arc::new(job),
@@ -342,6 +353,8 @@ impl ClaimReader<'_> {
             first_started_at: get(row, Column::FirstStarted),
             steps: record::steps(get(row, Column::StepNames), get(row, Column::StepResults))?,
             last_error: get::<Option<&str>>(row, Column::LastError).map(ErrorText::new),
+            until: get(row, Column::Until),
+            cancel_requested: get_or(row, Column::CancelRequested, false),
         };
         Ok(self.claimed(columns.into_job()?, &pair, attempt))
     }
@@ -410,6 +423,8 @@ mod tests {
             (Column::StepResults, "step_results"),
             (Column::HasSideEffects, "has_side_effects"),
             (Column::LastError, "last_error"),
+            (Column::Until, "until"),
+            (Column::CancelRequested, "cancel_requested"),
             (Column::Ready, "ready"),
             (Column::Since, "since"),
             (Column::WakeIn, "wake_in"),

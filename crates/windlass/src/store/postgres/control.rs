@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
+use windlass_core::audit::{Actor, AuditNote};
 use windlass_core::job::{JobId, NewJob, Start};
 use windlass_core::ledger::{CancelAnswer, Cleared, Enqueued, QueueChange};
 use windlass_core::limits;
@@ -16,22 +17,20 @@ use super::enqueue::check_batch;
 use super::wire::Placed;
 use super::{Parameter, PostgresStore, about_now, jobs, refusal, spec, understood, wire};
 use crate::store::{
-    Answer, JobAction, JobActionDone, JobActionResult, Selection, StoreError, bulk,
+    AlterJobs, Answer, JobAction, JobActionDone, JobActionResult, Selection, StoreError, bulk,
 };
 
 /// What a change of jobs is called in an error.
 const DOING: &str = "alter jobs";
 
-pub(super) async fn alter(
-    store: &PostgresStore,
-    selection: Selection,
-    action: JobAction,
-) -> Answer<Vec<JobActionResult>> {
-    selection.check(&action)?;
+pub(super) async fn alter(store: &PostgresStore, alter: AlterJobs) -> Answer<Vec<JobActionResult>> {
+    alter.check()?;
+    let by = alter.note().map(|note| note.head());
+    let AlterJobs { selection, action, .. } = alter;
     if let (JobAction::ReplayEdited(edited), Selection::Jobs(jobs)) = (&action, &selection)
         && let [job] = jobs.as_slice()
     {
-        let result = match replay_edited(store, *job, edited).await {
+        let result = match replay_edited(store, *job, edited, by).await {
             Err(StoreError::Refused(refusal)) => Err(refusal),
             other => Ok(JobActionDone::Replaced(other?)),
         };
@@ -47,7 +46,7 @@ pub(super) async fn alter(
         JobAction::Remove => (3, Start::Now),
         JobAction::RemoveGraph => (4, Start::Now),
     };
-    let change = BulkChange { action: &action, what, start: wire::start(start) };
+    let change = BulkChange { action: &action, what, start: wire::start(start), by };
     match selection {
         Selection::Jobs(ids) => Ok(change.these(store, ids).await?),
         Selection::Matching(filter) => match jobs::filter(store, &filter).await? {
@@ -62,6 +61,8 @@ struct BulkChange<'a> {
     action: &'a JobAction,
     what: i32,
     start: (i16, Option<i64>),
+    /// What its audit entries begin with.
+    by: Option<String>,
 }
 
 /// Which jobs one call is about.
@@ -110,7 +111,7 @@ impl BulkChange<'_> {
         let (kind, us) = self.start;
         let kind = i32::from(kind);
         let most = i32::try_from(bulk::chunk_of(self.action)).unwrap_or(i32::MAX);
-        let parameters: [Parameter<'_>; 8] = [
+        let parameters: [Parameter<'_>; 9] = [
             (&chunk.ids, Type::UUID_ARRAY),
             (&chunk.filter, Type::JSONB),
             (&chunk.after, Type::INT8),
@@ -119,8 +120,9 @@ impl BulkChange<'_> {
             (&self.what, Type::INT4),
             (&kind, Type::INT4),
             (&us, Type::INT8),
+            (&self.by, Type::TEXT),
         ];
-        let sql = "select * from windlass.alter($1, $2, $3, $4, $5, $6, $7, $8)";
+        let sql = "select * from windlass.alter($1, $2, $3, $4, $5, $6, $7, $8, $9)";
         let rows = store.call(DOING, sql, &parameters).await?;
         let altered = Vec::with_capacity(rows.len());
         let (mut done, mut rings) = (ChunkDone { altered, looked_to: None, until: None }, None);
@@ -163,12 +165,14 @@ async fn replay_edited(
     store: &PostgresStore,
     job: JobId,
     edited: &Arc<NewJob>,
+    by: Option<String>,
 ) -> Answer<Enqueued> {
     let edited = [edited.clone()];
     check_batch(&edited, &store.limits)?;
     let (id, edited) = (wire::uuid(job), spec::whole_job(&edited[0]));
-    let parameters: [Parameter<'_>; 2] = [(&id, Type::UUID), (&edited, Type::JSONB)];
-    let sql = "select * from windlass.replay_edited($1, $2)";
+    let parameters: [Parameter<'_>; 3] =
+        [(&id, Type::UUID), (&edited, Type::JSONB), (&by, Type::TEXT)];
+    let sql = "select * from windlass.replay_edited($1, $2, $3)";
     let row = match store.one("replay an edited job", sql, &parameters).await {
         Err(StoreError::Refused(Refusal::KeyTaken { holder, .. })) => {
             return Err(Refusal::KeyTaken { job, holder }.into());
@@ -184,7 +188,9 @@ pub(super) async fn configure(
     store: &PostgresStore,
     queue: Name,
     change: QueueChange,
+    by: Option<Actor>,
 ) -> Answer<QueueSettings> {
+    let by = by.map(|by| AuditNote::of_setting(by, &queue, &change).head());
     // What is wrong with it whatever the settings are.
     match &change {
         QueueChange::PauseLane(_) => {}
@@ -192,27 +198,33 @@ pub(super) async fn configure(
     }
     let (what, value) = write_change(&change);
     let queue = queue.as_str();
-    let parameters: [Parameter<'_>; 3] =
-        [(&queue, Type::TEXT), (&what, Type::TEXT), (&value, Type::JSONB)];
-    let sql = "select * from windlass.configure($1, $2, $3)";
+    let parameters: [Parameter<'_>; 4] =
+        [(&queue, Type::TEXT), (&what, Type::TEXT), (&value, Type::JSONB), (&by, Type::TEXT)];
+    let sql = "select * from windlass.configure($1, $2, $3, $4)";
     let row = store.one("configure a queue", sql, &parameters).await?;
     store.committed_and_rings(row.get("rings")).await;
     understood(wire::settings(&row.get("settings")))
 }
 
-pub(super) async fn clear(store: &PostgresStore, queue: Name) -> Answer<Cleared> {
+pub(super) async fn clear(
+    store: &PostgresStore,
+    queue: Name,
+    by: Option<Actor>,
+) -> Answer<Cleared> {
     const DOING: &str = "clear a queue";
+    let by = by.map(|by| AuditNote::of_clear(by, &queue).head());
     let queue = queue.as_str();
     let (mut after, mut until, mut all) = (0_i64, None::<i64>, Cleared::default());
     loop {
         let before = all.cleared.cast_signed();
-        let parameters: [Parameter<'_>; 4] = [
+        let parameters: [Parameter<'_>; 5] = [
             (&queue, Type::TEXT),
             (&after, Type::INT8),
             (&until, Type::INT8),
             (&before, Type::INT8),
+            (&by, Type::TEXT),
         ];
-        let sql = "select * from windlass.clear($1, $2, $3, $4)";
+        let sql = "select * from windlass.clear($1, $2, $3, $4, $5)";
         let row = store.one(DOING, sql, &parameters).await;
         let chunks = usize::from(all.cleared > 0);
         let row = row.map_err(|error| bulk::after_others(error, chunks, DOING))?;

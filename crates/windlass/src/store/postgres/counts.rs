@@ -13,9 +13,10 @@ use windlass_core::limits;
 use windlass_core::name::Name;
 use windlass_core::rate::Rate;
 use windlass_core::record::QueueSettings;
+use windlass_core::reserved::{self, WorkerOrder};
 
 use super::{Parameter, PostgresStore, odd, wire};
-use crate::store::Answer;
+use crate::store::{Answer, HeartbeatAnswer};
 
 pub(super) async fn count(store: &PostgresStore) -> Answer<Counts> {
     let row = store.one("count", "select windlass.counts()", &[]).await?;
@@ -122,9 +123,10 @@ pub(super) async fn heartbeat(
     store: &PostgresStore,
     worker: Arc<str>,
     news: WorkerReport,
-) -> Answer<()> {
+) -> Answer<HeartbeatAnswer> {
     let (number, info, error) = match &news {
         WorkerReport::Started(info) => (0_i32, Some(write_worker_info(info)), None),
+        WorkerReport::Alive(info) => (4, Some(write_worker_info(info)), None),
         WorkerReport::Stopping => (1, None, None),
         WorkerReport::Stopped => (2, None, None),
         WorkerReport::Error(error) => (3, None, Some(wire::text(error.as_str()))),
@@ -132,7 +134,8 @@ pub(super) async fn heartbeat(
     let worker = &*worker;
     let (host, pid) = (host(), i64::from(std::process::id()));
     let version = env!("CARGO_PKG_VERSION");
-    let parameters: [Parameter<'_>; 7] = [
+    let order = reserved::order_address(worker).ok().map(|address| address.to_string());
+    let parameters: [Parameter<'_>; 8] = [
         (&worker, Type::TEXT),
         (&number, Type::INT4),
         (&info, Type::JSONB),
@@ -140,11 +143,19 @@ pub(super) async fn heartbeat(
         (&pid, Type::INT8),
         (&version, Type::TEXT),
         (&error, Type::TEXT),
+        (&order, Type::TEXT),
     ];
-    let sql = "select windlass.heartbeat($1, $2, $3, $4, $5, $6, $7)";
-    store.call("announce a worker", sql, &parameters).await?;
-    store.database.committed.send_modify(|_| {});
-    Ok(())
+    let sql = "select windlass.heartbeat($1, $2, $3, $4, $5, $6, $7, $8) as kept";
+    let row = store.one("announce a worker", sql, &parameters).await?;
+    match news {
+        WorkerReport::Alive(_) => {}
+        WorkerReport::Started(_)
+        | WorkerReport::Stopping
+        | WorkerReport::Stopped
+        | WorkerReport::Error(_) => store.database.committed.send_modify(|_| {}),
+    }
+    let kept: Option<&[u8]> = row.get("kept");
+    Ok(HeartbeatAnswer { order: kept.and_then(WorkerOrder::kept) })
 }
 
 fn write_worker_info(info: &WorkerInfo) -> Value {
@@ -155,7 +166,7 @@ fn write_worker_info(info: &WorkerInfo) -> Value {
     let queues = info.queues.as_ref();
     let queues = queues.map(|queues| queues.iter().map(Name::as_str).collect::<Vec<_>>());
     let kinds: Vec<Value> = info.kinds.iter().map(kind).collect();
-    json!({ "queues": queues, "kinds": kinds, "slots": info.slots })
+    json!({ "queues": queues, "kinds": kinds, "slots": info.slots, "quiet": info.quiet })
 }
 
 fn read_worker_info(value: &Value) -> Option<WorkerInfo> {
@@ -181,6 +192,7 @@ fn read_worker_info(value: &Value) -> Option<WorkerInfo> {
         queues,
         kinds: value["kinds"].as_array()?.iter().map(kind).collect::<Option<_>>()?,
         slots: number(&value["slots"])?,
+        quiet: value["quiet"].as_bool().unwrap_or(false),
     })
 }
 

@@ -473,6 +473,7 @@ fn row_of(record: &JobRecord) -> Result<Value, Error> {
         "recoveries": record.status.recoveries,
         "generation": record.status.generation,
         "begun": record.status.begun,
+        "settled_by": record.status.settled_by.map(|token| token.0.cast_signed()),
         "first_started": record.first_started_at.map(Timestamp::as_micros),
         "recovered_at": record.last_recovery_at.map(Timestamp::as_micros),
         "met": (!record.met.is_empty())

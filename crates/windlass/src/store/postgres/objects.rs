@@ -12,6 +12,7 @@ use windlass_core::name::Name;
 use windlass_core::object::{Address, ObjectMeta, ObjectRecord, ObjectView, Turn};
 use windlass_core::outcome::ErrorText;
 use windlass_core::refusal::Refusal;
+use windlass_core::reserved;
 
 use super::enqueue::check_batch;
 use super::wire::{self, Placed, Read};
@@ -79,7 +80,7 @@ async fn page(
         None => ("", "", ""),
     };
     let most = i64::try_from(limit + 1).unwrap_or(i64::MAX);
-    let parameters: [Parameter<'_>; 7] = [
+    let parameters: [Parameter<'_>; 8] = [
         (&after_kind, Type::TEXT),
         (&after_name, Type::TEXT),
         (&after_key, Type::TEXT),
@@ -87,10 +88,11 @@ async fn page(
         (&name, Type::TEXT),
         (&status, Type::INT2),
         (&most, Type::INT8),
+        (&reserved::PREFIX, Type::TEXT),
     ];
     let condition = "(o.kind, o.name, o.key) \
            > ($1 collate \"C\", $2 collate \"C\", $3 collate \"C\") \
-         and ($4 is null or o.kind = $4) \
+         and (o.kind = $4 or $4 is null and not starts_with(o.kind, $8)) \
          and ($5 is null or o.name = $5) and ($6 is null or o.status = $6) \
          order by o.kind, o.name, o.key limit $7";
     let mut objects = objects_where(store, condition, &parameters).await?;

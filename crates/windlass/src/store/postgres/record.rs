@@ -19,7 +19,7 @@ use super::wire::{self, Read, UnknownValue};
 pub(super) const COLUMNS: &str = "j.id, j.seq, q.name as queue, k.name as kind, j.payload, j.spec, \
     j.priority, j.start_kind, j.start_us, j.created_at, \
     p.state::bigint as state, p.at, p.updated_at, p.attempts, p.recoveries, p.generation, p.begun, \
-    p.first_started, p.met, p.token, p.worker, p.since, p.unmet, p.max_attempts, \
+    p.settled, p.first_started, p.met, p.token, p.worker, p.since, p.unmet, p.max_attempts, \
     p.cancel_requested, p.reason::bigint as reason, p.attempt_end::bigint as attempt_end, \
     p.output, d.error, d.attempts as diary_attempts, d.attempts_dropped, d.recovered_at, \
     d.progress, d.progress_token, d.log, d.log_dropped, \
@@ -101,6 +101,12 @@ fn status(row: &Row) -> Read<JobStatus> {
         recoveries: row.get::<_, i32>("recoveries").cast_unsigned(),
         generation: row.get::<_, i32>("generation").cast_unsigned(),
         begun: row.get("begun"),
+        settled_by: match row.get("settled") {
+            true => {
+                row.get::<_, Option<i64>>("token").map(|token| LeaseToken(token.cast_unsigned()))
+            }
+            false => None,
+        },
     })
 }
 

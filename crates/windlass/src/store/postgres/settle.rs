@@ -35,11 +35,13 @@ pub(super) async fn settle(
         answers.push(Err(Refusal::LeaseLost { job }));
         match check_settlement(&settlement, &store.limits) {
             Ok(()) => accepted.push((index, settlement)),
-            // A stale worker hears that it is stale, whatever else is wrong.
-            Err(refusal) if is_held(store, job, settlement.token).await? => {
-                answers[index] = Err(refusal);
-            }
-            Err(_) => {}
+            // A stale worker hears that it is stale, and one that repeats itself what became of the
+            // job, whatever else is wrong.
+            Err(refusal) => match state_under(store, job, settlement.token).await? {
+                Some(StateName::Running) => answers[index] = Err(refusal),
+                Some(state) => answers[index] = Ok(Settled { state }),
+                None => {}
+            },
         }
     }
     if !accepted.is_empty() {
@@ -93,14 +95,19 @@ fn read_settled(row: &Row, job: JobId) -> Answer<Result<Settled, Refusal>> {
     Ok(Ok(Settled { state: understood(wire::state_name(state.into()))? }))
 }
 
-/// Whether the job runs under this lease.
-async fn is_held(store: &PostgresStore, job: JobId, token: LeaseToken) -> Answer<bool> {
+/// The state of the job, if it runs under this lease or its last attempt was settled under it.
+async fn state_under(
+    store: &PostgresStore,
+    job: JobId,
+    token: LeaseToken,
+) -> Answer<Option<StateName>> {
     let (job, token) = (wire::uuid(job), token.0.cast_signed());
-    let sql = "select exists (select from windlass.job j \
+    let sql = "select (select p.state::bigint from windlass.job j \
          join windlass.job_state_now p using (seq) \
-         where j.id = $1 and p.state = 3 and p.token = $2)";
+         where j.id = $1 and p.token = $2 and (p.state = 3 or p.settled))";
     let parameters: [Parameter<'_>; 2] = [(&job, Type::UUID), (&token, Type::INT8)];
-    Ok(store.one("look at a lease", sql, &parameters).await?.get(0))
+    let state: Option<i64> = store.one("look at a lease", sql, &parameters).await?.get(0);
+    state.map(|state| understood(wire::state_name(state))).transpose()
 }
 
 /// What of a settlement can be refused without asking the database.

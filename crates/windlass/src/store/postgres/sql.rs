@@ -5,11 +5,12 @@
 
 use windlass_core::limits::{self, Bound, Limits};
 use windlass_core::refusal::Refusal;
+use windlass_core::reserved;
 
 use super::{refusal, wire};
 
 /// In the order in which they are run: functions in SQL and views need what they name.
-const FILES: [&str; 35] = [
+const FILES: [&str; 36] = [
     include_str!("sql/values.sql"),
     include_str!("sql/tables.sql"),
     include_str!("sql/rotation.sql"),
@@ -32,6 +33,7 @@ const FILES: [&str; 35] = [
     include_str!("sql/settle.sql"),
     include_str!("sql/renew.sql"),
     include_str!("sql/rescue.sql"),
+    include_str!("sql/audit.sql"),
     include_str!("sql/alter.sql"),
     include_str!("sql/remove.sql"),
     include_str!("sql/replay_edited.sql"),
@@ -61,6 +63,7 @@ fn named() -> Vec<(&'static str, String)> {
         ("LEASE_TOKENS", LEASE_TOKENS),
         ("EVENTS_PER_ROW", EVENTS_PER_ROW),
         ("ATTEMPTS_KEPT", limits::ATTEMPTS_KEPT),
+        ("AUDIT_ENTRIES", limits.audit_entries),
         ("BATCH_JOBS", limits::BATCH_JOBS),
         ("CASCADE_JOBS", limits::CASCADE_JOBS),
         ("CHUNK_JOBS", limits::CHUNK_JOBS),
@@ -92,11 +95,14 @@ fn named() -> Vec<(&'static str, String)> {
     ];
     let texts = [
         ("AT_MOST", at_most()),
+        ("AUDIT_KIND", kind(reserved::AUDIT)),
+        ("AUDIT_NAME", quoted(reserved::AUDIT_NAME)),
         ("GRAPH_REMEDY", quoted(limits::GRAPH_BOUND.remedy)),
         ("GRAPH_WHAT", quoted(limits::GRAPH_BOUND.what)),
         ("HISTORY_AGE", wire::micros(limits.history_age).to_string()),
         ("ISOLATION_WHAT", quoted(refusal::ISOLATION_WHAT)),
         ("LANES_NUMBERED", lanes_numbered()),
+        ("ORDER_KEPT", wire::micros(limits::ORDER_KEPT).to_string()),
         ("OUTPUT_WHAT", quoted(limits::OUTPUT_WHAT)),
         ("PAYLOAD_REMEDY", quoted(limits::PAYLOAD_REMEDY)),
         ("SENTENCES", refusal::sentences()),
@@ -104,6 +110,13 @@ fn named() -> Vec<(&'static str, String)> {
     let numbers = numbers.into_iter().map(|(name, number)| (name, number.to_string()));
     let bounds = bounds.into_iter().map(|(name, bound)| (name, arguments(bound)));
     numbers.chain(bounds).chain(texts).collect()
+}
+
+/// A reserved kind as an expression, with its first word in two parts: where SQL says `windlass` it
+/// means the schema, and is given the schema's name.
+fn kind(kind: &str) -> String {
+    let (first, rest) = kind.split_at("wind".len());
+    format!("('{first}' || '{}')", quoted(rest))
 }
 
 fn quoted(text: &str) -> String {

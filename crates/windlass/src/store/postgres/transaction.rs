@@ -134,7 +134,9 @@ async fn accept(
 ///
 /// Commit, and return the same output from the handler. Returning `Ok` without having committed is
 /// found out, and is a failed attempt. Refused if the lease is lost: then the transaction must be
-/// rolled back, since another worker may be running the job. Refused in REPEATABLE READ and
+/// rolled back, since another worker may be running the job. Refused as well if the attempt was
+/// completed before, so that a transaction that is repeated because the answer to its commit was
+/// lost does nothing twice. Refused in REPEATABLE READ and
 /// SERIALIZABLE too, from which a job that begins to wait for this one cannot be seen.
 pub async fn complete_in<T: serde::Serialize>(
     mut transaction: impl Transaction,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use uuid::Uuid;
+use windlass_core::audit::AuditNote;
 use windlass_core::job::{Bytes, CancelReason, DeadReason, JobId, Start, StateName};
 use windlass_core::ledger::{Acceptance, Enqueued, LanePosition};
 use windlass_core::name::Name;
@@ -162,6 +163,9 @@ pub(super) fn turn(turn: &Turn) -> Value {
     if let Some((status, reason)) = &turn.status {
         let reason = reason.as_ref().map(|reason| text(reason.as_str()));
         said["status"] = json!([status_number(*status), reason]);
+    }
+    if let Some(note) = AuditNote::of_turn(turn) {
+        said["by"] = note.head().into();
     }
     match turn.ran {
         None => {}

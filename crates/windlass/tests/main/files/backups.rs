@@ -31,6 +31,7 @@ async fn a_backup_of_a_store_in_use_opens_as_of_one_moment_with_fresh_tokens() {
         queues: None,
         kinds: vec![KindClaim::new(name("work"))],
         limit: 1,
+        request: None,
     });
     let token = handed.await.expect("answered").jobs[0].lease.token;
     let copied = back_up(&from, &to).expect("copied");
@@ -57,6 +58,7 @@ async fn a_backup_of_a_store_in_use_opens_as_of_one_moment_with_fresh_tokens() {
         queues: None,
         kinds: vec![KindClaim::new(name("work"))],
         limit: 1,
+        request: None,
     });
     let fresh = handed.await.expect("answered").jobs[0].lease.token;
     assert!(fresh.0 > token.0 + (1 << 39), "{fresh} is too near to {token}");

@@ -122,7 +122,7 @@ async fn a_claim_behind_a_commit_that_could_not_be_written_is_not_answered() {
     gate.reached.notified().await;
     // It decides at once, and waits to be written behind the enqueue.
     let kinds = vec![KindClaim::new(name("work"))];
-    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1, request: None };
     let claim = tokio::spawn(async move { other.claim(claim).await });
     for _ in 0..1_000 {
         tokio::task::yield_now().await;

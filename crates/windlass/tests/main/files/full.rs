@@ -130,11 +130,14 @@ async fn waiting_for_room(bench: &Bench) -> (Arc<FileStore>, Arc<Switches>, Join
     let cancels = store.clone();
     let cancels = tokio::spawn(async move {
         let all = Selection::Jobs((1..=5_000).map(id).collect());
-        cancels.alter(all, JobAction::Cancel).await.map_or(0, |altered| altered.len() as u64)
+        cancels
+            .alter(AlterJobs::new(all, JobAction::Cancel))
+            .await
+            .map_or(0, |altered| altered.len() as u64)
     });
     // A claim does not wait for others, and fails once there is no room.
     let kinds = vec![KindClaim::new(name("other"))];
-    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1 };
+    let claim = Claim { worker: "w".into(), queues: None, kinds, limit: 1, request: None };
     while store.claim(claim.clone()).await.is_ok() {
         tokio::task::yield_now().await;
     }

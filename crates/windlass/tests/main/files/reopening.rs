@@ -1,5 +1,9 @@
 //! What a store holds when it is opened again, and what becomes of what was running.
 
+use windlass::WorkerOrder;
+use windlass::core::ledger::{WorkerInfo, WorkerReport};
+use windlass::store::StoreExt as _;
+
 use super::*;
 
 #[tokio::test(start_paused = true)]
@@ -101,6 +105,42 @@ async fn a_stale_worker_of_before_is_refused_and_no_token_or_event_number_comes_
         store.close().await;
     }
     assert!(tokens.len() >= 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settlement_is_repeated_after_a_restart() {
+    let bench = Bench::new();
+    let verdicts = [
+        (Verdict::Complete, StateName::Completed),
+        (Verdict::Snooze(HOUR), StateName::Scheduled),
+        (Verdict::Bury(DeadReason::Permanent), StateName::Dead),
+    ];
+    let store = bench.open();
+    accept(&store, (1..=4).map(job)).await;
+    let handed = claim(&store, 4).await.jobs;
+    let end = |at: usize, verdict| {
+        let ClaimedJob { job, lease, .. } = &handed[at];
+        vec![Settlement::new(job.id, lease.token, verdict)]
+    };
+    for (at, (verdict, state)) in verdicts.into_iter().enumerate() {
+        let answer = store.settle(end(at, verdict)).await.expect("answered").remove(0);
+        assert_eq!(answer, Ok(Settled { state }));
+    }
+    drop(store);
+    // After a crash, and after it was closed.
+    for _ in 0..2 {
+        let store = bench.open();
+        let before = everything(&store).await;
+        for (at, (verdict, state)) in verdicts.into_iter().enumerate() {
+            let answer = store.settle(end(at, verdict)).await.expect("answered").remove(0);
+            assert_eq!(answer, Ok(Settled { state }), "{verdict:?}");
+        }
+        // The fourth ran when the process ended, and was given back.
+        let answer = store.settle(end(3, Verdict::Complete)).await.expect("answered").remove(0);
+        assert_eq!(answer, Err(Refusal::LeaseLost { job: handed[3].job.id }));
+        assert_eq!(everything(&store).await, before);
+        store.close().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -241,4 +281,56 @@ async fn an_engine_on_a_directory_survives_closing_with_work_left() {
     let record = engine.find(second.id()).await.expect("found").expect("kept");
     assert_eq!(record.output.as_deref(), Some(b"42".as_slice()));
     engine.close().await;
+}
+
+/// Sets a value, orders a worker to be quiet, and cancels a job, all as anna.
+async fn act_as_anna(store: &FileStore) {
+    let anna = || Some(windlass::Actor::new("anna").expect("a name"));
+    accept(store, [job(1)]).await;
+    store.set_value("secret", *b"one", 0, None).await.expect("set");
+    store.set_value("secret", *b"two", 1, anna()).await.expect("set");
+    store.order_worker("w", Some(WorkerOrder::Quiet), anna()).await.expect("ordered");
+    let cancel = AlterJobs::new(Selection::Jobs(vec![id(1)]), JobAction::Cancel);
+    store.alter(AlterJobs { by: anna(), ..cancel }).await.expect("cancelled");
+}
+
+/// Looks whether what [`act_as_anna`] did is all there.
+async fn anna_has_acted(store: &FileStore) {
+    let secret = store.value("secret").await.expect("read").expect("it is there");
+    assert_eq!((&secret.bytes[..], secret.version), (&b"two"[..], 2));
+    let info = WorkerInfo { queues: None, kinds: Vec::new(), slots: 1, quiet: false };
+    let heard = store.heartbeat("w".into(), WorkerReport::Alive(info)).await.expect("answered");
+    assert_eq!(heard.order, Some(WorkerOrder::Quiet));
+    let trail = store.audit(None, 10).await.expect("read").entries;
+    let did: Vec<&str> = trail.iter().map(|entry| &*entry.action).collect();
+    assert_eq!(did, ["cancel", "turn", "turn"]);
+    assert!(trail.iter().all(|entry| entry.by.name() == "anna"), "{trail:?}");
+    assert_eq!(trail[0].jobs, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn values_orders_and_the_audit_trail_are_there_after_closing_and_after_a_crash() {
+    let bench = Bench::new();
+    let store = bench.open();
+    act_as_anna(&store).await;
+    anna_has_acted(&store).await;
+    let left = bench.directory.path().join("left");
+    copy_directory(&bench.path(), &left);
+    let disk = Arc::new(RealDisk::open(&left).expect("the copy is nobody's"));
+    anna_has_acted(&bench.open_on(disk).expect("the copy opens")).await;
+    store.close().await;
+    anna_has_acted(&bench.open()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backup_carries_values_orders_and_the_audit_trail() {
+    let bench = Bench::new();
+    let store = bench.open();
+    act_as_anna(&store).await;
+    let copy = bench.directory.path().join("copy");
+    back_up(&bench.path(), &copy).expect("copied");
+    let disk = Arc::new(RealDisk::open(&copy).expect("the copy is nobody's"));
+    anna_has_acted(&bench.open_on(disk).expect("the copy opens")).await;
+    drop(store);
+    assert_eq!(windlass::store::file::check(&bench.path()).expect("checked").objects, 0);
 }

@@ -50,7 +50,10 @@ async fn compaction_goes_in_small_commits_however_much_it_has_to_copy() {
     for part in 0..5u128 {
         let before = store.space();
         let jobs = (0..3_000).map(|each| id((part * 3_000 + each) * 2)).collect();
-        store.alter(Selection::Jobs(jobs), JobAction::Cancel).await.expect("they are cancelled");
+        store
+            .alter(AlterJobs::new(Selection::Jobs(jobs), JobAction::Cancel))
+            .await
+            .expect("they are cancelled");
         let after = store.space();
         let (written, syncs) = (after.written - before.written, after.syncs - before.syncs);
         (copied, largest) = (copied + written, largest.max(written / syncs));

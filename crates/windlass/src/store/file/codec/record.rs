@@ -44,7 +44,7 @@ pub(super) fn update(update: &Update, previous: u64, weight: u32, to: &mut Vec<u
     varint(weight.into(), to);
     time(update.at, to);
     status(&update.status, update.at, to);
-    note(update.note.as_deref(), &update.status, to);
+    note(update.note.as_ref(), &update.status, to);
 }
 
 impl EntryReader<'_> {
@@ -52,7 +52,7 @@ impl EntryReader<'_> {
         let (job, previous, weight) = (self.id()?, self.long()?, self.short()?);
         let at = self.time()?;
         let status = self.status(at)?;
-        let note = self.note(&status)?.map(Box::new);
+        let note = self.note(&status)?;
         Ok((Update { job, at, status, note }, previous, weight))
     }
 }
@@ -107,7 +107,7 @@ impl EntryReader<'_> {
                 output: self.option(EntryReader::bytes)?.map(Into::into),
                 error: self.option(EntryReader::error)?,
             },
-            4 => RecordNote::Reported(self.report()?),
+            4 => RecordNote::Reported(Box::new(self.report()?)),
             5 => RecordNote::Failed(self.error()?),
             6 => RecordNote::Replayed { met: self.ids()? },
             7 => RecordNote::Met { on: self.id()? },

@@ -8,8 +8,9 @@ use super::bytes::{EntryReader, RANGE, text, time, varint};
 
 /// `at` is the time of the entry: a state that began then does not repeat it.
 pub(super) fn status(status: &JobStatus, at: Timestamp, to: &mut Vec<u8>) {
+    let flags = u8::from(status.begun) << 7 | u8::from(status.settled_by.is_some()) << 6;
     let since = |tag: u8, since: Timestamp, to: &mut Vec<u8>| {
-        to.push(u8::from(status.begun) << 7 | tag << 1 | u8::from(since == at));
+        to.push(flags | tag << 1 | u8::from(since == at));
         if since != at {
             time(since, to);
         }
@@ -38,13 +39,16 @@ pub(super) fn status(status: &JobStatus, at: Timestamp, to: &mut Vec<u8>) {
     varint(status.attempts.into(), to);
     varint(status.recoveries.into(), to);
     varint(status.generation.into(), to);
+    if let Some(token) = status.settled_by {
+        varint(token.0, to);
+    }
 }
 
 impl EntryReader<'_> {
     pub(super) fn status(&mut self, at: Timestamp) -> Result<JobStatus, Wrong> {
         let tag = self.byte()?;
         let since = if tag & 1 == 1 { at } else { self.time()? };
-        let state = match tag >> 1 & 0x3f {
+        let state = match tag >> 1 & 0x1f {
             0 => State::Blocked { not_before: since, unmet: self.short()? },
             1 => State::Scheduled { at: since },
             2 => State::Ready { since },
@@ -60,6 +64,10 @@ impl EntryReader<'_> {
             recoveries: self.short()?,
             generation: self.short()?,
             begun: tag & 0x80 != 0,
+            settled_by: match tag & 0x40 {
+                0 => None,
+                _ => Some(LeaseToken(self.varint()?)),
+            },
         })
     }
 }

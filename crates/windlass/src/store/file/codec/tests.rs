@@ -137,23 +137,23 @@ fn notes() -> Vec<Option<RecordNote>> {
         None,
         Some(RecordNote::Started { worker: "worker".into() }),
         Some(RecordNote::Started { worker: "another".into() }),
-        Some(RecordNote::Reported(Report {
+        Some(RecordNote::Reported(Box::new(Report {
             progress: progress.clone(),
             lines: vec![line.clone()],
             ..Report::default()
-        })),
-        Some(RecordNote::Reported(Report {
+        }))),
+        Some(RecordNote::Reported(Box::new(Report {
             progress: progress.clone(),
             lines: vec![line.clone()],
             steps: finished(),
             lines_dropped: 0,
-        })),
-        Some(RecordNote::Reported(Report {
+        }))),
+        Some(RecordNote::Reported(Box::new(Report {
             progress,
             lines: vec![line],
             steps: Vec::new(),
             lines_dropped: 50,
-        })),
+        }))),
         Some(RecordNote::Failed(ErrorText::new("gone"))),
         Some(RecordNote::Replayed { met: vec![id(1), id(2)] }),
         Some(RecordNote::Met { on: id(3) }),
@@ -167,13 +167,15 @@ fn finished() -> Vec<Step> {
 }
 
 fn whole(state: State) -> JobRecord {
-    let status = JobStatus { state, attempts: 1, recoveries: 2, generation: 3, begun: true };
+    let settled_by = None;
+    let status =
+        JobStatus { state, attempts: 1, recoveries: 2, generation: 3, begun: true, settled_by };
     let (job, sequence) = (Arc::new(full_job()), u64::MAX);
     let met = vec![id(1)];
     let mut record = JobRecord::new(&Accepted { job, sequence, at: at(10), status, met });
     for note in notes() {
         let status = record.status.clone();
-        let (job, note) = (record.id(), note.map(Box::new));
+        let job = record.id();
         record.absorb(&Update { job, at: at(10), status, note });
     }
     record.output = Some(vec![9; 300].into());
@@ -214,9 +216,11 @@ fn all() -> Vec<(Entry, Vec<u8>)> {
         all.push((entry, bytes));
     };
     for state in states() {
-        let status = JobStatus { state, attempts: 9, recoveries: 8, generation: 7, begun: true };
+        let settled_by = Some(LeaseToken(u64::MAX));
+        let status =
+            JobStatus { state, attempts: 9, recoveries: 8, generation: 7, begun: true, settled_by };
         for note in notes() {
-            let (status, note) = (status.clone(), note.map(Box::new));
+            let status = status.clone();
             let update = Update { job: id(5), at: at(10), status, note };
             let encoded = update.clone();
             let entry = Entry::Update { update, previous: u64::MAX, weight: u32::MAX };

@@ -138,7 +138,7 @@ impl RecordedLedger<JournalRecords> {
         }
         journal.allocate_files()?;
         let batch = journal.take(self.ledger.next_ids(), journal.landed_commit());
-        let (events, rings) = (std::mem::take(&mut self.events), std::mem::take(&mut self.rings));
+        let (events, rings) = self.take_caused();
         Ok(Commit { batch, events, rings })
     }
 
@@ -169,7 +169,7 @@ impl RecordedLedger<JournalRecords> {
         for retired in self.landed(&commit) {
             let _ = retired.let_go().map(|spare| self.add_spare(spare));
         }
-        self.events = commit.events;
+        self.caused.events = commit.events;
         let marked = self.records.journal.mark_used();
         marked.map_err(|error| OpenError::disk("mark the store", error))
     }

@@ -284,8 +284,8 @@ impl RecordedLedger<JournalRecords> {
         let last = self.ledger.next_ids().sequence.saturating_sub(1);
         if self.records.compaction.checkpoint.is_none() {
             // What is not about one job or object comes first.
-            let image = self.ledger.image();
-            self.records.persist(&mut self.ledger, image)?;
+            let mut image = self.ledger.image();
+            self.records.persist(&mut self.ledger, &mut image)?;
         }
         let begun = self.records.compaction.checkpoint.get_or_insert(Checkpoint {
             position,
@@ -364,8 +364,8 @@ impl RecordedLedger<JournalRecords> {
     /// Settings, rates and totals have no place of their own that could be looked for in the
     /// segment, so all of them are written anew: the segment may have held the only copy.
     fn let_go(&mut self, segment: u32) -> Result<(), Unreadable> {
-        let image = self.ledger.image();
-        self.records.persist(&mut self.ledger, image)?;
+        let mut image = self.ledger.image();
+        self.records.persist(&mut self.ledger, &mut image)?;
         self.records.journal.touch();
         self.records.journal.let_go_before(segment + 1);
         Ok(())

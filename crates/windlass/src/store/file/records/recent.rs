@@ -1,29 +1,31 @@
-//! Jobs accepted lately, in memory.
+//! Jobs accepted lately, in memory, until they have run.
 //!
-//! Answers: most jobs are claimed soon after they were enqueued, and settled soon after that. Each
-//! would be read back from the disk and decoded for it.
+//! Answers: most jobs are claimed soon after they were enqueued. Each would be read back from the
+//! disk and decoded for it.
 //! Why not simpler: a plain cache drops the oldest first, but jobs start oldest first. When they
 //! come faster than they start, it would drop just those that are claimed next; with
 //! `makes_way` enqueueing many costs a sixth less (git log). A larger one is slower: what does not
-//! fit the processor's cache costs more than it saves.
+//! fit the processor's cache costs more than it saves. A job leaves with its first change after
+//! the claim: hardly anybody reads a finished job, and to keep its record up to date cost each job
+//! two allocations and a copy.
 //! Guarded by: the test below.
 
 use std::collections::{HashMap, VecDeque};
 
-use windlass_core::job::JobId;
+use windlass_core::job::{JobId, State};
 use windlass_core::record::{Accepted, JobRecord, Update};
 use windlass_core::time::Timestamp;
 
 use crate::store::ledger::ClaimHistory;
 
-/// How many jobs are kept here at most, and how many bytes of payload, output and steps.
+/// How many jobs are kept here at most, and how many bytes of payload.
 const RECENT_JOBS: usize = 4_096;
 const RECENT_BYTES: usize = 8 << 20;
 
 /// When it is full of jobs that still wait, one new job in so many takes the place of the oldest.
 const PASSED_OVER: usize = 8;
 
-/// Jobs accepted lately, with what became of them since.
+/// Jobs accepted lately.
 #[derive(Debug, Default)]
 pub(super) struct RecentJobs {
     jobs: HashMap<JobId, RecentJob>,
@@ -35,36 +37,23 @@ pub(super) struct RecentJobs {
 }
 
 #[derive(Debug)]
-enum RecentJob {
-    /// Nothing has happened yet.
-    Accepted(Box<Accepted>),
-    Record(Box<JobRecord>),
-}
-
-impl RecentJob {
-    fn bytes(&self) -> usize {
-        match self {
-            RecentJob::Accepted(accepted) => accepted.job.payload.len(),
-            RecentJob::Record(record) => {
-                let steps: usize = record.steps.iter().map(|step| step.result.len()).sum();
-                let output = record.output.as_ref().map_or(0, |output| output.len());
-                record.job.payload.len() + output + steps
-            }
-        }
-    }
+struct RecentJob {
+    accepted: Box<Accepted>,
+    /// It was claimed since, for the first time, and nothing else has happened.
+    claimed: bool,
 }
 
 impl RecentJobs {
     pub(super) fn add(&mut self, accepted: Box<Accepted>) {
         let id = accepted.job.id;
-        self.forget(id);
         if !self.makes_way() {
             return;
         }
-        let recalled = RecentJob::Accepted(accepted);
-        self.bytes += recalled.bytes();
+        self.bytes += accepted.job.payload.len();
         self.order.push_back(id);
-        self.jobs.insert(id, recalled);
+        if let Some(before) = self.jobs.insert(id, RecentJob { accepted, claimed: false }) {
+            self.bytes -= before.accepted.job.payload.len();
+        }
     }
 
     /// Makes room for a new job by dropping the oldest. `false` if the oldest still waits: it will
@@ -73,7 +62,7 @@ impl RecentJobs {
     fn makes_way(&mut self) -> bool {
         while self.order.len() >= RECENT_JOBS || self.bytes > RECENT_BYTES {
             let Some(oldest) = self.order.front().copied() else { break };
-            if matches!(self.jobs.get(&oldest), Some(RecentJob::Accepted(_))) {
+            if self.jobs.get(&oldest).is_some_and(|recent| !recent.claimed) {
                 self.passed_over += 1;
                 if !self.passed_over.is_multiple_of(PASSED_OVER) {
                     return false;
@@ -85,42 +74,38 @@ impl RecentJobs {
         true
     }
 
+    /// A job has changed: if it was claimed, its worker will ask for it in the same call.
     pub(super) fn absorb(&mut self, update: &Update) {
-        let Some(recalled) = self.jobs.get_mut(&update.job) else { return };
-        self.bytes -= recalled.bytes();
-        if let RecentJob::Accepted(accepted) = recalled {
-            *recalled = RecentJob::Record(Box::new(JobRecord::new(accepted)));
+        let Some(recent) = self.jobs.get_mut(&update.job) else { return };
+        let is_claim = matches!(update.status.state, State::Running(_));
+        if is_claim && !recent.claimed {
+            recent.claimed = true;
+        } else {
+            self.forget(update.job);
         }
-        if let RecentJob::Record(record) = recalled {
-            record.absorb(update);
-        }
-        self.bytes += recalled.bytes();
     }
 
     pub(super) fn forget(&mut self, job: JobId) {
-        if let Some(recalled) = self.jobs.remove(&job) {
-            self.bytes -= recalled.bytes();
+        if let Some(recent) = self.jobs.remove(&job) {
+            self.bytes -= recent.accepted.job.payload.len();
         }
     }
 
+    /// The record of a job to which nothing has happened yet.
     pub(super) fn record(&self, job: JobId) -> Option<JobRecord> {
-        Some(match self.jobs.get(&job)? {
-            RecentJob::Accepted(accepted) => JobRecord::new(accepted),
-            RecentJob::Record(record) => JobRecord::clone(record),
-        })
+        let recent = self.jobs.get(&job).filter(|recent| !recent.claimed)?;
+        Some(JobRecord::new(&recent.accepted))
     }
 
-    /// What a worker needs of a job it claimed.
+    /// What a worker needs of a job it claimed for the first time.
     pub(super) fn claimed(&self, job: JobId, now: Timestamp) -> Option<ClaimHistory> {
-        Some(match self.jobs.get(&job)? {
-            RecentJob::Accepted(accepted) => ClaimHistory {
-                job: accepted.job.clone(),
-                created_at: accepted.at,
-                first_started_at: now,
-                steps: Vec::new(),
-                last_error: None,
-            },
-            RecentJob::Record(record) => ClaimHistory::of(record, now),
+        let RecentJob { accepted, .. } = self.jobs.get(&job)?;
+        Some(ClaimHistory {
+            job: accepted.job.clone(),
+            created_at: accepted.at,
+            first_started_at: now,
+            steps: Vec::new(),
+            last_error: None,
         })
     }
 }

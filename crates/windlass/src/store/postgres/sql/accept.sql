@@ -44,22 +44,20 @@ returns table (id uuid, acceptance int, depth bigint, sequence bigint, lane bigi
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
-  _now bigint;
+  _now bigint := windlass.now_us();
+  _plain record;
   _items windlass.item[];
   _placed jsonb;
 begin
-  if (_specs is null or (select bool_and(windlass._without_side_effects(s)) from unnest(_specs) s))
-    and not exists (select from windlass.queue_kind l join windlass.queue q on q.id = l.queue
-      where l.id = any (_queue_kinds) and q.max_depth is not null)
-    and not exists (select from unnest(_ids) i cross join lateral (
-      select from windlass.job j where j.id = i offset 0) j)
-  then
-    _now := windlass.now_us();
-    select p.sequences, p.depths, p.rings into sequences, depths, rings
-      from windlass._accept_plain(_ids, _queue_kinds, _payloads, _priorities, _start_kinds,
-        _starts, _max_attempts, _specs, _now) p;
+  _plain := windlass._look_up_plain(_ids, _queue_kinds, _priorities, _specs, _now);
+  if _plain.is_plain then
+    _plain := windlass._accept_plain(_ids, _queue_kinds, _payloads, _priorities, _start_kinds,
+      _starts, _max_attempts, _specs, _plain.queues, _plain.ranks, _plain.rings, _now);
+    sequences := _plain.sequences;
+    depths := _plain.depths;
+    rings := _plain.rings;
     return next;
-    perform windlass._fold_counters_sometimes(_now);
+    if windlass._is_fold_due(_now) then perform windlass._fold_counters(); end if;
     return;
   end if;
   perform windlass._require_read_committed();
@@ -81,34 +79,61 @@ begin
   return next;
 end $$;
 
--- Accepts new jobs without side effects, in queues without a limit: all at once. Which jobs these
--- are makes no other difference than the cost; tests/postgres/bulk.rs compares both paths. One that
--- is accepted elsewhere at the same time fails with SQLSTATE 23505: whoever tries again finds it.
+-- Whether these are new jobs without side effects, in queues without a limit. If so, the queue of
+-- each (one for all if it is the same), their ranks (null if all are 0), and whom to ring.
+create function windlass._look_up_plain(_ids uuid[], _queue_kinds int[], _priorities int[],
+    _specs jsonb[], _now bigint, out is_plain boolean, out queues int[], out ranks bigint[],
+    out rings text[]) language plpgsql as $$
+begin
+  if _specs is not null then
+    is_plain := (select bool_and(windlass._without_side_effects(s)) from unnest(_specs) s);
+    if not is_plain then return; end if;
+  end if;
+  if _queue_kinds[1] = all (_queue_kinds) then
+    select q.max_depth is null and not exists (select from unnest(_ids) i cross join lateral (
+          select from windlass.job j where j.id = i offset 0) j), array[q.id],
+        case when q.ageing is not null or 0 <> any (_priorities)
+          then array(select windlass._rank(q.ageing, p, _now) from unnest(_priorities) p) end,
+        array['q:' || q.name] into is_plain, queues, ranks, rings
+      from windlass.queue_kind l join windlass.queue q on q.id = l.queue
+      where l.id = _queue_kinds[1];
+    return;
+  end if;
+  select bool_and(q.max_depth is null) and not exists (select from unnest(_ids) i
+        cross join lateral (select from windlass.job j where j.id = i offset 0) j),
+      array_agg(l.queue), array_agg(windlass._rank(q.ageing, i.priority, _now)),
+      array_agg(distinct 'q:' || q.name) into is_plain, queues, ranks, rings
+    from unnest(_queue_kinds, _priorities) as i(queue_kind, priority)
+      cross join lateral (select l.queue from windlass.queue_kind l
+          where l.id = i.queue_kind offset 0) l
+      cross join lateral (select q.name, q.ageing, q.max_depth from windlass.queue q
+          where q.id = l.queue offset 0) q;
+end $$;
+
+-- Accepts new jobs without side effects, in queues without a limit: all at once, with what
+-- `_look_up_plain` found. Which jobs these are makes no other difference than the cost;
+-- tests/postgres/bulk.rs compares both paths. One that is accepted elsewhere at the same time fails
+-- with SQLSTATE 23505: whoever tries again finds it.
 --
 -- Statements one after the other: as parts of one they cost more, for a single job (1.6 times) and
 -- for a thousand (1.7 times).
 create function windlass._accept_plain(_ids uuid[], _queue_kinds int[], _payloads bytea[],
     _priorities int[], _start_kinds smallint[], _starts bigint[], _max_attempts bigint[],
-    _specs jsonb[], _now bigint, out sequences bigint[], out depths bigint[], out rings text[])
+    _specs jsonb[], _queues int[], _ranks bigint[], inout rings text[], _now bigint,
+    out sequences bigint[], out depths bigint[])
 language plpgsql as $$
 declare
-  _part smallint;
-  _has_delays boolean := 0 <> any (_start_kinds);
   _dues bigint[];
-  _ranks bigint[];
-  _queues int[];
 begin
-  select array_agg(nextval('windlass.job_seq_seq')), array_agg(l.queue),
-      array_agg(windlass._rank(q.ageing, i.priority, _now)),
-      array_agg(windlass._start_time(i.start_kind, i.start_us, _now)) filter (where _has_delays),
-      array_agg(distinct 'q:' || q.name)
-      into sequences, _queues, _ranks, _dues, rings
-    from unnest(_queue_kinds, _priorities, _start_kinds, _starts)
-        as i(queue_kind, priority, start_kind, start_us)
-      cross join lateral (select l.queue from windlass.queue_kind l
-          where l.id = i.queue_kind offset 0) l
-      cross join lateral (select q.name, q.ageing from windlass.queue q
-          where q.id = l.queue offset 0) q;
+  if cardinality(_ids) = 1 then
+    sequences := array[nextval('windlass.job_seq_seq')];
+  else
+    sequences := array(select nextval('windlass.job_seq_seq') from unnest(_ids));
+  end if;
+  if 0 <> any (_start_kinds) then
+    _dues := array(select windlass._start_time(i.start_kind, i.start_us, _now)
+      from unnest(_start_kinds, _starts) as i(start_kind, start_us));
+  end if;
   insert into windlass.job (seq, created_at, id, queue_kind, priority, start_kind, start_us,
       max_attempts, payload, spec)
     select i.seq, _now, i.id, i.queue_kind, i.priority, i.start_kind, i.start_us, i.max_attempts,
@@ -118,41 +143,48 @@ begin
         as i(seq, id, queue_kind, payload, priority, start_kind, start_us, max_attempts, spec);
   insert into windlass.job_state (seq, at, rank, updated_at, queue_kind, state, without_effects,
       own_max_attempts)
-    select i.seq, greatest(i.due, _now), case when i.due > _now then 0 else i.rank end, _now,
-        i.queue_kind, case when i.due > _now then 1 else 2 end, true, i.max_attempts
+    select i.seq, greatest(i.due, _now), case when i.due > _now then 0 else coalesce(i.rank, 0) end,
+        _now, i.queue_kind, case when i.due > _now then 1 else 2 end, true, i.max_attempts
       from unnest(sequences, _dues, _ranks, _queue_kinds, _max_attempts)
         as i(seq, due, rank, queue_kind, max_attempts);
   -- The active partition, read once: by the default of the column it would be read for every row.
-  -- With the lock held, as rotation.sql asks of whoever inserts.
-  lock table windlass.ready in row exclusive mode;
-  _part := pg_sequence_last_value('windlass.active_partition') & 1;
+  -- By the statement that inserts, as rotation.sql asks.
   insert into windlass.ready (queue_kind, rank, at, seq, never_started, part)
-    select i.queue_kind, i.rank, _now, i.seq, true, _part
-      from unnest(sequences, _dues, _ranks, _queue_kinds) as i(seq, due, rank, queue_kind)
+    select i.queue_kind, coalesce(i.rank, 0), _now, i.seq, true, a.part
+      from (select (pg_sequence_last_value('windlass.active_partition') & 1)::smallint as part
+          offset 0) a,
+        unnest(sequences, _dues, _ranks, _queue_kinds) as i(seq, due, rank, queue_kind)
       where i.due is null or i.due <= _now;
-  if _has_delays then
+  if _dues is not null then
     insert into windlass.scheduled (at, seq)
       select i.due, i.seq from unnest(sequences, _dues) as i(seq, due) where i.due > _now;
   end if;
-  perform windlass._count_accepted(_queue_kinds, _queues, _priorities, _dues, _part, _now);
+  perform windlass._count_accepted(_queue_kinds, _queues, _priorities, _dues, _now);
   perform windlass._emit_accepted(_ids, _queue_kinds, _priorities, _dues, _now);
-  depths := windlass._depths(_queues);
+  depths := case when cardinality(_queues) = 1 then array[windlass._depth(_queues[1])]
+    else windlass._depths(_queues) end;
 end $$;
 
--- Counts jobs that were accepted; `_dues` is null if all of them are ready.
+-- Counts jobs that were accepted. `_queues` has one for all if it is the same; `_dues` is null if
+-- all of them are ready.
 create function windlass._count_accepted(_queue_kinds int[], _queues int[], _priorities int[],
-    _dues bigint[], _part smallint, _now bigint) returns void language plpgsql as $$
+    _dues bigint[], _now bigint) returns void language plpgsql as $$
 begin
-  insert into windlass.counter_delta (queue_kind, queue, scheduled, ready, t_enqueued, part)
-    select i.queue_kind, i.queue, count(*) filter (where i.due > _now),
-        count(*) filter (where i.due is null or i.due <= _now), count(*), _part
-      from unnest(_queue_kinds, _queues, _dues) as i(queue_kind, queue, due)
-      group by i.queue_kind, i.queue;
+  if _dues is null and cardinality(_queues) = 1 then
+    insert into windlass.counter_delta (queue_kind, queue, ready, t_enqueued)
+      values (_queue_kinds[1], _queues[1], cardinality(_queue_kinds), cardinality(_queue_kinds));
+  else
+    insert into windlass.counter_delta (queue_kind, queue, scheduled, ready, t_enqueued)
+      select i.queue_kind, coalesce(i.queue, _queues[1]), count(*) filter (where i.due > _now),
+          count(*) filter (where i.due is null or i.due <= _now), count(*)
+        from unnest(_queue_kinds, _queues, _dues) as i(queue_kind, queue, due)
+        group by i.queue_kind, coalesce(i.queue, _queues[1]);
+  end if;
   if 0 <> any (_priorities) then
-    insert into windlass.counter_delta (queue, priority, ready, part)
-      select i.queue, i.priority, count(*), _part
+    insert into windlass.counter_delta (queue, priority, ready)
+      select coalesce(i.queue, _queues[1]), i.priority, count(*)
         from unnest(_queues, _priorities) as i(queue, priority)
-        where i.priority <> 0 group by i.queue, i.priority;
+        where i.priority <> 0 group by coalesce(i.queue, _queues[1]), i.priority;
   end if;
 end $$;
 

@@ -88,6 +88,7 @@ begin
     delete from windlass.dead where queue = _queue.id and at = _p.at and seq = _p.seq;
   end if;
   _q.attempts := 0; _q.recoveries := 0; _q.generation := _p.generation + 1; _q.begun := false;
+  _q.settled := false;
   _q.since := null; _q.worker := null; _q.first_started := null; _q.max_attempts := null;
   _q.output := null;
   _q.met := nullif(_met, '{}'); _q.updated_at := _now; _q.at := _now; _q.cancel_requested := false;
@@ -195,7 +196,7 @@ end $$;
 -- and up to `_until`, the last job there is if that is null. The last row says `_until`, and up to
 -- where it has looked, null if nothing is left to look at.
 create function windlass.alter(_ids uuid[], _filter jsonb, _after bigint, _until bigint, _most int,
-    _what int, _start_kind int, _start_us bigint)
+    _what int, _start_kind int, _start_us bigint, _by text default null)
 returns table (job uuid, deed int, refusal jsonb, rings text[], looked_to bigint, until bigint)
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_bitmapscan = off as $$
@@ -205,7 +206,8 @@ declare
   _p windlass.job_state;
   _at bigint;
   _detail text;
-  _by uuid;
+  _needed_by uuid;
+  _changed bigint := 0;
   _looked_to bigint;
   _allowed int[] := (array['{0,1,2,3}', '{0,1,2}', '{5,6}', '{4,5,6}'])[_what + 1]::int[];
 begin
@@ -227,8 +229,13 @@ begin
       from windlass._select(_filter, _after, _until, _most, _now) s;
   end if;
   if _what = 4 then
-    return query select g.job, g.deed, g.refusal, null::text[], null::bigint, null::bigint
-      from windlass._remove_graphs(coalesce(_ids, '{}'), _now) g;
+    for job, deed, refusal in
+      select g.job, g.deed, g.refusal from windlass._remove_graphs(coalesce(_ids, '{}'), _now) g
+    loop
+      _changed := _changed + coalesce(deed, 0);
+      return next;
+    end loop;
+    if _changed > 0 then perform windlass._audit(_by, _changed, _now); end if;
     return query select null::uuid, null::int, null::jsonb, windlass._apply_effects(_now),
       _looked_to, _until;
     return;
@@ -253,35 +260,30 @@ begin
     if _what = 3 and (_p.state = 4 or (select count(*) from (select from windlass.dependency e
         where e.on_id = _id and not e.met limit {CASCADE_JOBS} + 1) w) > {CASCADE_JOBS})
     then
-      select j.id into _by from windlass.dependency e join windlass.job j on j.seq = e.seq
+      select j.id into _needed_by from windlass.dependency e join windlass.job j on j.seq = e.seq
           where e.on_id = _id order by j.id limit 1;
       if found then
         return query select _id, null::int, jsonb_build_object('refusal', 'still_needed', 'job',
-            _id, 'by', _by), null::text[], null::bigint, null::bigint;
+            _id, 'by', _needed_by), null::text[], null::bigint, null::bigint;
         continue;
       end if;
     end if;
     begin
-      if _what = 0 then
-        return query select _id, windlass._cancel(_p, 0, _now), null::jsonb, null::text[],
-          null::bigint, null::bigint;
-      elsif _what = 1 then
-        return query select _id, windlass._reschedule(_p, _at, _now), null::jsonb, null::text[],
-          null::bigint, null::bigint;
-      elsif _what = 2 then
-        perform windlass._replay(_p, _id, _now);
-        return query select _id, 0, null::jsonb, null::text[],
-          null::bigint, null::bigint;
-      else
-        perform windlass._remove(_p.seq, 0, _now);
-        return query select _id, 0, null::jsonb, null::text[],
-          null::bigint, null::bigint;
-      end if;
+      deed := 0;
+      case _what
+        when 0 then deed := windlass._cancel(_p, 0, _now);
+        when 1 then deed := windlass._reschedule(_p, _at, _now);
+        when 2 then perform windlass._replay(_p, _id, _now);
+        else perform windlass._remove(_p.seq, 0, _now);
+      end case;
+      _changed := _changed + 1;
+      return query select _id, deed, null::jsonb, null::text[], null::bigint, null::bigint;
     exception when sqlstate 'WL001' then
       get stacked diagnostics _detail = pg_exception_detail;
       return query select _id, null::int, _detail::jsonb, null::text[], null::bigint, null::bigint;
     end;
   end loop;
+  if _changed > 0 then perform windlass._audit(_by, _changed, _now); end if;
   return query select null::uuid, null::int, null::jsonb, windlass._apply_effects(_now), _looked_to,
       _until;
 end $$;

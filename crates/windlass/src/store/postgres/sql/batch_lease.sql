@@ -14,7 +14,8 @@
 
 -- Jobs that were claimed together, as ranges of numbers from `lows` to `highs`. `until` is not
 -- later than the first of their leases ends; whoever looks then makes it true again. `running` is
--- not less than how many still run. Only a batch lease has a `worker` and what follows it.
+-- not less than how many still run. `request` names the claim, if it can be repeated. Only a batch
+-- lease has a `worker`, `ends` and `max_attempts`.
 create table windlass.lease (
   token bigint primary key,
   until bigint not null,
@@ -27,11 +28,13 @@ create table windlass.lease (
   lowest bigint not null,
   highest bigint not null,
   lows bigint[] not null,
-  highs bigint[] not null
+  highs bigint[] not null,
+  request uuid
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0,
   vacuum_truncate = false);
 -- Without the token, so that nobody looks for one here.
 create index lease_until on windlass.lease (until);
+create index lease_request on windlass.lease (request) where request is not null;
 create index lease_range on windlass.lease using gist (int8range(lowest, highest, '[]'))
   where worker is not null;
 
@@ -41,7 +44,8 @@ create view windlass.job_state_now as
   select p.seq, coalesce(s.ends, p.at) as at, coalesce(s.since, p.updated_at) as updated_at,
       case when s.token is null then p.attempts else 1 end as attempts, p.recoveries, p.generation,
       case when s.token is null then p.state else 3::smallint end as state, p.steps,
-      p.begun or s.token is not null as begun, p.cancel_requested, p.reason, p.attempt_end, p.unmet,
+      p.begun or s.token is not null as begun, p.settled, p.cancel_requested, p.reason,
+      p.attempt_end, p.unmet,
       coalesce(s.token, p.token) as token, coalesce(s.since, p.since) as since,
       case when s.token is null then p.max_attempts
         else coalesce(p.own_max_attempts, s.max_attempts) end as max_attempts,
@@ -119,6 +123,8 @@ begin
     then
       return null;
     end if;
+  elsif cardinality(_rows.seqs) = 1 then
+    _jobs.seqs := _rows.seqs;
   else
     _jobs.seqs := array(select h from unnest(_rows.seqs) h order by h);
     if _jobs.seqs <> _rows.seqs then return null; end if;
@@ -126,11 +132,12 @@ begin
   if _jobs.seqs[cardinality(_jobs.seqs)] - _jobs.seqs[1] >= {LEASE_TOKENS} - 1 then
     return null;
   end if;
-  if cardinality(_jobs.seqs) * (select payload_bytes from windlass.settings) >= 268435456 and (
-    select sum(octet_length(j.payload)) >= 268435456 from windlass.job j
+  if cardinality(_jobs.seqs) * _plan.payload_bytes >= 268435456 then
+    if (select sum(octet_length(j.payload)) >= 268435456 from windlass.job j
       where j.seq = any (_jobs.seqs))
-  then
-    return null;
+    then
+      return null;
+    end if;
   end if;
   return _jobs;
 end $$;
@@ -150,11 +157,17 @@ declare
   _highs bigint[];
   _has_details boolean;
 begin
-  select r.lows, r.highs into _lows, _highs from windlass._to_ranges(_jobs.seqs) r;
+  if _jobs.seqs[_taken] - _jobs.seqs[1] = _taken - 1 then
+    _lows := _jobs.seqs[1:1];
+    _highs := _jobs.seqs[_taken:_taken];
+  else
+    select r.lows, r.highs into _lows, _highs from windlass._to_ranges(_jobs.seqs) r;
+  end if;
   insert into windlass.lease (token, until, running, lowest, highest, lows, highs, worker, since,
-      ends, max_attempts)
+      ends, max_attempts, request)
     values (_base, _since + _terms.leases[_term], _taken, _jobs.seqs[1], _jobs.seqs[_taken], _lows,
-      _highs, _terms.worker, _since, _since + _terms.leases[_term], _terms.max_attempts[_term]);
+      _highs, _terms.worker, _since, _since + _terms.leases[_term], _terms.max_attempts[_term],
+      _terms.request);
   perform windlass._leave_ready(_plan, _rows, _jobs);
   select array_agg(j.id), array_agg(j.seq), string_agg(j.payload, ''),
       array_agg(octet_length(j.payload)), array_agg(j.created_at),
@@ -183,19 +196,27 @@ begin
   first_token := _base + 1;
 end $$;
 
--- Completes jobs that are without side effects, all at once, as ranges of numbers and tokens. A job
--- is as its row says, or as the batch lease does that covers it. What is not as the caller thinks
--- is left as it is. Answers how many were completed, of which leases and pairs of queue and kind;
--- and which, if it was not all of them. tests/postgres/bulk.rs compares it with `_settle_one`.
-create function windlass._complete_batch(_jobs uuid[], _firsts int[], _lows bigint[],
+-- Completes jobs that are without side effects, all at once: the first `_alone` of `_jobs`, as
+-- ranges of numbers and tokens. A job is as its row says, or as the batch lease does that covers
+-- it. What is not as the caller thinks is left as it is. Answers how many were completed, of which
+-- leases and pairs of queue and kind; and which, if it was not all of them. tests/postgres/bulk.rs
+-- compares it with `_settle_one`.
+create function windlass._complete_batch(_alone int, _jobs uuid[], _firsts int[], _lows bigint[],
     _highs bigint[], _first_tokens bigint[], _outputs bytea, _starts int[], _sizes int[],
     _most_bytes bigint, _now bigint, out done int, out leases bigint[], out ended int[],
     out queue_kinds int[], out seqs bigint[]) language plpgsql as $$
 #variable_conflict use_column
+declare
+  _attempts int[];
+  _since bigint[];
+  _workers text[];
 begin
+  done := 0;
+  if _alone = 0 then return; end if;
   with gone as (
     update windlass.job_state p set state = 4, at = _now, updated_at = _now, recoveries = 0,
-        attempt_end = 0, begun = true, attempts = greatest(p.attempts, 1), token = r.token + p.seq,
+        attempt_end = 0, begun = true, settled = true, attempts = greatest(p.attempts, 1),
+        token = r.token + p.seq,
         worker = coalesce(p.worker, r.worker), since = coalesce(p.since, r.since),
         first_started = coalesce(p.first_started, r.since),
         output = substring(_outputs from _starts[r.n + p.seq] for _sizes[r.n + p.seq])
@@ -211,32 +232,60 @@ begin
           or windlass._never_started(p.state, p.begun, p.generation, p.without_effects)
             and r.since is not null)
         and coalesce(_sizes[r.n + p.seq], 0) <= _most_bytes
-      returning p.queue_kind, p.attempts, p.since, p.worker, windlass._lease_of(p.token) as lease,
-        r.n + p.seq as n
-  ), together as (
-    select lease, queue_kind, attempts, min(since) as since, min(worker collate "C") as worker,
-        count(*)::int as n, array_agg(_jobs[n]) as jobs
-      from gone group by lease, queue_kind, attempts
+      returning p.queue_kind, p.attempts, p.since, p.worker, windlass._lease_of(p.token) as lease
+  )
+  select coalesce(sum(n), 0), array_agg(lease), array_agg(n), array_agg(queue_kind),
+      array_agg(attempts), array_agg(since), array_agg(worker)
+    into done, leases, ended, queue_kinds, _attempts, _since, _workers from (
+      select lease, queue_kind, attempts, count(*)::int as n, min(since) as since,
+          min(worker collate "C") as worker
+        from gone group by lease, queue_kind, attempts) together;
+  if done < _alone then
+    seqs := windlass._emit_completed(_jobs, _firsts, _lows, _highs, _now);
+  elsif cardinality(leases) = 1 then
+    -- All are alike, as they mostly are.
+    insert into windlass.event (at, n, topic, jobs, queue_kinds, a, b, detail)
+      values (_now, done, 'job.completed', _jobs[: _alone], queue_kinds, _attempts,
+        array[_now - _since[1]], jsonb_build_object('worker', _workers[1]));
+  elsif (select count(distinct l) = cardinality(leases) from unnest(leases) l) then
+    -- All of a lease are alike, and a range is of one lease: nobody need look at the jobs again.
+    insert into windlass.event (at, n, topic, jobs, queue_kinds, a, b, detail)
+      select _now, e.n, 'job.completed', r.jobs, array[e.queue_kind], array[e.attempts],
+          array[_now - e.since], jsonb_build_object('worker', e.worker)
+        from unnest(leases, ended, queue_kinds, _attempts, _since, _workers)
+            as e(lease, n, queue_kind, attempts, since, worker)
+          cross join lateral (select array_agg(j) as jobs
+            from unnest(_firsts, _lows, _highs, _first_tokens) as r(first, low, high, token)
+              cross join lateral unnest(_jobs[r.first : r.first + (r.high - r.low)::int]) j
+            where windlass._lease_of(r.token) = e.lease) r;
+  else
+    perform windlass._emit_completed(_jobs, _firsts, _lows, _highs, _now);
+  end if;
+end $$;
+
+-- Tells of the jobs in these ranges that this call has completed, in a row for each lease, pair of
+-- queue and kind, and attempt. Answers which they are.
+create function windlass._emit_completed(_jobs uuid[], _firsts int[], _lows bigint[],
+    _highs bigint[], _now bigint) returns bigint[] language plpgsql as $$
+declare
+  _seqs bigint[];
+begin
+  with gone as (
+    select p.*, r.first + p.seq - r.low as n
+      from unnest(_firsts, _lows, _highs) as r(first, low, high) cross join lateral (
+        select p.seq, p.queue_kind, p.attempts, p.since, p.worker,
+            windlass._lease_of(p.token) as lease
+          from windlass.job_state p where p.seq between r.low and r.high
+            and p.state = 4 and p.xmin = pg_current_xact_id()::xid offset 0) p
   ), told as (
     insert into windlass.event (at, n, topic, jobs, queue_kinds, a, b, detail)
-      select _now, n, 'job.completed', jobs, array[queue_kind], array[attempts],
-        array[_now - since], jsonb_build_object('worker', worker) from together
-  ), counted as (
-    insert into windlass.counter_delta (queue_kind, queue, running, completed, t_completed)
-      select e.queue_kind, l.queue, -e.n, e.n, e.n
-        from (select queue_kind, sum(n) as n from together group by queue_kind) e
-          join windlass.queue_kind l on l.id = e.queue_kind
-      returning queue_kind
+      select _now, count(*), 'job.completed', array_agg(_jobs[n]), array[queue_kind],
+          array[attempts], array[_now - min(since)],
+          jsonb_build_object('worker', min(worker collate "C"))
+        from gone group by lease, queue_kind, attempts
   )
-  select coalesce(sum(n), 0), array_agg(lease), array_agg(n), array(select queue_kind from counted)
-    into done, leases, ended, queue_kinds from together;
-  if done < (select coalesce(sum(r.high - r.low + 1), 0) from unnest(_lows, _highs) as r(low, high))
-  then
-    seqs := array(select p.seq from unnest(_lows, _highs) as r(low, high) cross join lateral (
-        select p.seq from windlass.job_state p where p.seq between r.low and r.high
-          and p.state = 4 and p.xmin = pg_current_xact_id()::xid offset 0) p
-      order by p.seq);
-  end if;
+  select coalesce(array_agg(seq order by seq), '{}') into _seqs from gone;
+  return _seqs;
 end $$;
 
 -- Jobs of these leases have ended. Last in a settlement, because another one may wait for the same
@@ -244,6 +293,11 @@ end $$;
 create function windlass._end_leases(_leases bigint[], _ended int[]) returns void
 language plpgsql as $$
 begin
+  if cardinality(_leases) = 1 then
+    -- Mostly these were the last of their lease.
+    delete from windlass.lease s where s.token = _leases[1] and s.running <= _ended[1];
+    if found then return; end if;
+  end if;
   update windlass.lease s set running = s.running
       - (select sum(l.n) from unnest(_leases, _ended) as l(lease, n) where l.lease = s.token)
     where s.token = any (_leases);

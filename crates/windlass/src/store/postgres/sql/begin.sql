@@ -4,22 +4,25 @@
 -- began. With a snapshot that is older than a lock they got, they would overlook what the lock had
 -- kept them from, such as a dependent of the job they complete. The store sees this refusal and
 -- makes the call again in READ COMMITTED.
-create function windlass._require_read_committed() returns void language plpgsql as $$
+--
+-- It answers something, so that a caller can assign it: that is an expression, `perform` a query.
+create function windlass._require_read_committed() returns boolean language plpgsql as $$
 begin
   if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
     raise exception using errcode = 'WL002',
         message = 'this call needs a transaction in READ COMMITTED, not in '
       || upper(current_setting('transaction_isolation'));
   end if;
+  return true;
 end $$;
 
 -- The time, for a call that need not wait for jobs of its own: whatever is due has happened.
 create function windlass._begin() returns bigint language plpgsql as $$
 declare
+  _is_right boolean := windlass._require_read_committed();
   _now bigint := windlass.now_us();
+  _expired int := windlass._pass_time(_now);
 begin
-  perform windlass._require_read_committed();
-  perform windlass._pass_time(_now);
   return _now;
 end $$;
 
@@ -27,9 +30,17 @@ end $$;
 -- holds and holds them until the call commits. So a call that waits for jobs of its own locks those
 -- first: otherwise two calls that each hold what the other one wants would wait in a circle.
 create function windlass._pass_time(_now bigint) returns int language plpgsql as $$
+declare
+  _is_due boolean;
+  _expires boolean;
 begin
-  perform windlass._promote_due(_now);
-  return windlass._expire(_now);
+  -- Mostly there is nothing. One statement looks for both.
+  select exists (select from windlass.scheduled where at <= _now),
+      exists (select from windlass.job_state
+        where state < 3 and attempts = 0 and generation = 0 and expires_at <= _now)
+    into _is_due, _expires;
+  if _is_due then perform windlass._promote_due(_now); end if;
+  return case when _expires then windlass._expire(_now) else 0 end;
 end $$;
 
 create function windlass._promote_due(_now bigint) returns void language plpgsql as $$
@@ -40,7 +51,6 @@ declare
   _queues int[];
   _lanes int[];
 begin
-  if not exists (select from windlass.scheduled where at <= _now) then return; end if;
   select array_agg(d.due), array_agg(p.row_id),
       array_agg(windlass._rank(q.ageing, j.priority, d.at)),
       array_agg(l.queue), array_agg(q.lanes) into _dues, _row_ids, _ranks, _queues, _lanes

@@ -14,33 +14,50 @@
 -- have it in common, and of the tokens that of the lowest number, from which the others count up.
 create function windlass.claim(_worker text, _queues text[], _kinds text[], _leases bigint[],
     _max_attempts bigint[], _concurrency int[], _rate_jobs int[], _rate_periods bigint[],
-    _rate_bursts int[], _limit int, _parity int)
+    _rate_bursts int[], _limit int, _parity int, _request uuid default null)
 returns table (id uuid, seq bigint, queue_kind int, payload bytea, spec jsonb, priority int,
     start_kind smallint, start_us bigint, created_at bigint, token bigint, attempt int,
     recoveries int, generation int, first_started bigint, step_names text[], step_results bytea[],
-    has_side_effects boolean, last_error text, ready bigint, since bigint, wake_in bigint,
-    ids uuid[], seqs bigint[], payloads bytea, sizes int[], created bigint[], queue_kinds int[],
-    details jsonb[])
+    has_side_effects boolean, last_error text, until bigint, cancel_requested boolean,
+    ready bigint, since bigint, wake_in bigint, ids uuid[], seqs bigint[], payloads bytea,
+    sizes int[], created bigint[], queue_kinds int[], details jsonb[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
-  _now bigint := windlass._begin();
+  _is_right boolean := windlass._require_read_committed();
+  _now bigint;
+  _is_repeated boolean;
   _terms windlass.claim_terms := row(_worker, _kinds, _leases, _max_attempts, _concurrency,
-    _rate_jobs, _rate_periods, _rate_bursts);
+    _rate_jobs, _rate_periods, _rate_bursts, _request);
   _plan windlass.claim_plan;
   _rows windlass.ready_rows;
   _jobs windlass.claim_jobs;
   _turned_away int[];
   _rate_wait bigint;
 begin
-  update windlass.worker w set seen_at = _now where w.id = _worker and w.seen_at < _now - 5000000;
-  perform windlass._apply_effects(_now);
+  if _request is not null then
+    -- A claim that is repeated waits for the first. Before the lock of pauses: with that in hand,
+    -- the two and a pause could wait for each other in a circle.
+    perform pg_advisory_xact_lock(hashtextextended(_request::text, 0));
+  end if;
+  _now := windlass.now_us();
+  _is_repeated := windlass._begin_claim(_worker, _request, _now);
+  since := _now;
+  if _is_repeated then
+    return query select j.*, null::bigint, null::bigint, null::bigint, null::uuid[],
+        null::bigint[], null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[]
+      from windlass.lease s cross join lateral windlass._claim_again(s, _worker) j
+      where s.request = _request;
+    if found then
+      _limit := 0;
+      since := (select max(s.since) from windlass.lease s where s.request = _request);
+    end if;
+  end if;
   -- A pause waits for this lock, so that no claim begins a job after it has returned.
   perform pg_advisory_xact_lock_shared(hashtextextended('windlass.claim', 0));
   _plan := windlass._plan_claim(_terms, _queues, _limit, _now);
-  since := _now;
   if cardinality(_plan.shares) > 0 then
     _rows := windlass._lock_ready(_plan.ranges, _plan.shares, _parity, _plan.is_mixed);
     -- Read when the jobs are locked: leases that began before those ended that made room for them
@@ -68,34 +85,89 @@ begin
         from windlass._note_limits(_terms, _plan, _jobs, since) l;
     end if;
   end if;
-  ready := (select coalesce(sum(c.n), 0)::bigint from unnest(_plan.ranges) t
-    cross join lateral (select count(*) as n from (
-      select from windlass._ready_in(t) r order by r.rank, r.at, r.seq limit 100) r) c
-    where not _plan.terms[t.source] = any (coalesce(_turned_away, '{}')));
-  wake_in := least(
-    (select greatest(d.at - _now, 0) from windlass.scheduled d order by d.at limit 1),
-    _rate_wait, case when _jobs.has_expired then 0 end);
+  select coalesce(sum(c.n), 0)::bigint, least(
+        (select greatest(d.at - _now, 0) from windlass.scheduled d order by d.at limit 1),
+        _rate_wait, case when _jobs.has_expired then 0 end)
+    into ready, wake_in from unnest(_plan.ranges) t
+      cross join lateral (select count(*) as n from (
+        select from windlass._ready_in(t) r order by r.rank, r.at, r.seq limit 100) r) c
+    where not _plan.terms[t.source] = any (coalesce(_turned_away, '{}'));
   return next;
 end $$;
+
+-- What comes before a claim: whatever is due has happened, and the worker was seen. Answers whether
+-- this claim was made before.
+create function windlass._begin_claim(_worker text, _request uuid, _now bigint) returns boolean
+language plpgsql as $$
+declare
+  _look record;
+begin
+  -- Mostly there is nothing to do of all this. One statement looks for it.
+  select exists (select from windlass.scheduled d where d.at <= _now)
+        or exists (select from windlass.job_state p where p.state < 3 and p.attempts = 0
+          and p.generation = 0 and p.expires_at <= _now) as is_due,
+      exists (select from windlass.worker w
+        where w.id = _worker and w.seen_at < _now - 5000000) as is_worker_late,
+      exists (select from windlass.lease s where s.request = _request) as is_repeated
+    into _look;
+  if _look.is_due then
+    perform windlass._pass_time(_now);
+    perform windlass._apply_effects(_now);
+  end if;
+  if _look.is_worker_late then
+    update windlass.worker w set seen_at = _now
+      where w.id = _worker and w.seen_at < _now - 5000000;
+  end if;
+  return _look.is_repeated;
+end $$;
+
+-- The jobs of a lease that still run under it in the hands of this worker, for the claim that took
+-- them and is repeated.
+create function windlass._claim_again(_lease windlass.lease, _worker text)
+returns setof windlass.claimed_job language sql stable as $$
+  select j.id, j.seq, j.queue_kind, j.payload, j.spec, nullif(j.priority, 0),
+      nullif(j.start_kind, 0), j.start_us, j.created_at, p.token, nullif(p.attempts, 1),
+      nullif(p.recoveries, 0), nullif(p.generation, 0), p.first_started,
+      case when p.steps > 0 then
+        (select array_agg(x.name order by x.number) from windlass.step x where x.seq = j.seq) end,
+      case when p.steps > 0 then
+        (select array_agg(x.result order by x.number) from windlass.step x where x.seq = j.seq) end,
+      case when not windlass._without_side_effects(j.spec) then true end,
+      (select d.error from windlass.attempt_log d where d.seq = j.seq), p.at,
+      nullif(p.cancel_requested, false)
+    from windlass._running_under(_lease) r
+      join windlass.job_state_now p on p.seq = r.seq join windlass.job j on j.seq = r.seq
+    where p.state = 3 and p.worker = _worker and windlass._lease_of(p.token) = (_lease).token
+    order by p.token
+$$;
 
 -- What the claim wants, and how much of it.
 create function windlass._plan_claim(_terms windlass.claim_terms, _queues text[], _limit int,
     _now bigint) returns windlass.claim_plan language plpgsql as $$
 declare
   _plan windlass.claim_plan;
+  _has_marks boolean;
 begin
   _plan.now := _now;
   _plan.most := least(_limit, {CLAIM_JOBS});
   select array_agg(s.queue_kind), array_agg(s.term), array_agg(s.queue), array_agg(s.ageing),
-      array_agg(s.lanes)
-      into _plan.queue_kinds, _plan.terms, _plan.queues, _plan.ageings, _plan.lanes from (
+      array_agg(s.lanes), (select m.queue_kinds is not null from windlass.low_water m
+        order by m.n desc limit 1), (select payload_bytes from windlass.settings)
+      into _plan.queue_kinds, _plan.terms, _plan.queues, _plan.ageings, _plan.lanes, _has_marks,
+        _plan.payload_bytes from (
     select distinct on (l.id) l.id as queue_kind, t.n::int as term, q.id as queue, q.ageing, q.lanes
       from unnest(_terms.kinds) with ordinality as t(kind, n)
         join windlass.kind k on k.name = t.kind join windlass.queue_kind l on l.kind = k.id
         join windlass.queue q on q.id = l.queue
       where not q.paused and (_queues is null or q.name = any (_queues))
       order by l.id, t.n) s;
-  _plan.ranges := array(select s from windlass._scan_ranges(_plan.queue_kinds) s);
+  if _has_marks or cardinality(_plan.queue_kinds) > 1 then
+    _plan.ranges := array(select s from windlass._scan_ranges(_plan.queue_kinds) s);
+  elsif _plan.queue_kinds is not null then
+    -- As `_scan_ranges` has it, without a query.
+    _plan.ranges := array[row(1, _plan.queue_kinds[1], 0, 1, -9223372036854775808,
+      -9223372036854775808, -9223372036854775808)::windlass.scan_range];
+  end if;
   if _plan.queue_kinds is null or _plan.most <= 0 then return _plan; end if;
   _plan.has_limits := array_remove(_terms.concurrency, null) <> '{}'
     or array_remove(_terms.rate_jobs, null) <> '{}';
@@ -219,9 +291,10 @@ declare
   _past record;
 begin
   select * into _ranges from windlass._to_ranges(_jobs.seqs);
-  insert into windlass.lease (token, until, running, lowest, highest, lows, highs)
+  insert into windlass.lease (token, until, running, lowest, highest, lows, highs, since, request)
     select _base, _since + min(_terms.leases[_plan.terms[s]]), cardinality(_jobs.seqs),
-        _jobs.seqs[1], _jobs.seqs[cardinality(_jobs.seqs)], _ranges.lows, _ranges.highs
+        _jobs.seqs[1], _jobs.seqs[cardinality(_jobs.seqs)], _ranges.lows, _ranges.highs, _since,
+        _terms.request
       from unnest(_jobs.sources) s;
   perform windlass._leave_lanes(_plan, _jobs);
   perform windlass._leave_ready(_plan, _rows, _jobs);
@@ -236,7 +309,8 @@ begin
   update windlass.job_state p set state = 3, attempts = p.attempts + 1, begun = true,
       token = _base + coalesce(_jobs.places[r.first + p.seq - r.low], r.first + p.seq - r.low),
       worker = _terms.worker, since = _since, cancel_requested = false, reported = false,
-      offered = false, first_started = coalesce(p.first_started, _since), updated_at = _since,
+      settled = false, offered = false, first_started = coalesce(p.first_started, _since),
+      updated_at = _since,
       at = _since + _terms.leases[_plan.terms[_jobs.sources[r.first + p.seq - r.low]]],
       max_attempts = coalesce(p.own_max_attempts,
         _terms.max_attempts[_plan.terms[_jobs.sources[r.first + p.seq - r.low]]])
@@ -268,7 +342,8 @@ begin
         (select array_agg(x.result order by x.number) from windlass.step x where x.seq = b.seq) end,
       case when not _past.without_effects[k] then true end,
       case when _past.begun[k] then
-        (select d.error from windlass.attempt_log d where d.seq = b.seq) end
+        (select d.error from windlass.attempt_log d where d.seq = b.seq) end,
+      null::bigint, null::boolean
     from started b;
 end $$;
 
@@ -297,11 +372,17 @@ end $$;
 -- Jobs that start are counted as running and leave `ready`. Nobody else takes them from there.
 create function windlass._leave_ready(_plan windlass.claim_plan, _rows windlass.ready_rows,
     _jobs windlass.claim_jobs) returns void language plpgsql as $$
+declare
+  _taken int := cardinality(_jobs.seqs);
 begin
-  insert into windlass.counter_delta (queue_kind, queue, ready, running)
-    select _plan.queue_kinds[s.source], _plan.queues[s.source], -s.n, s.n from (
-      select source, count(*) as n from unnest(_jobs.sources) source group by source
-      union all select 1, cardinality(_jobs.seqs) where _jobs.sources is null) s;
+  if _jobs.sources is null then
+    insert into windlass.counter_delta (queue_kind, queue, ready, running)
+      values (_plan.queue_kinds[1], _plan.queues[1], -_taken, _taken);
+  else
+    insert into windlass.counter_delta (queue_kind, queue, ready, running)
+      select _plan.queue_kinds[s.source], _plan.queues[s.source], -s.n, s.n from (
+        select source, count(*) as n from unnest(_jobs.sources) source group by source) s;
+  end if;
   perform windlass._delete_ready(_rows, _jobs.seqs);
 end $$;
 

@@ -9,7 +9,8 @@ create type windlass.claim_terms as (
   concurrency int[],
   rate_jobs int[],
   rate_periods bigint[],
-  rate_bursts int[]
+  rate_bursts int[],
+  request uuid
 );
 
 -- What a claim may take. A source is a pair of queue and kind that is wanted and not paused.
@@ -22,6 +23,8 @@ create type windlass.claim_plan as (
   queues int[],
   ageings bigint[],
   lanes int[],
+  -- The most bytes of a payload.
+  payload_bytes bigint,
   -- Whether some kind of the terms has a limit. One value per kind, null without one: the most it
   -- may start now, and how long its rate lets the next one wait.
   has_limits boolean,
@@ -68,5 +71,7 @@ create type windlass.claimed_job as (
   step_names text[],
   step_results bytea[],
   has_side_effects boolean,
-  last_error text
+  last_error text,
+  until bigint,
+  cancel_requested boolean
 );

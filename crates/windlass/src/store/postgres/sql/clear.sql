@@ -5,7 +5,8 @@
 -- null if nothing is left to look at; then it tells of all, `_before` of which were cancelled by
 -- the calls before.
 create function windlass.clear(_queue text, _after bigint, inout until bigint, _before bigint,
-    out cleared bigint, out followed bigint, out looked_to bigint, out rings text[])
+    _by text default null, out cleared bigint, out followed bigint, out looked_to bigint,
+    out rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -46,6 +47,7 @@ begin
         coalesce(sum(t_cancelled) filter (where queue <> _q.id), 0) into cleared, followed
       from windlass.counter_delta
       where xmin = pg_current_xact_id()::xid and queue_kind is not null;
+    if cleared > 0 then perform windlass._audit(_by, cleared, _now); end if;
     if looked_to is null then
       perform windlass._emit_once(_now, 'queue.cleared',
         jsonb_build_object('queue', _queue, 'jobs', _before + cleared));

@@ -1,8 +1,8 @@
 -- Settings of queues.
 
 -- Changes one setting of a queue and answers with all of them.
-create function windlass.configure(_queue text, _what text, _value jsonb, out settings jsonb,
-    out rings text[])
+create function windlass.configure(_queue text, _what text, _value jsonb,
+    _by text default null, out settings jsonb, out rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -67,6 +67,7 @@ begin
       perform windlass._add_effect('ring_queue', _q.id);
     end if;
     perform windlass._emit_once(_now, _topic, jsonb_build_object('queue', _queue));
+    perform windlass._audit(_by, 0, _now);
   end if;
   settings := windlass._settings(_q);
   rings := windlass._apply_effects(_now);

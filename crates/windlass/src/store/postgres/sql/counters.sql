@@ -81,8 +81,7 @@ begin
           or sum(ready) <> 0;
 end $$;
 
--- One call in so many does it, so that there is never much to add up.
-create function windlass._fold_counters_sometimes(_now bigint) returns void language plpgsql as $$
-begin
-  if _now % 64 = 0 then perform windlass._fold_counters(); end if;
-end $$;
+-- One call in so many adds them up, so that there is never much to add.
+create function windlass._is_fold_due(_now bigint) returns boolean language sql immutable as $$
+  select _now % 64 = 0
+$$;

@@ -13,12 +13,14 @@ create function windlass._ring(_queue_kinds int[]) returns void language sql as 
 $$;
 
 -- Jobs of these pairs have ended: whoever a limit on their kinds turned away may try again.
-create function windlass._ring_turned_away(_queue_kinds int[]) returns void language sql as $$
+-- In plpgsql, which keeps its plan: a function in SQL is planned again by every call.
+create function windlass._ring_turned_away(_queue_kinds int[]) returns void language plpgsql as $$
+begin
   insert into windlass.pending_effect (effect, kind)
     select distinct 'limit_freed'::windlass.effect, k.id
       from windlass.queue_kind l join windlass.kind k on k.id = l.kind
-      where l.id = any (_queue_kinds) and k.turned_away
-$$;
+      where l.id = any (_queue_kinds) and k.turned_away;
+end $$;
 
 -- Ends a call and answers whom to ring: `q:` and a queue, or `c` for workers that run jobs.
 create function windlass._apply_effects(_now bigint) returns text[] language plpgsql as $$
@@ -26,7 +28,10 @@ declare
   _queue record;
   _rings text[];
 begin
-  if not exists (select from windlass.pending_effect where tx = pg_current_xact_id()) then
+  -- A call that has written nothing has no number yet, and owes nothing.
+  if not exists (select from windlass.pending_effect
+      where tx = pg_current_xact_id_if_assigned())
+  then
     return '{}';
   end if;
   perform windlass._enforce_limits(_now);
@@ -39,7 +44,7 @@ begin
       from windlass.pending_effect f join windlass.queue q on q.id = f.queue
       where f.tx = pg_current_xact_id() and f.effect = 'queue_drained' order by q.name
   loop
-    perform windlass._notify_if_empty(_queue.id, _queue.name, _now);
+    perform windlass._notify_if_empty(_queue.id, _now);
   end loop;
   select array_agg(distinct case f.effect when 'ring_cancel' then 'c' else 'q:' || q.name end)
       into _rings
@@ -181,20 +186,18 @@ begin
         cross join lateral windlass._ready_in(t) r);
 end $$;
 
-create function windlass._notify_if_empty(_queue int, _name text, _now bigint) returns void
+-- Tells that nothing of a queue waits or runs, if that is so.
+create function windlass._notify_if_empty(_queue int, _now bigint) returns void
 language plpgsql as $$
 begin
-  -- Mostly it is not, and the last of those that wait is soon found.
-  if exists (select from windlass.queue_kind l cross join lateral (
-      select from windlass.ready r where r.queue_kind = l.id
-        order by r.rank desc, r.at desc, r.seq desc limit 1) r
-    where l.queue = _queue)
-  then
-    return;
-  end if;
-  if (select sum(blocked + scheduled + ready + running) from windlass.counter_delta
-      where queue = _queue and queue_kind is not null) = 0
-  then
-    perform windlass._emit_once(_now, 'queue.empty', jsonb_build_object('queue', _name));
-  end if;
+  -- Mostly it is not, and the last of those that wait is soon found: so the sum comes second.
+  insert into windlass.event (at, n, topic, detail)
+    select _now, 1, 'queue.empty', jsonb_build_object('queue', q.name) from windlass.queue q
+      where q.id = _queue and case
+        when exists (select from windlass.queue_kind l cross join lateral (
+            select from windlass.ready r where r.queue_kind = l.id
+              order by r.rank desc, r.at desc, r.seq desc limit 1) r
+          where l.queue = _queue) then false
+        else (select sum(blocked + scheduled + ready + running) from windlass.counter_delta
+          where queue = _queue and queue_kind is not null) = 0 end;
 end $$;

@@ -86,8 +86,8 @@ begin
   update windlass.job_state set at = _new.at, rank = _new.rank, updated_at = _new.updated_at,
     attempts = _new.attempts, recoveries = _new.recoveries, generation = _new.generation,
     state = _new.state, steps = _new.steps, offered = false,
-    begun = _new.begun, cancel_requested = _new.cancel_requested, reported = _new.reported,
-        unmet = _new.unmet,
+    begun = _new.begun, settled = _new.settled, cancel_requested = _new.cancel_requested,
+        reported = _new.reported, unmet = _new.unmet,
     token = _new.token, since = _new.since, max_attempts = _new.max_attempts, attempt_end = null,
         reason = null,
     first_started = _new.first_started, worker = _new.worker, met = _new.met, output = _new.output,
@@ -168,7 +168,7 @@ declare
 begin
   perform windlass._remove_from_indexes(_p);
   update windlass.job_state set state = _state, at = _now, updated_at = _now, reason = _reason,
-      attempt_end = _end,
+      attempt_end = _end, settled = settled or state = 3 and coalesce(_end, 0) < 5,
     recoveries = _recoveries, output = _output, steps = _p.steps, offered = false, unmet = null,
     since = case when _end is not null then since end, worker = case when _end is not null
         then worker end,

@@ -102,7 +102,8 @@ begin
         at bigint, updated_at bigint, attempts int, recoveries int, generation int, begun boolean,
         first_started bigint, recovered_at bigint, met uuid[], unmet int, reason smallint,
             output text, error text, tries jsonb,
-        tries_dropped int, progress jsonb, log jsonb, log_dropped int, steps jsonb)
+        tries_dropped int, progress jsonb, log jsonb, log_dropped int, steps jsonb,
+            settled_by bigint)
       join windlass.queue q on q.name = r.queue join windlass.kind k on k.name = r.kind
       join windlass.queue_kind l on l.queue = q.id and l.kind = k.id
   ), job as (
@@ -114,11 +115,11 @@ begin
   ), placed as (
     insert into windlass.job_state (seq, at, updated_at, queue_kind, attempts, recoveries,
         generation, state, steps, without_effects,
-        own_max_attempts, begun, reason, unmet, first_started, output, met, expires_at, lane_queue,
-            partition, lane, object)
+        own_max_attempts, begun, settled, token, reason, unmet, first_started, output, met,
+            expires_at, lane_queue, partition, lane, object)
       select seq, at, updated_at, queue_kind, attempts, recoveries, generation, state,
           coalesce(jsonb_array_length(steps), 0), windlass._without_side_effects(spec),
-              max_attempts, begun, reason, unmet, first_started,
+              max_attempts, begun, settled_by is not null, settled_by, reason, unmet, first_started,
           decode(output, 'hex'), met,
           case when open and attempts = 0 and generation = 0
               then created_at + (spec->>'expires_after')::bigint end,
@@ -140,8 +141,9 @@ begin
     insert into windlass.dead (queue, at, seq) select queue_id, at, seq from record where state = 5
   ), logged as (
     insert into windlass.attempt_log (seq, error, attempts, attempts_dropped, recovered_at,
-        progress, log, log_dropped)
-      select seq, error, tries, tries_dropped, recovered_at, progress, log, log_dropped from record
+        progress, progress_token, log, log_dropped)
+      select seq, error, tries, tries_dropped, recovered_at, progress, settled_by, log, log_dropped
+        from record
         where coalesce(error, tries::text, recovered_at::text, progress::text,
             log::text) is not null
           or tries_dropped > 0 or log_dropped > 0

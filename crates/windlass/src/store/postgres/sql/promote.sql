@@ -11,7 +11,7 @@ declare
 begin
   select * into _settings from windlass.settings;
   purged := windlass._purge(_now, _now - _settings.history_age, {SWEEP_BATCH});
-  perform windlass._trim_history(_settings, _now, 0);
+  perform windlass._trim_history(_settings.history_jobs, _now, 0);
   purged := purged + windlass._purge_objects(_now);
   select least(
       (select at from windlass.scheduled order by at limit 1),

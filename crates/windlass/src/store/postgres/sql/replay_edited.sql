@@ -1,7 +1,8 @@
 -- Replaying a dead job with other contents.
 
 -- Puts a new job in the place of a dead one.
-create function windlass.replay_edited(_id uuid, _edited jsonb, out placed jsonb, out rings text[])
+create function windlass.replay_edited(_id uuid, _edited jsonb, _by text default null,
+    out placed jsonb, out rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
@@ -34,5 +35,6 @@ begin
   perform windlass._emit_end(_p, _now, 6, 5, null);
   perform windlass._cascade(_p.seq, null, _now);
   perform windlass._add_effect('history_grown');
+  perform windlass._audit(_by, 1, _now);
   rings := windlass._apply_effects(_now);
 end $$;

@@ -31,17 +31,17 @@ begin
   end loop;
   delete from windlass.pending_effect
     where tx = pg_current_xact_id() and effect = 'history_grown';
-  if found then perform windlass._trim_history(_settings, _now, 0); end if;
+  if found then perform windlass._trim_history(_settings.history_jobs, _now, 0); end if;
 end $$;
 
 -- Deletes the oldest history beyond its bound, if it is beyond by more than `_slack`.
-create function windlass._trim_history(_settings windlass.settings, _now bigint, _slack bigint)
+create function windlass._trim_history(_history_jobs bigint, _now bigint, _slack bigint)
 returns bigint
 language plpgsql as $$
 declare
   _surplus bigint;
 begin
-  select sum(completed) + sum(cancelled) - _settings.history_jobs into _surplus
+  select sum(completed) + sum(cancelled) - _history_jobs into _surplus
       from windlass.counter_delta where queue_kind is not null;
   if _surplus is null or _surplus <= _slack then return 0; end if;
   if exists (select from windlass.dependency) or exists (select from windlass.unique_key) then

@@ -17,15 +17,19 @@ language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_pl
   set enable_sort = off set enable_bitmapscan = off as $$
 #variable_conflict use_column
 declare
+  _is_right boolean := windlass._require_read_committed();
   _now bigint;
-  _settings windlass.settings;
+  _most_bytes bigint;
+  _history_jobs bigint;
+  _has_dependents boolean;
   _batch record;
+  _owes boolean := false;
   _item record;
   _p windlass.job_state;
   _detail text;
 begin
-  perform windlass._require_read_committed();
-  select * into _settings from windlass.settings;
+  select s.payload_bytes, s.history_jobs, exists (select from windlass.dependency)
+    into _most_bytes, _history_jobs, _has_dependents from windlass.settings s;
   if array_position(_seqs, null) is not null then
     _seqs := array(select coalesce(i.seq, j.seq)
       from unnest(_jobs[_alone + 1 :], _seqs) with ordinality as i(job, seq, n)
@@ -33,15 +37,18 @@ begin
           where i.seq is null and j.id = i.job offset 0) j on true
       order by i.n);
   end if;
-  perform windlass._lock_for_settle(_jobs, _seqs, _lows, _highs, _extras);
+  if _has_dependents or cardinality(_seqs) > 0 then
+    perform windlass._lock_for_settle(_jobs, _seqs, _lows, _highs, _extras);
+  end if;
   _now := windlass.now_us();
-  select * into _batch from windlass._complete_batch(_jobs, _firsts, _lows, _highs, _first_tokens,
-    _outputs, _starts, _sizes, _settings.payload_bytes, _now);
+  _batch := windlass._complete_batch(_alone, _jobs, _firsts, _lows, _highs, _first_tokens,
+    _outputs, _starts, _sizes, _most_bytes, _now);
   if _batch.done > 0 then
-    perform windlass._follow_completions(_batch.done, _batch.seqs, _lows, _highs,
-      _batch.queue_kinds, _settings, _now);
+    _owes := windlass._follow_completions(_batch.done, _batch.seqs, _lows, _highs,
+      _batch.queue_kinds, _batch.ended, _history_jobs, _now);
   end if;
   if _batch.done < cardinality(_jobs) then
+    _owes := true;
     perform windlass._pass_time(_now);
     for _item in
       select i.* from (
@@ -62,7 +69,11 @@ begin
         order by i.n
     loop
       _p := windlass._lock_job(_item.seq);
-      if _p.seq is null or _p.state <> 3 or _p.token <> _item.token then
+      if _p.settled and _p.token = _item.token then
+        -- It is repeated, because its first answer was lost.
+        return query select _item.n::int, _p.state::int, null::jsonb, null::text[];
+        continue;
+      elsif _p.seq is null or _p.state <> 3 or _p.token <> _item.token then
         return query select _item.n::int, null::int, jsonb_build_object('refusal', 'lease_lost'),
           null::text[];
         continue;
@@ -77,9 +88,11 @@ begin
       end;
     end loop;
   end if;
-  perform windlass._fold_counters_sometimes(_now);
-  return query select null::int, null::int, null::jsonb, windlass._apply_effects(_now);
-  perform windlass._end_leases(_batch.leases, _batch.ended);
+  if windlass._is_fold_due(_now) then perform windlass._fold_counters(); end if;
+  n := null;
+  rings := case when _owes then windlass._apply_effects(_now) else '{}' end;
+  return next;
+  if _batch.done > 0 then perform windlass._end_leases(_batch.leases, _batch.ended); end if;
 end $$;
 
 -- Locks the jobs of a settlement together with what their end changes: their dependents, and the
@@ -105,39 +118,60 @@ begin
     order by p.seq for update;
 end $$;
 
--- What follows when jobs were completed all at once: `_seqs`, or all of the ranges if that is null.
+-- What follows when jobs were completed all at once: `_seqs`, or all of the ranges if that is null,
+-- so many of each pair of queue and kind. Answers whether the call owes effects by that.
 create function windlass._follow_completions(_done int, _seqs bigint[], _lows bigint[],
-    _highs bigint[], _queue_kinds int[], _settings windlass.settings, _now bigint) returns void
+    _highs bigint[], _queue_kinds int[], _ended int[], _history_jobs bigint, _now bigint)
+returns boolean
 language plpgsql as $$
 declare
+  _queues int[];
+  _frees_limit boolean;
+  _has_logs boolean;
+  _has_dependents boolean;
   _parents bigint[];
-  _queue record;
+  _queue int;
 begin
   if _seqs is not null then
     select r.lows, r.highs into _lows, _highs from windlass._to_ranges(_seqs) r;
-  elsif exists (select from windlass.attempt_log) or exists (select from windlass.dependency) then
-    _seqs := array(select windlass._from_ranges(_lows, _highs));
   end if;
   insert into windlass.history (at, n, lows, highs) values (_now, _done, _lows, _highs);
-  if _seqs is not null then
+  -- Looked at after they ended: who begins to depend on one of them now sees that it has.
+  select array_agg(distinct l.queue), bool_or(k.turned_away),
+      exists (select from windlass.attempt_log), exists (select from windlass.dependency)
+    into _queues, _frees_limit, _has_logs, _has_dependents
+    from windlass.queue_kind l join windlass.kind k on k.id = l.kind
+    where l.id = any (_queue_kinds);
+  if cardinality(_queue_kinds) = 1 then
+    insert into windlass.counter_delta (queue_kind, queue, running, completed, t_completed)
+      values (_queue_kinds[1], _queues[1], -_done, _done, _done);
+  else
+    insert into windlass.counter_delta (queue_kind, queue, running, completed, t_completed)
+      select e.queue_kind, l.queue, -e.n, e.n, e.n
+        from (select e.queue_kind, sum(e.n) as n from unnest(_queue_kinds, _ended)
+            as e(queue_kind, n) group by e.queue_kind) e
+          join windlass.queue_kind l on l.id = e.queue_kind;
+  end if;
+  if _has_logs or _has_dependents then
+    _seqs := coalesce(_seqs, array(select windlass._from_ranges(_lows, _highs)));
     -- An attempt log that told of earlier failures tells of a success now.
     update windlass.attempt_log d set error = null
       where d.seq = any (_seqs) and d.error is not null;
-    -- Looked at after they ended: who begins to depend on one of them now sees that it has.
     _parents := array(select s.seq from unnest(_seqs) with ordinality as s(seq, n)
         cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j
       where exists (select from windlass.dependency e where e.on_id = j.id and not e.met)
       order by s.n);
     if cardinality(_parents) > 0 then perform windlass._cascade_success(_parents, _now); end if;
   end if;
-  perform windlass._ring_turned_away(_queue_kinds);
-  for _queue in
-    select distinct q.id, q.name from windlass.queue_kind l join windlass.queue q on q.id = l.queue
-      where l.id = any (_queue_kinds) order by q.name
-  loop
-    perform windlass._notify_if_empty(_queue.id, _queue.name, _now);
+  if _frees_limit then perform windlass._ring_turned_away(_queue_kinds); end if;
+  foreach _queue in array _queues loop
+    perform windlass._notify_if_empty(_queue, _now);
   end loop;
-  perform windlass._trim_history(_settings, _now, _settings.history_jobs / 10);
+  -- So seldom that what is added between two looks is about as much as the slack.
+  if _done * 64 > _history_jobs / 10 or windlass._is_fold_due(_now) then
+    perform windlass._trim_history(_history_jobs, _now, _history_jobs / 10);
+  end if;
+  return _frees_limit or cardinality(_parents) > 0;
 end $$;
 
 -- Ends one attempt whose lease is held; the state the job is in then.
@@ -188,6 +222,7 @@ begin
   else
     _q := _p;
     _q.state := _state;
+    _q.settled := true;
     _q.updated_at := _now;
     if _verdict in (2, 3) then _q.attempts := greatest(_p.attempts - 1, 0); end if;
     if _state = 1 then

@@ -14,7 +14,8 @@ create table windlass.settings (
   payload_bytes bigint not null default {PAYLOAD_BYTES},
   dead_letters bigint not null default {DEAD_LETTERS},
   history_age bigint not null default {HISTORY_AGE},
-  history_jobs bigint not null default {HISTORY_JOBS}
+  history_jobs bigint not null default {HISTORY_JOBS},
+  audit_entries bigint not null default {AUDIT_ENTRIES}
 );
 insert into windlass.settings default values;
 
@@ -76,8 +77,9 @@ create index job_dependent on windlass.job (seq) where spec ? 'depends_on';
 
 -- Where a job stands. `at` is when it is due, since when it is ready, before when it may not start,
 -- when its lease ends, or when it ended, as its state has it. `max_attempts` is what holds for the
--- attempt, `own_max_attempts` what its producer said. `lane_queue`, `object` and `expires_at` are
--- there only while they matter.
+-- attempt, `own_max_attempts` what its producer said. `token` stays when the attempt has ended;
+-- `settled` says that it was settled under it, and not given back because its worker was lost.
+-- `lane_queue`, `object` and `expires_at` are there only while they matter.
 create table windlass.job_state (
   seq bigint primary key,
   at bigint not null,
@@ -94,6 +96,7 @@ create table windlass.job_state (
   begun boolean not null default false,
   cancel_requested boolean not null default false,
   reported boolean not null default false,
+  settled boolean not null default false,
   reason smallint,
   attempt_end smallint,
   unmet int,
@@ -296,9 +299,10 @@ create table windlass.counter_delta_1 partition of windlass.counter_delta for va
   with (autovacuum_vacuum_scale_factor = 0.05, vacuum_truncate = false);
 
 -- What happened: one row for all that one statement has to tell under one topic. They get their
--- numbers, without gaps, when someone reads them.
+-- numbers, without gaps, when someone reads them. Nobody looks for one by its id, so no index has
+-- those of all: each event would be written into it twice, the second time with its number.
 create table windlass.event (
-  id bigint generated always as identity primary key,
+  id bigint generated always as identity,
   at bigint not null,
   number bigint,
   n int not null,

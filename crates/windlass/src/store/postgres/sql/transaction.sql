@@ -50,7 +50,9 @@ begin
   return _placed;
 end $$;
 
--- Completes an attempt, with the jobs it continues with. Refused if its lease is lost.
+-- Completes an attempt, with the jobs it continues with. Refused if its lease is lost, and if it
+-- was completed before: whoever repeats a transaction that was committed would do its other parts
+-- twice.
 create function windlass.complete_in(_end jsonb) returns jsonb language plpgsql
     set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_bitmapscan = off as $$

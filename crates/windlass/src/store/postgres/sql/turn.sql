@@ -54,6 +54,7 @@ begin
     perform windlass._refuse(jsonb_build_object('refusal', 'object_changed', 'object', _parts,
       'version', coalesce(_o.version, 0)));
   end if;
+  perform windlass._audit(_turn->>'by', jsonb_array_length(coalesce(_turn->'jobs', '[]')), _now);
   if _is_new then _o := windlass._new_object(_parts, _now); end if;
   if _o.alarm is not null then
     _current := windlass._lock_job_by_id(_o.alarm);
@@ -123,9 +124,11 @@ begin
   _o.runs := 0;
   _o.failures := 0;
   _o.recoveries := 0;
-  perform windlass._check_bound({BOUND_OBJECT_NAMES}, (select count(*) from (
-    select kind from windlass.object union select name from windlass.object
-    union select _o.kind union select _o.name) names));
+  if not exists (select from windlass.object where kind = _o.kind and name = _o.name) then
+    perform windlass._check_bound({BOUND_OBJECT_NAMES}, (select count(*) from (
+      select kind from windlass.object union select name from windlass.object
+      union select _o.kind union select _o.name) names));
+  end if;
   return _o;
 end $$;
 
