@@ -50,7 +50,16 @@ struct EngineInner {
     turn_locks: TurnLocks,
     /// Settings that this engine has seen to.
     set_up: Mutex<BTreeMap<Name, Vec<QueueChange>>>,
-    tasks: Vec<AbortHandle>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl EngineInner {
+    /// Ends the background tasks; those that are returned may be in the middle of a step.
+    fn abort_tasks(&self) -> Vec<JoinHandle<()>> {
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        tasks.iter().for_each(JoinHandle::abort);
+        tasks
+    }
 }
 
 /// How long a directory that another engine of this process has is waited for, and in which steps.
@@ -59,7 +68,7 @@ const LETTING_GO_STEP: Duration = Duration::from_millis(5);
 
 impl Drop for EngineInner {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
+        self.abort_tasks();
     }
 }
 
@@ -163,7 +172,10 @@ impl Engine {
         for worker in workers {
             reports.push(worker.end().await);
         }
-        self.inner.tasks.iter().for_each(AbortHandle::abort);
+        // A task ends at its next pause. One that asked a store that is closed would warn of it.
+        for task in self.inner.abort_tasks() {
+            let _aborted = task.await;
+        }
         self.inner.waiters.close();
         self.inner.store.close().await;
         self.inner.wake.flush().await;
@@ -448,7 +460,7 @@ impl EngineBuilder {
             workers: Mutex::default(),
             turn_locks: TurnLocks::default(),
             set_up: Mutex::default(),
-            tasks: [housekeeper, teller, reminder].iter().map(JoinHandle::abort_handle).collect(),
+            tasks: Mutex::new(vec![housekeeper, teller, reminder]),
         };
         Engine { inner: Arc::new(inner), actor: None }
     }
