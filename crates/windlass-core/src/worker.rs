@@ -32,10 +32,11 @@ pub fn most_unsettled(slots: u32) -> u32 {
     slots.max(ASK_AHEAD)
 }
 
-/// Whether a worker settles so many attempts now, with other settlements of it in flight: one
-/// commit for all that waits is cheaper than several, unless it would be large by itself.
-pub fn is_worth_a_commit(waiting: usize, on_their_way: usize) -> bool {
-    on_their_way == 0 || waiting >= ASK_AHEAD as usize
+/// Whether a worker settles so many attempts now, with other settlements of it in flight. Where
+/// every call is a commit, one for all that waits is cheaper than several, unless it would be large
+/// by itself. Where calls share commits, there is nothing to wait for.
+pub fn is_worth_a_call(waiting: usize, in_flight: usize, shares_commits: bool) -> bool {
+    shares_commits || in_flight == 0 || waiting >= ASK_AHEAD as usize
 }
 
 /// How long a worker sleeps: until the store expects something to become due, but no longer than
@@ -82,9 +83,10 @@ mod tests {
 
     #[test]
     fn a_second_settlement_goes_only_with_many() {
-        assert!(is_worth_a_commit(1, 0));
-        assert!(!is_worth_a_commit(499, 1));
-        assert!(is_worth_a_commit(500, 1));
+        assert!(is_worth_a_call(1, 0, false));
+        assert!(!is_worth_a_call(499, 1, false));
+        assert!(is_worth_a_call(500, 1, false));
+        assert!(is_worth_a_call(1, 7, true));
     }
 
     #[test]

@@ -192,6 +192,11 @@ impl Engine {
         self.inner.info.opened.as_deref()
     }
 
+    /// What the store said of itself when it was opened.
+    pub(crate) fn info(&self) -> &StoreInfo {
+        &self.inner.info
+    }
+
     /// What an answer means when the power fails.
     pub fn durability(&self) -> Durability {
         self.inner.info.durability

@@ -16,6 +16,9 @@ pub struct StoreInfo {
     /// answered before is among the events up to it, so that nothing that follows is missed by
     /// reading on from here.
     pub last_event: u64,
+    /// Calls that arrive while a commit is under way share the next one. So nothing is gained by
+    /// gathering results for one call, as it is where every call is a commit.
+    pub shares_commits: bool,
     /// What was found and done when the store was opened; `None` for a store that starts empty, or
     /// that others have open too.
     pub opened: Option<Arc<Opened>>,
@@ -29,7 +32,8 @@ pub struct StoreInfo {
 impl StoreInfo {
     /// A store with nothing more to say than this.
     pub fn new(durability: Durability, last_event: u64) -> Self {
-        Self { durability, last_event, opened: None, space: None, schema: None }
+        let (opened, space, schema) = (None, None, None);
+        Self { durability, last_event, shares_commits: false, opened, space, schema }
     }
 }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use windlass_core::job::{Bytes, JobId};
-use windlass_core::ledger::{Ledger, Ring};
+use windlass_core::ledger::Ledger;
 use windlass_core::limits::Limits;
 use windlass_core::object::Address;
 use windlass_core::record::{Change, JobRecord};
@@ -49,10 +49,9 @@ impl fmt::Debug for MemoryPath {
 /// What a call takes along from the ledger.
 #[derive(Debug, Default)]
 pub struct MemoryPending {
-    rings: Vec<Ring>,
     /// Dropped with this, after the lock of the ledger was given back: to free many records takes
     /// longer than to decide about them, and so does telling those who wait.
-    gone: (Gone, AfterEvents),
+    _gone: (Gone, AfterEvents),
 }
 
 impl CommitPath for MemoryPath {
@@ -67,22 +66,15 @@ impl CommitPath for MemoryPath {
         _doing: &'static str,
     ) -> Answer<MemoryPending> {
         let Some(ledger) = state.ledger.as_mut() else { return Ok(MemoryPending::default()) };
-        let (events, rings) = ledger.take_caused();
-        let events = shared.events.keep(events);
-        let rings = rings.into_iter().collect();
-        Ok(MemoryPending { rings, gone: (std::mem::take(&mut ledger.records.gone), events) })
+        let events = shared.events.keep(ledger.take_events());
+        Ok(MemoryPending { _gone: (std::mem::take(&mut ledger.records.gone), events) })
     }
 
     async fn committed(
-        shared: &Arc<SharedLedger<Self>>,
-        MemoryPending { rings, gone }: MemoryPending,
+        _shared: &Arc<SharedLedger<Self>>,
+        _pending: MemoryPending,
         _doing: &'static str,
     ) -> Answer<()> {
-        // First: a wake of somebody's own may take its time.
-        drop(gone);
-        if !rings.is_empty() {
-            shared.wake.ring(&rings).await;
-        }
         Ok(())
     }
 }

@@ -266,7 +266,7 @@ impl WorkerBuilder {
             timing: self.timing,
             slots: Slots::new(self.slots),
             leases: Leases::new(self.engine.clock().clone()),
-            settle_queue: SettleQueue::new(),
+            settle_queue: SettleQueue::new(self.engine.info().shares_commits),
             life: Life::new(),
             engine: self.engine,
         })

@@ -6,22 +6,29 @@
 //! answered as the first time, and not done again. `ended` counts what was pushed and has not been
 //! sent.
 //!
-//! Up to two batches are in flight. The second goes only with 500 results or more
-//! (`is_worth_a_commit` in the core).
+//! Up to two batches are in flight. The second goes at once where calls share commits
+//! ([`StoreInfo::shares_commits`]), and elsewhere only with 500 results or more (`is_worth_a_call`
+//! in the core).
 //!
 //! Answers: with one batch at a time, what ends during a commit waits for its answer.
-//! Why not simpler: without the bound, two small commits would take the place of one, and a commit
-//! costs as much as many results.
+//! Why not simpler: on a database, two small commits would take the place of one, and a commit
+//! costs as much as many results. A journal takes whatever is there into the next commit, and a
+//! result that waits for the answer of the one before comes too late for it: with two at once a
+//! lifecycle is about a tenth faster, and more than two bring nothing (64 callers, file store,
+//! `sync`).
 //! Guarded by: `tests/main/worker.rs`
 //! (`a_second_settlement_goes_beside_the_first_with_five_hundred_and_not_with_fewer`,
+//! `where_calls_share_commits_a_second_settlement_goes_at_once`,
 //! `a_settle_loop_that_crashes_leaves_nothing_behind_in_either_hand`; the planted bug 69).
+//!
+//! [`StoreInfo::shares_commits`]: crate::store::StoreInfo::shares_commits
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{Mutex, MutexGuard, Notify, mpsc};
 use windlass_core::job::Bytes;
 use windlass_core::ledger::Settlement;
-use windlass_core::worker::is_worth_a_commit;
+use windlass_core::worker::is_worth_a_call;
 
 use super::leases::RegisteredAttempt;
 use super::slots::Unsettled;
@@ -45,6 +52,7 @@ pub(super) struct SettleQueue {
     /// Whoever holds it gathers the next batch.
     waiting: Mutex<mpsc::UnboundedReceiver<Settling>>,
     batches: [Mutex<SettleBatch>; 2],
+    shares_commits: bool,
     /// How many attempts wait, in the queue or in a batch that was not sent.
     ended: AtomicUsize,
     /// There are as many as are worth a commit beside another.
@@ -67,12 +75,14 @@ pub(super) struct SettleBatch {
 pub(super) struct InFlight<'a>(&'a SettleQueue);
 
 impl SettleQueue {
-    pub(super) fn new() -> Self {
+    /// For a store whose calls share commits, or do not.
+    pub(super) fn new(shares_commits: bool) -> Self {
         let (sender, waiting) = mpsc::unbounded_channel();
         Self {
             sender,
             waiting: Mutex::new(waiting),
             batches: Default::default(),
+            shares_commits,
             ended: AtomicUsize::new(0),
             many_ended: Notify::new(),
             in_flight: AtomicUsize::new(0),
@@ -88,10 +98,14 @@ impl SettleQueue {
         let before = self.ended.fetch_add(1, Ordering::SeqCst);
         // Only when the bound is reached, and not for every result: a gathering task that was woken
         // for each of them would look at the queue in vain.
-        if !is_worth_a_commit(before, 1) && is_worth_a_commit(before + 1, 1) {
+        if !self.is_worth_a_call(before, 1) && self.is_worth_a_call(before + 1, 1) {
             self.many_ended.notify_one();
         }
         true
+    }
+
+    fn is_worth_a_call(&self, waiting: usize, in_flight: usize) -> bool {
+        is_worth_a_call(waiting, in_flight, self.shares_commits)
     }
 
     /// The two batches, for whoever settles.
@@ -129,7 +143,7 @@ impl SettleQueue {
             {
                 batch.settling.push(another);
             }
-            if is_worth_a_commit(batch.settling.len(), self.in_flight.load(Ordering::SeqCst)) {
+            if self.is_worth_a_call(batch.settling.len(), self.in_flight.load(Ordering::SeqCst)) {
                 return true;
             }
             tokio::select! {

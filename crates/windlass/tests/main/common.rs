@@ -54,9 +54,19 @@ pub(crate) async fn rig() -> Rig {
 }
 
 pub(crate) fn rig_on(wake: Arc<dyn Wake>) -> Rig {
+    rig_of(wake, |_| {})
+}
+
+/// With a store that is prepared before the engine sees it.
+pub(crate) fn rig_with(prepare: impl FnOnce(&Tampered)) -> Rig {
+    rig_of(Arc::new(LocalWake::new()), prepare)
+}
+
+fn rig_of(wake: Arc<dyn Wake>, prepare: impl FnOnce(&Tampered)) -> Rig {
     let clock = Arc::new(VirtualClock::new());
     let memory = MemoryStore::new(Limits::default(), clock.clone(), wake.clone());
     let store = Arc::new(Tampered::new(Arc::new(memory)));
+    prepare(&store);
     let engine = Engine::builder()
         .on_store(store.clone(), wake, clock.clone())
         .expect("the default settings are valid");
@@ -198,6 +208,7 @@ pub(crate) struct Tampered {
     calls: Mutex<BTreeMap<&'static str, u64>>,
     leases: Mutex<Vec<LeaseAnswer>>,
     deaf: AtomicBool,
+    shares_commits: AtomicBool,
 }
 
 impl fmt::Debug for Tampered {
@@ -209,12 +220,18 @@ impl fmt::Debug for Tampered {
 impl Tampered {
     pub(crate) fn new(inner: Arc<dyn Store>) -> Self {
         let (plans, calls, leases) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { inner, plans, calls, leases, deaf: AtomicBool::new(false) }
+        let (deaf, shares_commits) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { inner, plans, calls, leases, deaf, shares_commits }
     }
 
     /// From now on, whoever asks for events is answered after an hour.
     pub(crate) fn deafen(&self) {
         self.deaf.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on, it says that its calls share commits.
+    pub(crate) fn share_commits(&self) {
+        self.shares_commits.store(true, Ordering::SeqCst);
     }
 
     /// From now on, the `n`th call of `verb` (1 is the first) fails as `plan` says.
@@ -417,7 +434,9 @@ impl Store for Tampered {
     }
 
     fn info(&self) -> StoreInfo {
-        self.inner.info()
+        let mut info = self.inner.info();
+        info.shares_commits = self.shares_commits.load(Ordering::SeqCst);
+        info
     }
 }
 

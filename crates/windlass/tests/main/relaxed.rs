@@ -150,7 +150,7 @@ async fn a_relaxed_store_syncs_what_it_has_answered_when_it_is_closed() {
 
 // A real thread syncs here, so time is real.
 #[tokio::test(flavor = "current_thread")]
-async fn whoever_listens_is_rung_when_the_writer_has_landed_a_commit() {
+async fn whoever_listens_is_rung_by_a_store_with_a_writer() {
     let directory = Directory::new();
     let disk = Arc::new(RealDisk::open(&directory.path().join("store")).expect("nobody has it"));
     let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));

@@ -1,19 +1,15 @@
 //! Stopping: nothing new starts, nothing is lost, nobody waits for ever.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::task::Poll;
 use std::time::Duration;
 
 use windlass::primitives::{Continuous, Tick};
-use windlass::store::MemoryStore;
-use windlass::testing::VirtualClock;
-use windlass::wake::LocalWake;
 use windlass::{
-    Attempt, Engine, Error, Failure, Limits, Received, Refusal, Schedule, StateName, StopReason,
-    Topics,
+    Attempt, Error, Failure, Received, Refusal, Schedule, StateName, StopReason, Topics,
 };
 
-use crate::common::{Fault, Notes, SECOND, Tampered, Work, pass, rig, settle_down, work};
+use crate::common::{Fault, Notes, SECOND, Work, pass, rig, rig_with, settle_down, work};
 
 #[tokio::test(start_paused = true)]
 async fn what_outlasts_the_grace_is_told_aborted_and_given_back_uncounted() {
@@ -239,21 +235,19 @@ async fn a_closing_engine_stops_all_its_workers_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_close_waits_for_a_step_of_housekeeping_that_is_under_way() {
-    let (clock, wake) = (Arc::new(VirtualClock::new()), Arc::new(LocalWake::new()));
-    let memory = MemoryStore::new(Limits::default(), clock.clone(), wake.clone());
-    let store = Arc::new(Tampered::new(Arc::new(memory)));
     let (begun, mut has_begun) = tokio::sync::mpsc::unbounded_channel();
     let (go_on, may_go_on) = std::sync::mpsc::channel();
     let may_go_on = Mutex::new(may_go_on);
-    store.tamper("rescue", move |_| {
-        begun.send(()).expect("the test waits for it");
-        may_go_on.lock().expect("not poisoned").recv().expect("the test lets it go on");
-        None
+    let rig = rig_with(|store| {
+        store.tamper("rescue", move |_| {
+            begun.send(()).expect("the test waits for it");
+            may_go_on.lock().expect("not poisoned").recv().expect("the test lets it go on");
+            None
+        });
     });
-    let engine = Engine::builder().on_store(store, wake, clock).expect("the settings are valid");
     has_begun.recv().await.expect("housekeeping begins with a rescue");
 
-    let mut close = std::pin::pin!(engine.close());
+    let mut close = std::pin::pin!(rig.engine.close());
     let now = std::future::poll_fn(|cx| Poll::Ready(close.as_mut().poll(cx))).await;
     assert!(now.is_pending(), "it was closed while housekeeping asked it");
     go_on.send(()).expect("it waits");

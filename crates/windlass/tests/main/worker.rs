@@ -11,7 +11,7 @@ use windlass::{
 
 use crate::common::{
     Counter, Fault, HOUR, Notes, Rig, SECOND, Trouble, TroubledWake, Work, pass, rig, rig_on,
-    settle_down, work,
+    rig_with, settle_down, work,
 };
 
 async fn add_one(job: Work) -> Result<i64, Failure> {
@@ -215,6 +215,17 @@ async fn what_ends_while_a_settlement_is_on_its_way_waits_for_it_unless_it_is_mu
     assert_eq!(rig.store.calls("settle"), 2, "seven hundred are");
     assert_eq!(worker.busy(), 0, "no slot waits for an answer");
     pass(SECOND * 10).await;
+    assert_eq!(rig.engine.counts().await.expect("it is").in_state(StateName::Completed), 701);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_calls_share_commits_a_second_settlement_goes_at_once() {
+    let rig = rig_with(|store| store.share_commits());
+    rig.store.tamper("settle", |call| (call == 1).then_some(Fault::Late(SECOND * 10)));
+    let _worker = in_three_waves(&rig).await;
+    pass(Duration::from_millis(1_500)).await;
+    assert_eq!(rig.store.calls("settle"), 2, "a hundred need not wait for the first answer");
+    pass(SECOND * 20).await;
     assert_eq!(rig.engine.counts().await.expect("it is").in_state(StateName::Completed), 701);
 }
 

@@ -5,13 +5,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use windlass_core::event::Event;
-use windlass_core::ledger::Ring;
 
 use super::disk::Disk;
 use super::journal::CommitBytes;
@@ -238,49 +236,23 @@ impl JournalPath {
         Ok(())
     }
 
-    /// Tells callers that their commit has landed, then those who wait for outcomes, then workers.
+    /// Tells callers that their commit has landed.
     ///
     /// Answers: one commit answers many callers at once.
     /// Why not simpler: a thread outside of the runtime would hand each of them over to it alone.
     /// So one task is spawned, which wakes them all from within.
     /// Guarded by: no test sees this cost; `windlass bench --mode enqueue` does.
-    pub(super) fn answer(
-        &self,
-        waiting: Vec<CommitWaiter>,
-        after: AfterEvents,
-        wake: &Arc<dyn Wake>,
-        rings: Vec<Ring>,
-    ) {
+    pub(super) fn answer(&self, waiting: Vec<CommitWaiter>) {
         let landed = Landed(waiting);
-        let few = landed.0.len() <= 1 && !after.tells();
-        let Some(runtime) = self.runtime.as_ref().filter(|_| !few) else {
-            return self.ring(wake, rings);
-        };
-        let wake = wake.clone();
-        runtime.spawn(async move {
-            // First: a wake of somebody's own may take its time.
-            drop((landed, after));
-            if !rings.is_empty() {
-                wake.ring(&rings).await;
-            }
-        });
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| landed.0.len() > 1) {
+            runtime.spawn(async move { drop(landed) });
+        }
     }
 
-    /// Rings, from the writer's thread, which cannot wait for a future. It is polled once, which is
-    /// all that nearly every wake needs; one that is not done then goes on in the runtime. Guarded
-    /// by `whoever_listens_is_rung_when_the_writer_has_landed_a_commit` in `tests/main/relaxed.rs`.
-    fn ring(&self, wake: &Arc<dyn Wake>, rings: Vec<Ring>) {
-        if rings.is_empty() {
-            return;
-        }
-        let wake = wake.clone();
-        let mut ringing = Box::pin(async move { wake.ring(&rings).await });
-        let polled = ringing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        let runtime = || self.runtime.clone().or_else(|| Handle::try_current().ok());
-        if polled == Poll::Pending
-            && let Some(runtime) = runtime()
-        {
-            runtime.spawn(ringing);
+    /// Tells those who wait for outcomes, in the same way.
+    pub(super) fn tell(&self, after: AfterEvents) {
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| after.tells()) {
+            runtime.spawn(async move { drop(after) });
         }
     }
 }
@@ -434,6 +406,7 @@ impl CommitPath for JournalPath {
 
     fn info(shared: &SharedLedger<Self>) -> StoreInfo {
         StoreInfo {
+            shares_commits: true,
             opened: Some(shared.path.opened.clone()),
             space: Some(Self::space_of(shared)),
             ..StoreInfo::new(shared.path.durability, 0)

@@ -14,7 +14,7 @@
 //! Guarded by: `windlass-sim/tests/crash_points.rs` and the simulation; `tests/main/writer.rs` and
 //! `tests/main/files/answers.rs` (the planted bugs 04, 27 and 34).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
@@ -238,10 +238,9 @@ impl Writer {
     /// Tells the ledger what is in the files and what is on stable storage, tells what happened,
     /// and answers those who waited for it.
     fn answer(&mut self, shared: &SharedJournal) -> WriterStep {
-        let (mut events, mut rings) = (Vec::new(), BTreeSet::new());
+        let mut events = Vec::new();
         for commit in &mut self.unsynced {
             events.append(&mut commit.events);
-            rings.append(&mut commit.rings);
         }
         let Ok(mut state) = shared.lock() else { return self.end(WriterStep::Closed) };
         let last = self.unsynced.last().map(Commit::number);
@@ -256,7 +255,8 @@ impl Writer {
         }
         drop(state);
         let after = shared.events.keep(events);
-        shared.path.answer(waiting, after, &shared.wake, rings.into_iter().collect());
+        shared.path.answer(waiting);
+        shared.path.tell(after);
         self.next = NextStep::LetGo;
         WriterStep::Answered
     }

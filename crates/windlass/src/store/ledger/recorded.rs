@@ -29,7 +29,7 @@ const CHANGES_KEPT: usize = 4_096;
 pub struct RecordedLedger<R> {
     pub(in crate::store) ledger: Ledger,
     pub(in crate::store) records: R,
-    /// What to tell, and whom to wake, when what was decided is committed. The changes among it are
+    /// What to tell when what was decided is committed, and whom to wake. The changes among it are
     /// kept by the records at once.
     pub(in crate::store) caused: Caused,
 }
@@ -80,10 +80,14 @@ impl<R: Records> RecordedLedger<R> {
         Ok(reply?)
     }
 
-    /// Takes what is to be told, and whom to wake.
-    pub(in crate::store) fn take_caused(&mut self) -> (Vec<Event>, BTreeSet<Ring>) {
-        let Caused { events, rings, .. } = &mut self.caused;
-        (std::mem::take(events), std::mem::take(rings))
+    /// Takes what is to be told when it is committed.
+    pub(in crate::store) fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.caused.events)
+    }
+
+    /// Takes whom to wake.
+    pub(in crate::store) fn take_rings(&mut self) -> BTreeSet<Ring> {
+        std::mem::take(&mut self.caused.rings)
     }
 
     /// Adds to claimed jobs what their workers need.

@@ -69,6 +69,42 @@ async fn nothing_is_answered_or_told_before_the_sync_has_returned() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_job_runs_while_its_acceptance_is_synced() {
+    let directory = Directory::new();
+    let (disk, switches) = Failing::open(&directory.path().join("jobs"));
+    let gate = switches.gate.clone();
+    gate.set(true);
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let store = FileStore::with_writer(disk, &FileOptions::default(), clock.clone(), wake.clone());
+    let store = Arc::new(store.expect("it opens"));
+    let engine = Engine::builder().on_store(store, wake, clock).expect("the settings are valid");
+    let (ran, mut has_run) = tokio::sync::mpsc::unbounded_channel();
+    let run = move |job: Work| {
+        let ran = ran.clone();
+        async move { ran.send(job.number).map(|()| job.number) }
+    };
+    let worker = engine.worker().handle(run).poll_interval(HOUR);
+    let worker = worker.start().await.expect("it starts");
+    // Everything is synced that was to be, and from here on nothing is.
+    engine.enqueue(work(1)).await.expect("accepted").outcome().await.expect("it completes");
+    assert_eq!(has_run.recv().await, Some(1));
+    gate.set(false);
+    let enqueuing = engine.clone();
+    let mut enqueue = tokio::spawn(async move { enqueuing.enqueue(work(2)).await });
+    let started = tokio::time::timeout(20 * SECOND, has_run.recv()).await;
+    assert_eq!(started.expect("it runs before the sync has returned"), Some(2));
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!enqueue.is_finished(), "it was acknowledged before the sync");
+    gate.set(true);
+    let handle = (&mut enqueue).await.expect("no panic").expect("acknowledged");
+    assert_eq!(handle.outcome().await.expect("it completes"), 2);
+    worker.stop().await.expect("it stops");
+    engine.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_relaxed_store_says_so_and_loses_nothing_to_a_clean_end() {
     let directory = Directory::new();
     let path = directory.path().join("jobs").to_str().expect("a path").to_string();

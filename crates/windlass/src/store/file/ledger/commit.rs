@@ -3,12 +3,10 @@
 //! Whoever drives a ledger takes a commit, writes it before the next one, waits until it is on
 //! stable storage, and says so. In between, calls go on being decided, into the next commit.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use windlass_core::event::Event;
 use windlass_core::job::JobId;
-use windlass_core::ledger::Ring;
 use windlass_core::object::Address;
 use windlass_core::time::Now;
 
@@ -25,8 +23,6 @@ pub struct Commit {
     pub(in crate::store::file) batch: Arc<CommitBytes>,
     /// What to tell.
     pub events: Vec<Event>,
-    /// Whom to wake.
-    pub rings: BTreeSet<Ring>,
 }
 
 impl Commit {
@@ -138,8 +134,7 @@ impl RecordedLedger<JournalRecords> {
         }
         journal.allocate_files()?;
         let batch = journal.take(self.ledger.next_ids(), journal.landed_commit());
-        let (events, rings) = self.take_caused();
-        Ok(Commit { batch, events, rings })
+        Ok(Commit { batch, events: self.take_events() })
     }
 
     /// The commit was handed to the system.
