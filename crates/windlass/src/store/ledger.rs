@@ -217,8 +217,9 @@ impl<P: CommitPath> SharedLedger<P> {
     /// Answers: a job that is rung for when its acceptance has landed starts a sync later, and the
     /// lane of a settled job stands still until then.
     /// Why not simpler: a claim sees what was decided and has not landed in any case, and is
-    /// written behind it, so waiting would promise nothing. With 64 callers a lifecycle is a quarter
-    /// faster, with one by two fifths, and a job starts in a third of the time (file store, `sync`).
+    /// written behind it, so waiting would promise nothing. With 64 callers a lifecycle is a fifth
+    /// faster, with one caller two fifths, and a job starts in a third of the time (file store,
+    /// `sync`).
     /// Guarded by: `a_job_runs_while_its_acceptance_is_synced` in `tests/main/files/answers.rs`
     /// (the planted bug 112).
     ///
