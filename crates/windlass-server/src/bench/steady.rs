@@ -28,6 +28,9 @@ const RATE: u64 = 1_000;
 /// A call that takes longer than this is a stall.
 const STALL: Duration = Duration::from_millis(50);
 
+/// How long 100,000 callers may take to begin to wait: about a second on two cores.
+const CROWD: Duration = Duration::from_secs(3);
+
 /// The small enqueues go here, where nothing runs, so that only the store is measured.
 const SMALL: &str = "small";
 
@@ -103,7 +106,7 @@ pub(crate) async fn steady(plan: &Plan) -> anyhow::Result<Vec<Measurement>> {
 async fn beside(work: LargeWork, plan: &Plan) -> anyhow::Result<Measurement> {
     let subject = Subject::open(Mode::Steady, plan).await?;
     let engine = subject.engine.clone();
-    prepare(work, &engine, plan).await?;
+    let _waiting = prepare(work, &engine, plan).await?;
     let large = {
         let (engine, plan) = (engine.clone(), plan.clone());
         async move { run(work, &engine, &plan).await }
@@ -215,20 +218,27 @@ async fn bare(plan: &Plan) -> anyhow::Result<Option<Measurement>> {
     Ok(Some(rhythm.into_measurement(measured, "bare log", 0)))
 }
 
+/// Callers that wait for outcomes, for as long as this lives.
+type WaitingCallers = JoinSet<Result<(), Error>>;
+
 /// Puts in place what the large work is about.
-async fn prepare(work: LargeWork, engine: &Engine, plan: &Plan) -> anyhow::Result<()> {
+async fn prepare(work: LargeWork, engine: &Engine, plan: &Plan) -> anyhow::Result<WaitingCallers> {
     let jobs = work.jobs(plan);
     match work {
-        LargeWork::Nothing => Ok(()),
-        LargeWork::Compaction | LargeWork::Outcomes | LargeWork::CancelByFilter => {
-            waiting(engine, plan, jobs, |_| false).await
+        LargeWork::Nothing => {}
+        LargeWork::Compaction | LargeWork::CancelByFilter | LargeWork::Clear => {
+            waiting(engine, plan, jobs, |_| false).await?;
         }
-        LargeWork::Clear => waiting(engine, plan, jobs, |_| false).await,
-        LargeWork::List => waiting(engine, plan, jobs, |_| true).await,
+        LargeWork::Outcomes => {
+            waiting(engine, plan, jobs, |_| false).await?;
+            return await_outcomes(engine).await;
+        }
+        LargeWork::List => waiting(engine, plan, jobs, |_| true).await?,
         // The ten that a search finds last.
-        LargeWork::CancelByTag => waiting(engine, plan, jobs, |number| number < 10).await,
-        LargeWork::Dependents => dependents(engine, plan, jobs).await,
+        LargeWork::CancelByTag => waiting(engine, plan, jobs, |number| number < 10).await?,
+        LargeWork::Dependents => dependents(engine, plan, jobs).await?,
     }
+    Ok(WaitingCallers::new())
 }
 
 /// So many waiting jobs, of which some have the tag.
@@ -271,7 +281,8 @@ async fn run(work: LargeWork, engine: &Engine, plan: &Plan) -> anyhow::Result<()
     match work {
         LargeWork::Nothing => Ok(()),
         LargeWork::Compaction => flow(engine, plan).await,
-        LargeWork::Outcomes => await_outcomes(engine, plan).await,
+        // The callers wait already.
+        LargeWork::Outcomes => Ok(tokio::time::sleep(plan.watch).await),
         LargeWork::List => list_all(engine).await,
         LargeWork::CancelByTag => Ok(engine.jobs().tag(TAG).cancel().await.map(drop)?),
         LargeWork::CancelByFilter => Ok(engine.jobs().queue(LARGE).cancel().await.map(drop)?),
@@ -298,9 +309,10 @@ async fn flow(engine: &Engine, plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Many callers wait for jobs that do not end.
-async fn await_outcomes(engine: &Engine, plan: &Plan) -> anyhow::Result<()> {
-    let mut waiting = JoinSet::new();
+/// Many callers wait for jobs that do not end. They get time to begin, so that what is measured is
+/// their waiting and not the crowd that comes.
+async fn await_outcomes(engine: &Engine) -> anyhow::Result<WaitingCallers> {
+    let mut waiting = WaitingCallers::new();
     let mut after = None;
     loop {
         let page = engine.jobs().queue(LARGE).page(after, 1_000).await?;
@@ -313,8 +325,8 @@ async fn await_outcomes(engine: &Engine, plan: &Plan) -> anyhow::Result<()> {
             break;
         }
     }
-    tokio::time::sleep(plan.watch).await;
-    Ok(())
+    tokio::time::sleep(CROWD).await;
+    Ok(waiting)
 }
 
 async fn list_all(engine: &Engine) -> anyhow::Result<()> {

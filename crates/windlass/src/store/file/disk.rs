@@ -69,6 +69,16 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     fn sync(&self) -> io::Result<()>;
 }
 
+/// How many zeros of a new file are on their way to the disk at once.
+///
+/// Answers: while a file is made in advance, commits are synced beside it, and each waits for what
+/// the disk was given before it.
+/// Why not simpler: with one sync for all 64 MiB, small enqueues beside a flow of jobs had a p99 of
+/// 24 ms, and with a sync for each of these 20 ms; calls of a thousand jobs 11 and 8 ms. With a
+/// sync for every MiB, 64 callers that enqueue were slower by 4 %.
+/// Guarded by: no test sees this cost; `windlass bench --mode steady` does.
+const ZEROS_AT_ONCE: usize = 4 << 20;
+
 /// A directory of the machine, held by this process alone for as long as the value lives.
 ///
 /// Its rules: it belongs to the user this process runs as, nobody else may write to it, and no
@@ -330,11 +340,12 @@ impl Disk for RealDisk {
             let mut options = OpenOptions::new();
             let mut file = open_plain(&path, options.create(true).truncate(true))?;
             file.set_permissions(fs::Permissions::from_mode(0o600))?;
-            let zeros = vec![0; 1 << 20];
+            let zeros = vec![0; ZEROS_AT_ONCE];
             let mut left = bytes;
             while left > 0 {
                 let some = left.min(zeros.len() as u64);
                 file.write_all(&zeros[..usize::try_from(some).unwrap_or(zeros.len())])?;
+                file.sync_data()?;
                 left -= some;
             }
             file.sync_all()?;
