@@ -279,10 +279,9 @@ async fn dependents(engine: &Engine, plan: &Plan, jobs: u64) -> anyhow::Result<(
 /// Does the large work.
 async fn run(work: LargeWork, engine: &Engine, plan: &Plan) -> anyhow::Result<()> {
     match work {
-        LargeWork::Nothing => Ok(()),
+        // The callers of `Outcomes` wait already, and are watched.
+        LargeWork::Nothing | LargeWork::Outcomes => Ok(()),
         LargeWork::Compaction => flow(engine, plan).await,
-        // The callers wait already.
-        LargeWork::Outcomes => Ok(tokio::time::sleep(plan.watch).await),
         LargeWork::List => list_all(engine).await,
         LargeWork::CancelByTag => Ok(engine.jobs().tag(TAG).cancel().await.map(drop)?),
         LargeWork::CancelByFilter => Ok(engine.jobs().queue(LARGE).cancel().await.map(drop)?),
