@@ -133,7 +133,8 @@ struct Rhythm {
 
 impl Rhythm {
     fn into_measurement(self, to: Measurement, beside: &'static str, jobs: u64) -> Measurement {
-        let large_ms = Some(self.large.as_secs_f64() * 1e3).filter(|_| jobs > 0);
+        // What takes no time at all is none: nothing goes on, or callers wait.
+        let large_ms = Some(self.large.as_secs_f64() * 1e3).filter(|took| jobs > 0 && *took >= 1.0);
         let stalls = Some(self.stalls as f64);
         let extra = Extra::Steady { beside, jobs, stalls, large_ms };
         to.latencies(&self.latencies).extra(extra)
