@@ -110,9 +110,9 @@ struct WaiterMap {
     /// Those who wait, whoever was looked up longest ago first. Some wait no more.
     order: VecDeque<(u64, JobId)>,
     next_ticket: u64,
-    /// The number of the last event that the pump has heard.
+    /// The number of the last event that was heard.
     heard: u64,
-    /// The ends of jobs among the events after `since` that the pump has heard, oldest first.
+    /// The ends of jobs among the events after `since` that were heard, oldest first.
     recent: VecDeque<RecentEnd>,
     since: u64,
     /// What was heard and not looked up yet.

@@ -133,8 +133,7 @@ struct Rhythm {
 
 impl Rhythm {
     fn into_measurement(self, to: Measurement, beside: &'static str, jobs: u64) -> Measurement {
-        // What takes no time at all is none: nothing goes on, or callers wait.
-        let large_ms = Some(self.large.as_secs_f64() * 1e3).filter(|took| jobs > 0 && *took >= 1.0);
+        let large_ms = Some(self.large.as_secs_f64() * 1e3).filter(|_| jobs > 0);
         let stalls = Some(self.stalls as f64);
         let extra = Extra::Steady { beside, jobs, stalls, large_ms };
         to.latencies(&self.latencies).extra(extra)
@@ -280,9 +279,13 @@ async fn dependents(engine: &Engine, plan: &Plan, jobs: u64) -> anyhow::Result<(
 /// Does the large work.
 async fn run(work: LargeWork, engine: &Engine, plan: &Plan) -> anyhow::Result<()> {
     match work {
-        // The callers of `Outcomes` wait already, and are watched.
-        LargeWork::Nothing | LargeWork::Outcomes => Ok(()),
+        LargeWork::Nothing => Ok(()),
         LargeWork::Compaction => flow(engine, plan).await,
+        // The callers wait already.
+        LargeWork::Outcomes => {
+            tokio::time::sleep(plan.watch).await;
+            Ok(())
+        }
         LargeWork::List => list_all(engine).await,
         LargeWork::CancelByTag => Ok(engine.jobs().tag(TAG).cancel().await.map(drop)?),
         LargeWork::CancelByFilter => Ok(engine.jobs().queue(LARGE).cancel().await.map(drop)?),
