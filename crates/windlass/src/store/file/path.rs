@@ -32,7 +32,7 @@ pub struct JournalPath {
     /// How often the disk was waited for.
     pub(super) syncs: AtomicU64,
     pub(super) durability: Durability,
-    /// For rings and answers of a writer thread; `None` if callers drive the writer.
+    /// For answers of a writer thread; `None` if callers drive the writer.
     runtime: Option<Handle>,
     driver: Mutex<WriterDriver>,
     opened: Arc<Opened>,
@@ -249,9 +249,9 @@ impl JournalPath {
         }
     }
 
-    /// Tells those who wait for outcomes, in the same way.
+    /// Tells those who wait for outcomes, in the same way, and frees events that made way.
     pub(super) fn tell(&self, after: AfterEvents) {
-        if let Some(runtime) = self.runtime.as_ref().filter(|_| after.tells()) {
+        if let Some(runtime) = self.runtime.as_ref().filter(|_| after.is_work()) {
             runtime.spawn(async move { drop(after) });
         }
     }

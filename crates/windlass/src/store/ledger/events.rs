@@ -33,7 +33,7 @@ pub(in crate::store) struct EventBuffer {
 pub(in crate::store) struct AfterEvents {
     told: Option<Box<dyn Send>>,
     /// To free many takes longer than to decide about them.
-    _gone: Vec<Event>,
+    gone: Vec<Event>,
 }
 
 impl fmt::Debug for EventBuffer {
@@ -49,9 +49,9 @@ impl fmt::Debug for AfterEvents {
 }
 
 impl AfterEvents {
-    /// Whether somebody is told.
-    pub(in crate::store) fn tells(&self) -> bool {
-        self.told.is_some()
+    /// Whether there is anything to do: somebody to tell, or much to free.
+    pub(in crate::store) fn is_work(&self) -> bool {
+        self.told.is_some() || !self.gone.is_empty()
     }
 }
 
@@ -84,7 +84,7 @@ impl EventBuffer {
         }
         drop(kept);
         self.committed.send_replace(last);
-        AfterEvents { told, _gone: gone }
+        AfterEvents { told, gone }
     }
 
     /// Events after the given number, the oldest first.
