@@ -143,7 +143,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// *Atomic.* Each item wholly or not at all, all in one commit. Of the dependents that are
     /// released, or follow it into death or cancellation, and those that follow them, a store may
     /// leave those beyond [`limits::CASCADE_JOBS`] to later commits, never the first
-    /// [`limits::CASCADE_EACH`] of an item: it goes on by itself, with any verb that writes, by
+    /// [`limits::CASCADE_EACH`] of an item: it goes on by itself, with claims and housekeeping of
     /// whatever process, also after a crash. Until then they are blocked, and each is told once.
     /// So it is wherever jobs end. An item is applied only if the
     /// job is still running under exactly the token it names; otherwise it changes nothing. If the

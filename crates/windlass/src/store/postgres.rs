@@ -283,8 +283,7 @@ impl Store for PostgresStore {
         self.vacuum.sweep(target, database.clock.now().steady);
         Ok(Promoted {
             purged: row.get::<_, i64>("purged").cast_unsigned(),
-            // A cascade is one commit here, however large it is.
-            more: false,
+            more: row.get("more"),
             next_in: row.get::<_, Option<i64>>("next_in").map(wire::duration),
         })
     }

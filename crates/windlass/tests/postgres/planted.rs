@@ -85,10 +85,38 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a dead job is removed with however many wait for it",
         edits: &[(
-            "and not e.met limit 1000 + 1) w) > 1000)",
-            "and not e.met limit 1000 + 1) w) > 2000)",
+            "(select count(*) > 1000 from (select from",
+            "(select count(*) > 2000 from (select from",
         )],
         caught_by: &["a dead job for which thousands wait is not removed"],
+    },
+    Bug {
+        what: "a large cascade ends with its first part",
+        edits: &[("values (_root, _next)\n", "select _root, _next where false\n")],
+        caught_by: &["the end of a job with thousands of dependents reaches each of them once"],
+    },
+    Bug {
+        what: "who follows in a large cascade takes nobody along",
+        edits: &[("where e.on_id = j.id and not e.met and e.on_failure <> 2)", "where false)")],
+        caught_by: &["a death spreads to thousands and to theirs each once"],
+    },
+    Bug {
+        what: "jobs that are cancelled together stay claimable",
+        edits: &[("perform windlass._remove_from_ready(_seqs);\n  update", "update")],
+        caught_by: &["a cancelled job does not start"],
+    },
+    Bug {
+        what: "a job for which others wait is cancelled without them",
+        edits: &[(
+            "(select from windlass.dependency e where e.on_id = j.id offset 0) e)",
+            "(select where false) e)",
+        )],
+        caught_by: &["cancelling a dependency cancels those that follow"],
+    },
+    Bug {
+        what: "claims do not see that dependents are still to be told",
+        edits: &[("exists (select from windlass.owing)\n    into ready", "false\n    into ready")],
+        caught_by: &["while a cascade goes on claims come back at once and counters are true"],
     },
     Bug {
         what: "a corrected rate waits for what a slower one has left behind",
@@ -874,10 +902,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "who follows names the first that failed and not whom it followed",
-        edits: &[(
-            "select array_agg(case when f.on_id = _root\n",
-            "select array_agg(case when true\n",
-        )],
+        edits: &[("when f.on_id = _root then format(", "when true then format(")],
         caught_by: &["who follows says whom it followed"],
     },
     Bug {

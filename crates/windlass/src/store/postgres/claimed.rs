@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio_postgres::Row;
@@ -190,6 +191,7 @@ enum Column {
     Ready,
     Since,
     WakeIn,
+    Owes,
     // Of jobs under a batch lease, all of them in the last row.
     Ids,
     Seqs,
@@ -203,8 +205,8 @@ enum Column {
 /// Asks for the columns as [`Column`] has them.
 const CLAIM: &str = "select id, seq, queue_kind, payload, spec, priority, start_kind, start_us, \
     created_at, token, attempt, recoveries, generation, first_started, step_names, step_results, \
-    has_side_effects, last_error, until, cancel_requested, ready, since, wake_in, ids, seqs, \
-    payloads, sizes, created, queue_kinds, details \
+    has_side_effects, last_error, until, cancel_requested, ready, since, wake_in, owes, \
+    ids, seqs, payloads, sizes, created, queue_kinds, details \
     from windlass.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 
 /// What stands in a column.
@@ -224,9 +226,11 @@ pub(super) async fn claim(store: &PostgresStore, claim: Claim) -> Answer<Claimed
     drop(parity);
     store.know(queue_kinds(&rows)).await?;
     let mut claimed = ClaimedBatch::default();
+    let mut owes = false;
     if let Some((last, rows)) = rows.split_last() {
         claimed.ready = get::<i64>(last, Column::Ready).cast_unsigned();
         claimed.wake_in = get::<Option<i64>>(last, Column::WakeIn).map(wire::duration);
+        owes = get(last, Column::Owes);
         let since = wire::time(get(last, Column::Since));
         let names = &store.names().by_number;
         let reader = ClaimReader { claim: &claim, since, names };
@@ -241,7 +245,31 @@ pub(super) async fn claim(store: &PostgresStore, claim: Claim) -> Answer<Claimed
     if !claimed.jobs.is_empty() {
         store.committed_and_rings(None).await;
     }
+    if owes {
+        go_on_with_cascades(store, &mut claimed).await;
+    }
     Ok(claimed)
+}
+
+/// When a claim that found another call telling dependents should look again.
+const ANOTHER_GOES_ON: Duration = Duration::from_millis(20);
+
+/// Tells dependents of finished jobs that a large cascade has not reached yet: they may be what
+/// this worker waits for. A call of its own, so that the jobs that were claimed wait for nothing
+/// else to commit; if it fails, the next claim or housekeeping makes it.
+async fn go_on_with_cascades(store: &PostgresStore, claimed: &mut ClaimedBatch) {
+    let sql = "select * from windlass.go_on_with_cascades()";
+    let row = match store.one("go on with cascades", sql, &[]).await {
+        Ok(row) => row,
+        Err(error) => return tracing::warn!(%error, "dependents will be told by a later call"),
+    };
+    store.committed_and_rings(row.get("rings")).await;
+    if row.get("goes_on") {
+        claimed.wake_in = Some(Duration::ZERO);
+    } else if row.get("more") {
+        let soon = claimed.wake_in.map_or(ANOTHER_GOES_ON, |wake_in| wake_in.min(ANOTHER_GOES_ON));
+        claimed.wake_in = Some(soon);
+    }
 }
 
 /// The pairs of queue and kind in the answer to a claim.

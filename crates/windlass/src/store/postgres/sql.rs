@@ -65,6 +65,7 @@ fn named() -> Vec<(&'static str, String)> {
         ("ATTEMPTS_KEPT", limits::ATTEMPTS_KEPT),
         ("AUDIT_ENTRIES", limits.audit_entries),
         ("BATCH_JOBS", limits::BATCH_JOBS),
+        ("CASCADE_EACH", limits::CASCADE_EACH),
         ("CASCADE_JOBS", limits::CASCADE_JOBS),
         ("CHUNK_JOBS", limits::CHUNK_JOBS),
         ("CLAIM_JOBS", limits::CLAIM_JOBS),

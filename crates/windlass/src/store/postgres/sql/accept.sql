@@ -219,9 +219,11 @@ begin
 end $$;
 
 -- Accepts a batch, all or none, and answers for each item. `_object` is an object that comes into
--- being in the same commit. With `_must_add`, that item (from 1) must be a new job.
+-- being in the same commit. With `_must_add`, that item (from 1) must be a new job. Where nobody
+-- reads the answer, it has no more than the ids: to count who waits takes longer than the rest,
+-- where many differences are to be added up.
 create function windlass._accept_batch(_items windlass.item[], _object text, _must_add int,
-    _now bigint)
+    _now bigint, _is_read boolean default true)
 returns jsonb language plpgsql as $$
 declare
   _who record;
@@ -262,6 +264,10 @@ begin
           _q.max_depth));
     end if;
   end loop;
+  if not _is_read then
+    return (select jsonb_agg(jsonb_build_object('id', s.id) order by s.n)
+      from unnest(_who.stands) with ordinality as s(id, n));
+  end if;
   return windlass._lane_positions_of(_items, _who.stands, _who.seqs, _who.acceptances);
 end $$;
 

@@ -18,6 +18,57 @@ begin
   return 0;
 end $$;
 
+-- Cancels these jobs, which are locked, all at once, if each of them is ready, has never started
+-- and its end concerns nobody else, as with most. Answers whether it did; if not, nothing was done.
+create function windlass._cancel_plain(_seqs bigint[], _reason int, _now bigint) returns boolean
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _ranges record;
+begin
+  -- It is ready if it is in `ready`, from where no claim takes it from now on.
+  if cardinality(_seqs) = 0 or cardinality(_seqs) > (select count(*) from windlass.job_state p
+      cross join lateral (select from windlass.ready r where r.queue_kind = p.queue_kind
+        and r.rank = p.rank and r.at = p.at and r.seq = p.seq offset 0 for update) r
+      where p.seq = any (_seqs)
+        and windlass._never_started(p.state, p.begun, p.generation, p.without_effects))
+    or exists (select from windlass.dependency) and exists (select from unnest(_seqs) as s(seq)
+      cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j
+      cross join lateral (select from windlass.dependency e where e.on_id = j.id offset 0) e)
+  then
+    return false;
+  end if;
+  select * into _ranges from windlass._to_ranges(array(select s from unnest(_seqs) s order by s));
+  perform windlass._remove_from_ready(_seqs);
+  update windlass.job_state set state = 6, at = _now, updated_at = _now, reason = _reason
+    where seq = any (_seqs);
+  insert into windlass.history (at, n, lows, highs)
+    values (_now, cardinality(_seqs), _ranges.lows, _ranges.highs);
+  with gone as materialized (
+    select s.n, j.id, j.queue_kind, j.priority, l.queue
+      from unnest(_seqs) with ordinality as s(seq, n)
+        cross join lateral (select j.id, j.queue_kind, j.priority from windlass.job j
+            where j.seq = s.seq offset 0) j
+        cross join lateral (select l.queue from windlass.queue_kind l
+            where l.id = j.queue_kind offset 0) l
+  ), counted as (
+    insert into windlass.counter_delta (queue_kind, queue, ready, cancelled, t_cancelled)
+      select queue_kind, queue, -count(*), count(*), count(*) from gone
+          group by queue_kind, queue
+  ), ranked as (
+    insert into windlass.counter_delta (queue, priority, ready)
+      select queue, priority, -count(*) from gone where priority <> 0 group by queue, priority
+  ), owed as (
+    insert into windlass.pending_effect (effect, queue)
+      select 'queue_drained'::windlass.effect, queue from gone group by queue
+      union all select 'history_grown', null
+  )
+  insert into windlass.event (at, n, topic, jobs, queue_kinds, a)
+    select _now, count(*), 'job.cancelled', array_agg(id order by n),
+        array_agg(queue_kind order by n), array_agg(_reason::bigint)
+      from gone group by (n - 1) / {EVENTS_PER_ROW} order by min(n);
+  return true;
+end $$;
+
 -- Reschedules a waiting job; the state it is in then.
 create function windlass._reschedule(_p windlass.job_state, _at bigint, _now bigint) returns int
 language plpgsql as $$
@@ -100,6 +151,8 @@ begin
     _q.rank := windlass._rank(_queue.ageing, _j.priority, _now);
   end if;
   perform windlass._save_job(_p, _q);
+  -- Those it has not told wait for it again.
+  delete from windlass.owing where seq = _p.seq;
   insert into windlass.dependency (on_id, seq, on_failure, met)
     select (d->>'on')::uuid, _p.seq, (d->>'on_failure')::int, (d->>'on')::uuid = any (_met)
       from jsonb_array_elements(coalesce(_j.spec->'depends_on', '[]')) d on conflict do nothing;
@@ -165,6 +218,18 @@ begin
   if cardinality(ids) < _most then
     looked_to := case when cardinality(_scanned) = {PAGE_SCAN} then _scanned[{PAGE_SCAN}] end;
   end if;
+end $$;
+
+-- The numbers of these jobs in their order; none, if one is unknown or named twice.
+create function windlass._each_once(_ids uuid[]) returns bigint[] language plpgsql as $$
+declare
+  _seqs bigint[] := array(select j.seq from unnest(_ids) with ordinality as i(id, n)
+    cross join lateral (select j.seq from windlass.job j where j.id = i.id offset 0) j
+    order by i.n);
+begin
+  return case when cardinality(_seqs) = cardinality(_ids)
+      and cardinality(_seqs) = (select count(distinct s) from unnest(_seqs) s)
+    then _seqs else '{}' end;
 end $$;
 
 -- Each of these jobs after those of them that it depends on, otherwise by acceptance.
@@ -242,6 +307,12 @@ begin
   end if;
   _at := windlass._start_time(_start_kind, _start_us, _now);
   if _what = 2 then _ids := windlass._dependencies_first(_ids); end if;
+  if _what = 0 and windlass._cancel_plain(windlass._each_once(_ids), 0, _now) then
+    perform windlass._audit(_by, cardinality(_ids), _now);
+    return query select i.id, 0, null::jsonb, null::text[], null::bigint, null::bigint
+      from unnest(_ids) with ordinality as i(id, n) order by i.n;
+    _ids := '{}';
+  end if;
   foreach _id in array coalesce(_ids, '{}') loop
     _p := windlass._lock_job_by_id(_id);
     if _p.seq is null then
@@ -257,9 +328,7 @@ begin
     end if;
     -- An open job may read the output of one it depends on; and those that wait for one that did
     -- not complete would all follow it in this commit.
-    if _what = 3 and (_p.state = 4 or (select count(*) from (select from windlass.dependency e
-        where e.on_id = _id and not e.met limit {CASCADE_JOBS} + 1) w) > {CASCADE_JOBS})
-    then
+    if _what = 3 and (_p.state = 4 or windlass._many_wait_for(_id)) then
       select j.id into _needed_by from windlass.dependency e join windlass.job j on j.seq = e.seq
           where e.on_id = _id order by j.id limit 1;
       if found then

@@ -2,6 +2,10 @@
 --
 -- Thousands may depend on one job, or in a chain behind it: they are found, locked and written in a
 -- few statements for all of them. Only who comes before whom is decided one by one, on arrays.
+--
+-- One call reaches {CASCADE_JOBS} of them, and at least {CASCADE_EACH} for each job that ends. The
+-- finished jobs whose dependents it has not told stand in `owing`; claims and housekeeping of
+-- whatever process go on with them (`_go_on_with_cascades`).
 
 -- Tells a finished job's dependents, theirs if they follow, and so on.
 create function windlass._cascade(_root bigint, _error text, _now bigint) returns void
@@ -23,21 +27,55 @@ begin
   end if;
 end $$;
 
+-- How many dependents the end of one more job may still reach in this call.
+create function windlass._dependents_left() returns int language plpgsql as $$
+begin
+  return greatest({CASCADE_EACH}, {CASCADE_JOBS} - coalesce((
+    select sum(f.told) from windlass.pending_effect f
+      where f.tx = pg_current_xact_id() and f.effect = 'dependents_told'), 0));
+end $$;
+
+-- Notes that so many were reached. The first few of each job are always reached, so they cost
+-- nothing here.
+create function windlass._note_told(_told int) returns void language plpgsql as $$
+begin
+  if _told > {CASCADE_EACH} then
+    insert into windlass.pending_effect (effect, told) values ('dependents_told', _told);
+  end if;
+end $$;
+
+-- Whether more jobs wait for this one than can follow it in one commit.
+create function windlass._many_wait_for(_id uuid) returns boolean language plpgsql as $$
+begin
+  return (select count(*) > {CASCADE_JOBS} from (select from windlass.dependency e
+      where e.on_id = _id and not e.met limit {CASCADE_JOBS} + 1) w);
+end $$;
+
 -- These jobs are completed, and nobody waits for them any longer. Their dependents are told in the
 -- order of the jobs, and of each job by their ids.
 create function windlass._cascade_success(_roots bigint[], _now bigint) returns void
 language plpgsql
 set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
+  _left int := windlass._dependents_left();
   _seqs bigint[];
   _ons uuid[];
+  _root bigint;
 begin
-  select array_agg(e.seq order by r.n, d.id), array_agg(j.id order by r.n, d.id) into _seqs, _ons
-    from unnest(_roots) with ordinality as r(seq, n)
-      cross join lateral (select j.id from windlass.job j where j.seq = r.seq offset 0) j
-      cross join lateral (select e.seq from windlass.dependency e where e.on_id = j.id
-          and not e.met offset 0) e
-      cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) d;
+  select array_agg(t.seq order by t.n, d.id), array_agg(t.id order by t.n, d.id) into _seqs, _ons
+    from (select r.n, j.id, e.seq from unnest(_roots) with ordinality as r(seq, n)
+        cross join lateral (select j.id from windlass.job j where j.seq = r.seq offset 0) j
+        cross join lateral (select e.seq from windlass.dependency e where e.on_id = j.id
+            and not e.met offset 0) e
+        limit _left + 1) t
+      cross join lateral (select j.id from windlass.job j where j.seq = t.seq offset 0) d;
+  if cardinality(_seqs) > _left then
+    foreach _root in array _roots loop
+      perform windlass._tell_some(_root, null, true, windlass._dependents_left(), _now);
+    end loop;
+    return;
+  end if;
+  perform windlass._note_told(cardinality(_seqs));
   perform from windlass.job_state p where p.seq = any (_seqs) order by p.seq for update;
   perform windlass._release(_seqs, _ons, _now);
 end $$;
@@ -49,7 +87,7 @@ create function windlass._cascade_failure(_root bigint, _state int, _error text,
 returns void
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
-  _reached bigint[] := windlass._lock_reached(_root);
+  _reached bigint[] := windlass._lock_reached(_root, windlass._dependents_left());
   _first int[];
   _next int[];
   _ones int[];
@@ -69,6 +107,11 @@ declare
   _release bigint[] := '{}';
   _release_on uuid[] := '{}';
 begin
+  if _reached is null then
+    perform windlass._tell_some(_root, _error, true, windlass._dependents_left(), _now);
+    return;
+  end if;
+  perform windlass._note_told(cardinality(_reached) - 1);
   select array_agg(p.state = 0 order by s.n), array_agg(j.id order by s.n),
       max(s.n) filter (where s.seq = _root)
     into _open, _ids, _one
@@ -125,8 +168,9 @@ begin
   end if;
 end $$;
 
--- Locks the jobs that a failed one reaches, itself among them; their numbers, ascending.
-create function windlass._lock_reached(_root bigint) returns bigint[]
+-- Locks the jobs that a failed one reaches, itself among them; their numbers, ascending. Null, and
+-- nothing is locked by that, if it reaches more than `_most` others.
+create function windlass._lock_reached(_root bigint, _most int) returns bigint[]
 language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
 declare
   _reached bigint[];
@@ -144,7 +188,10 @@ begin
         cross join lateral (select e.seq, e.on_failure from windlass.dependency e
           where e.on_id = j.id and not e.met and e.on_failure <> 2 offset 0) e
     )
-    select array_agg(distinct seq order by seq) into _reached from reach;
+    -- A job that is reached in two ways stands in it twice. The recursion ends with the limit.
+    select array_agg(distinct r.seq order by r.seq) into _reached
+      from (select seq from reach limit 2 * _most + 3) r;
+    if cardinality(_reached) > _most + 1 then return null; end if;
     exit when _reached = _locked;
     perform from windlass.job_state p where p.seq = any (_reached) order by p.seq for update;
     _locked := _reached;
@@ -152,8 +199,80 @@ begin
   return _reached;
 end $$;
 
+-- Tells at most `_most` dependents of a finished job, where others are left to tell: from where it
+-- stands in `owing`, by their numbers. What is left stands there afterwards. Answers how many were
+-- told. Later than in the call in which the job ended, the cause is no longer at hand.
+create function windlass._tell_some(_root bigint, _error text, _has_cause boolean, _most int,
+    _now bigint) returns int
+language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  _id uuid := (select j.id from windlass.job j where j.seq = _root);
+  _state int := (select p.state from windlass.job_state p where p.seq = _root);
+  _first bigint := coalesce((select o.next from windlass.owing o where o.seq = _root), 0);
+  _next bigint;
+  _release bigint[];
+  _follow bigint[];
+  _told int;
+begin
+  _next := (select e.seq from windlass.dependency e where e.on_id = _id and e.seq >= _first
+      and not e.met and (_state = 4 or e.on_failure <> 2) order by e.seq offset _most limit 1);
+  -- Locked with the job itself, so that nobody replays it meanwhile; in one order.
+  perform from windlass.job_state p where p.seq = any (array(
+      select e.seq from windlass.dependency e where e.on_id = _id and e.seq >= _first
+        and (_next is null or e.seq < _next) and not e.met
+        and (_state = 4 or e.on_failure <> 2)) || _root)
+    order by p.seq for update;
+  _state := (select p.state from windlass.job_state p where p.seq = _root);
+  if _state >= 4 then
+    select array_agg(e.seq order by d.id) filter (where _state = 4 or e.on_failure = 1),
+        array_agg(e.seq order by d.id) filter (where _state > 4 and e.on_failure = 0)
+      into _release, _follow
+      from windlass.dependency e
+        cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) d
+      where e.on_id = _id and e.seq >= _first and (_next is null or e.seq < _next) and not e.met;
+  end if;
+  if _release is not null then
+    perform windlass._release(_release, array_fill(_id, array[cardinality(_release)]), _now);
+  end if;
+  if _follow is not null then
+    perform windlass._fail_dependents(_follow, array_fill(_id, array[cardinality(_follow)]),
+      case when _has_cause then _id end, case when _state = 6 then 6 else 5 end, _error, _now);
+    insert into windlass.owing (seq)
+      select s.seq from unnest(_follow) as s(seq)
+        cross join lateral (select j.id from windlass.job j where j.seq = s.seq offset 0) j
+      where exists (select from windlass.dependency e
+        where e.on_id = j.id and not e.met and e.on_failure <> 2) on conflict do nothing;
+  end if;
+  if _state >= 4 and _next is not null then
+    insert into windlass.owing (seq, next) values (_root, _next)
+      on conflict (seq) do update set next = excluded.next;
+  else
+    delete from windlass.owing o where o.seq = _root;
+  end if;
+  _told := coalesce(cardinality(_release), 0) + coalesce(cardinality(_follow), 0);
+  perform windlass._note_told(_told);
+  return _told;
+end $$;
+
+-- Goes on with cascades that were too large for the calls that caused them, by at most `_most`
+-- dependents, those of the jobs that were accepted first, first. What another call goes on with is
+-- left to it. Answers how many were told.
+create function windlass._go_on_with_cascades(_most int, _now bigint) returns int
+language plpgsql as $$
+declare
+  _told int := 0;
+  _root bigint;
+begin
+  while _told < _most loop
+    select o.seq into _root from windlass.owing o order by o.seq limit 1 for update skip locked;
+    exit when not found;
+    _told := _told + windlass._tell_some(_root, null, false, _most - _told, _now);
+  end loop;
+  return _told;
+end $$;
+
 -- Blocked jobs, which are locked, die or are cancelled, each with one it depends on. Events tell of
--- them in this order.
+-- them in this order. If `_root` is null, why it failed stands in the record of that one.
 create function windlass._fail_dependents(_seqs bigint[], _ons uuid[], _root uuid, _state int,
     _error text, _now bigint)
 returns void language plpgsql set enable_hashjoin = off set enable_mergejoin = off as $$
@@ -161,8 +280,10 @@ declare
   _word text := windlass._state_name(_state);
   _texts text[];
 begin
-  select array_agg(case when f.on_id = _root
-      then format('depends on job %s, which is %s: %s', f.on_id, _word, coalesce(_error, _word))
+  select array_agg(case when _root is null then format('depends on job %s, which is %s', f.on_id,
+        _word)
+      when f.on_id = _root then format('depends on job %s, which is %s: %s', f.on_id, _word,
+                                         coalesce(_error, _word))
       else format('depends on job %s, which is %s because job %s failed: %s', f.on_id, _word, _root,
                   coalesce(_error, _word)) end order by f.n) into _texts
     from unnest(_ons) with ordinality as f(on_id, n);

@@ -9,7 +9,8 @@
 -- No step waits for a job: what others hold is left to the next claim.
 
 -- Hands out jobs, in rows and in the last row. That says how many ready jobs are left (`ready`),
--- the start of the leases (`since`), and when something is due (`wake_in`). Jobs under a batch
+-- the start of the leases (`since`), when something is due (`wake_in`), and whether dependents of
+-- finished jobs are still to be told (`owes`). Jobs under a batch
 -- lease stand in it, all in one: their payloads one after the other, one queue and kind if they
 -- have it in common, and of the tokens that of the lowest number, from which the others count up.
 create function windlass.claim(_worker text, _queues text[], _kinds text[], _leases bigint[],
@@ -19,8 +20,8 @@ returns table (id uuid, seq bigint, queue_kind int, payload bytea, spec jsonb, p
     start_kind smallint, start_us bigint, created_at bigint, token bigint, attempt int,
     recoveries int, generation int, first_started bigint, step_names text[], step_results bytea[],
     has_side_effects boolean, last_error text, until bigint, cancel_requested boolean,
-    ready bigint, since bigint, wake_in bigint, ids uuid[], seqs bigint[], payloads bytea,
-    sizes int[], created bigint[], queue_kinds int[], details jsonb[])
+    ready bigint, since bigint, wake_in bigint, owes boolean, ids uuid[], seqs bigint[],
+    payloads bytea, sizes int[], created bigint[], queue_kinds int[], details jsonb[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
@@ -46,8 +47,9 @@ begin
   _is_repeated := windlass._begin_claim(_worker, _request, _now);
   since := _now;
   if _is_repeated then
-    return query select j.*, null::bigint, null::bigint, null::bigint, null::uuid[],
-        null::bigint[], null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[]
+    return query select j.*, null::bigint, null::bigint, null::bigint, null::boolean,
+        null::uuid[], null::bigint[], null::bytea, null::int[], null::bigint[], null::int[],
+        null::jsonb[]
       from windlass.lease s cross join lateral windlass._claim_again(s, _worker) j
       where s.request = _request;
     if found then
@@ -75,8 +77,9 @@ begin
     elsif _rows.seqs is not null then
       _jobs := windlass._lock_each(_plan, _rows, since);
       if _jobs.seqs is not null then
-        return query select j.*, null::bigint, null::bigint, null::bigint, null::uuid[],
-            null::bigint[], null::bytea, null::int[], null::bigint[], null::int[], null::jsonb[]
+        return query select j.*, null::bigint, null::bigint, null::bigint, null::boolean,
+            null::uuid[], null::bigint[], null::bytea, null::int[], null::bigint[], null::int[],
+            null::jsonb[]
           from windlass._start_each(_terms, _plan, _rows, _jobs, since) j;
       end if;
     end if;
@@ -87,8 +90,9 @@ begin
   end if;
   select coalesce(sum(c.n), 0)::bigint, least(
         (select greatest(d.at - _now, 0) from windlass.scheduled d order by d.at limit 1),
-        _rate_wait, case when _jobs.has_expired then 0 end)
-    into ready, wake_in from unnest(_plan.ranges) t
+        _rate_wait, case when _jobs.has_expired then 0 end),
+        exists (select from windlass.owing)
+    into ready, wake_in, owes from unnest(_plan.ranges) t
       cross join lateral (select count(*) as n from (
         select from windlass._ready_in(t) r order by r.rank, r.at, r.seq limit 100) r) c
     where not _plan.terms[t.source] = any (coalesce(_turned_away, '{}'));

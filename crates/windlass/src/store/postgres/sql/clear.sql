@@ -38,6 +38,7 @@ begin
   _now := windlass.now_us();
   perform windlass._pass_time(_now);
   if _q.id is not null then
+    if windlass._cancel_plain(_seqs, 3, _now) then _seqs := '{}'; end if;
     foreach _seq in array _seqs loop
       _p := windlass._lock_job(_seq);
       continue when _p.seq is null or _p.state >= 3;

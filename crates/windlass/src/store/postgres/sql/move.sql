@@ -238,6 +238,11 @@ begin
             where j.spec->'lane' ? 'turn' group by l.queue) t
     where t.queue = q.id;
   perform windlass._rebuild_lanes(q.id) from windlass.queue q order by q.id;
+  -- Cascades that were not through when the source was closed go on here.
+  insert into windlass.owing (seq)
+    select distinct p.seq from windlass.dependency e join windlass.job j on j.id = e.on_id
+      join windlass.job_state p on p.seq = j.seq
+      where not e.met and (p.state = 4 or (p.state > 4 and e.on_failure <> 2));
   perform windlass._apply_effects(_now);
   perform setval('windlass.job_seq_seq', greatest(_sequence, 1), false);
   -- Tokens only grow, also beyond those of the source.

@@ -1,13 +1,29 @@
 -- Housekeeping, done by whoever is alive.
 
-create function windlass.promote(out purged bigint, out next_in bigint, out last_event bigint,
+-- Goes on with large cascades, for a claim that has seen that some are not through. Answers whether
+-- it could: another call may be at it.
+create function windlass.go_on_with_cascades(out goes_on boolean, out more boolean,
     out rings text[])
 language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 declare
   _now bigint := windlass._begin();
+begin
+  goes_on := windlass._go_on_with_cascades({CASCADE_JOBS}, _now) > 0;
+  rings := windlass._apply_effects(_now);
+  more := exists (select from windlass.owing);
+end $$;
+
+create function windlass.promote(out purged bigint, out next_in bigint, out last_event bigint,
+    out more boolean, out rings text[])
+language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_plan set jit = off
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
+  set enable_sort = off set enable_bitmapscan = off as $$
+declare
+  _now bigint := windlass._begin();
   _settings windlass.settings;
+  _told int := windlass._go_on_with_cascades({CASCADE_JOBS}, _now);
 begin
   select * into _settings from windlass.settings;
   purged := windlass._purge(_now, _now - _settings.history_age, {SWEEP_BATCH});
@@ -25,6 +41,8 @@ begin
     into next_in;
   next_in := case when next_in > _now then next_in - _now when next_in is not null then 0 end;
   rings := windlass._apply_effects(_now);
+  -- If nobody could be told, another call is at it.
+  more := _told > 0 and exists (select from windlass.owing);
   perform windlass._fold_counters();
   last_event := windlass._number_events();
   -- Only so many are kept for those who lag.

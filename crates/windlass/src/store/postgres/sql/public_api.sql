@@ -70,7 +70,7 @@ begin
       (extract(epoch from run_at) * _us)::bigint);
   _item.max_attempts := max_attempts;
   _now := windlass._begin_in_transaction(array[_item]);
-  _placed := windlass._accept_batch(array[_item], null, null, _now);
+  _placed := windlass._accept_batch(array[_item], null, null, _now, false);
   foreach _ring in array windlass._apply_effects(_now) loop
     perform pg_notify('windlass', _ring);
   end loop;

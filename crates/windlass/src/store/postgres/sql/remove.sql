@@ -18,6 +18,7 @@ begin
       cross join lateral (select j.id from windlass.job j where j.seq = e.seq offset 0) j
     where e.on_id = _id and not e.met;
   delete from windlass.dependency where seq = _seq;
+  delete from windlass.owing where seq = _seq;
   perform windlass._emit(_now, 'job.removed', _seq, null, _reason);
   _p := windlass._lock_job(_seq);
   perform windlass._remove_from_indexes(_p);

@@ -24,6 +24,7 @@ begin
       select at, seq into _at, _seq from windlass.dead
         where queue = _queue and (at, seq) > (_at, _seq) order by at, seq limit 1;
       exit when not found;
+      continue when windlass._many_wait_for((select j.id from windlass.job j where j.seq = _seq));
       update windlass.queue set dropped = dropped + 1 where id = _queue;
       perform windlass._remove(_seq, 2, _now);
       _surplus := _surplus - 1;

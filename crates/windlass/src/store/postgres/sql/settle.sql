@@ -97,7 +97,8 @@ end $$;
 
 -- Locks the jobs of a settlement together with what their end changes: their dependents, and the
 -- alarms of objects that turn. In the order of numbers, so that no two calls with jobs in common
--- wait for each other in a circle. Where all are simply completed and nobody depends on them, the
+-- wait for each other in a circle. Dependents beyond those of one call are locked when they are
+-- told. Where all are simply completed and nobody depends on them, the
 -- update locks them in that order itself.
 create function windlass._lock_for_settle(_jobs uuid[], _seqs bigint[], _lows bigint[],
     _highs bigint[], _extras jsonb[]) returns void language plpgsql as $$
@@ -110,7 +111,8 @@ begin
   perform from windlass.job_state p where p.seq = any (array(
       select unnest(_seqs)
       union all select windlass._from_ranges(_lows, _highs)
-      union all select e.seq from windlass.dependency e where e.on_id = any (_jobs) and not e.met
+      union all (select e.seq from windlass.dependency e
+        where e.on_id = any (_jobs) and not e.met limit {CASCADE_JOBS})
       union all select j.seq from unnest(_extras) x
         cross join lateral (select o.alarm from windlass.object o
           where o.address = windlass._address(x->'turn'->'object') offset 0) o
@@ -199,7 +201,7 @@ begin
       where k.seq = _p.seq and j.seq = _p.seq and j.spec->'unique'->>'scope' = 'open';
   end if;
   if _next <> '[]' and not (_extra ? 'turn') then
-    perform windlass._accept_batch(windlass._items(_next), null, null, _now);
+    perform windlass._accept_batch(windlass._items(_next), null, null, _now, false);
   end if;
   _p := windlass._report(_p, _extra->'report', _now);
   if _verdict in (1, 2, 3) and _p.cancel_requested then

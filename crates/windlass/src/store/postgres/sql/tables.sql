@@ -218,6 +218,13 @@ create table windlass.dependency (
 );
 create index dependency_seq on windlass.dependency (seq);
 
+-- Finished jobs whose dependents are not all told of it (cascade.sql). None with a number below
+-- `next` is to be told.
+create table windlass.owing (
+  seq bigint primary key,
+  next bigint not null default 0
+);
+
 -- Locked by whoever decides which job of a lane is next. `current` is the job that was offered
 -- last; `others` are those that ran when the queue was put into its lanes anew, of which there can
 -- be several in one. Whether they still are offered or run, their places say: so nobody looks for
@@ -342,6 +349,7 @@ create type windlass.effect as enum (
   'queue_drained',    -- the last job of a queue may have ended: `queue`
   'dead_letter',      -- a queue has one more dead letter: `queue`
   'history_grown',    -- there is more history
+  'dependents_told',  -- so many dependents of one job were `told` that it ended
   'limit_freed',      -- a job ended of a kind whose limit has turned claims away: `kind`
   'ring_queue',       -- its workers are woken after the commit: `queue`
   'ring_cancel'       -- workers that run jobs are woken after the commit
@@ -362,6 +370,7 @@ create unlogged table windlass.pending_effect (
   state smallint,
   reason smallint,
   hook text,
-  payload text
+  payload text,
+  told int
 );
 create index pending_effect_tx on windlass.pending_effect (tx, effect);
