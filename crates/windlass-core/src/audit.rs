@@ -53,7 +53,7 @@ fn part(what: &'static str, text: &str) -> Result<Arc<str>, Refusal> {
     at_most(what, text.len(), limits::ACTOR_BYTES, "shorten it")?;
     if text.is_empty() || text.chars().any(char::is_control) {
         let allowed = "it must not be empty or hold control characters".to_string();
-        return Err(Refusal::OutOfBounds { what, got: excerpt(text), allowed });
+        return Err(Refusal::OutOfBounds { what: what.into(), got: excerpt(text), allowed });
     }
     Ok(text.into())
 }

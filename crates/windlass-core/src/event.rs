@@ -12,6 +12,7 @@ use crate::time::Timestamp;
 
 /// One committed change.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Event {
     /// Its number: each event's is one more than the last one's.
     pub number: u64,
@@ -25,6 +26,7 @@ pub struct Event {
 
 /// What an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Subject {
     /// A job.
     Job {
@@ -45,6 +47,7 @@ pub enum Subject {
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum EventKind {
     /// A job was accepted.
@@ -227,12 +230,13 @@ pub enum EventKind {
 
 /// What the handler of a completed job returned, as the event of its completion tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum EventResult {
     /// There is no output: whoever settled the attempt gave none.
     None,
     /// The output, to the byte; at most [`EVENT_RESULT_BYTES`](limits::EVENT_RESULT_BYTES). A
     /// handler that returns `()` gives `null`.
-    Output(Bytes),
+    Output(#[cfg_attr(feature = "wire", serde(with = "crate::wire::bytes"))] Bytes),
     /// The output is larger than an event carries. It is in the job's record for as long as that
     /// is kept.
     TooLarge {
@@ -259,6 +263,7 @@ impl EventResult {
 
 /// Why a record was deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum RemoveReason {
     /// Someone asked for it.
     Requested,
@@ -287,6 +292,7 @@ pub enum RemoveReason {
 /// | `orphaned_alarm` | cannot be: an alarm is a job, in one commit with what waits for it |
 /// | `not_needed`, `no_job`, `already_terminal` | nothing is done and nothing is told |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum RecoveryReason {
     /// The lease was not renewed in time. The job runs again.
     LeaseExpired,

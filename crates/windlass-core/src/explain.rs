@@ -120,6 +120,7 @@ pub struct LaneFacts {
 
 /// Where a job stands and everything that keeps it from running, the first cause first.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Explanation {
     /// The job.
     pub job: JobId,
@@ -131,6 +132,7 @@ pub struct Explanation {
 
 /// One reason why a job is not running.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Reason {
     /// It is running.

@@ -13,6 +13,7 @@ use crate::time::Timestamp;
 
 /// A set of jobs. An empty list means any; the conditions hold together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Filter {
     /// In one of these states.
     pub states: Vec<StateName>,
@@ -37,6 +38,7 @@ pub struct Filter {
 
 /// The order of a list of jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Order {
     /// The last accepted first.
     #[default]

@@ -92,22 +92,26 @@ impl FromStr for JobId {
     }
 }
 
-/// As text, so that an id can travel in a payload.
+/// As text, so that an id can travel in a payload; where nobody reads it, as its bytes.
 impl serde::Serialize for JobId {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        uuid::Uuid::from_bytes(self.0).serialize(serializer)
     }
 }
 
 impl<'de> serde::Deserialize<'de> for JobId {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <alloc::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
+        if deserializer.is_human_readable() {
+            let text = <alloc::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+            return text.parse().map_err(serde::de::Error::custom);
+        }
+        uuid::Uuid::deserialize(deserializer).map(|id| Self(id.into_bytes()))
     }
 }
 
 /// Which of two ready jobs starts first: the one with the higher number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Priority(pub i32);
 
 impl Priority {
@@ -126,6 +130,7 @@ pub type Bytes = Arc<[u8]>;
 
 /// When a job may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Start {
     /// As soon as a worker is free.
     #[default]
@@ -158,6 +163,7 @@ impl Start {
 
 /// What "the same job" means for [`Unique`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum UniqueScope {
     /// The key is held while the job is open, and released when it completes, dies or is
     /// cancelled.
@@ -170,6 +176,7 @@ pub enum UniqueScope {
 
 /// At most one job per queue, kind and key.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Unique {
     /// What makes the job the same job.
     pub key: String,
@@ -181,6 +188,7 @@ pub struct Unique {
 
 /// What becomes of a job when one it depends on dies or is cancelled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum OnFailure {
     /// It follows: dead after a death, cancelled after a cancellation.
     #[default]
@@ -194,6 +202,7 @@ pub enum OnFailure {
 
 /// One edge of the dependency graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Dependency {
     /// The job that must complete first.
     pub on: JobId,
@@ -208,6 +217,7 @@ pub struct Dependency {
 /// has started keeps the others of its key waiting until it has finished, retries included. Jobs
 /// that wait for a time or for other jobs join the line when they need not wait any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Lane {
     /// The lane of this key: one of the lanes of its queue, or its own if the queue has none.
     Key(String),
@@ -237,6 +247,7 @@ impl Lane {
 
 /// How long one attempt may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Timeout {
     /// The attempt is told to stop after this long, and failed.
     After(Duration),
@@ -246,6 +257,7 @@ pub enum Timeout {
 
 /// Everything a producer says about a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct NewJob {
     /// Its identity.
     pub id: JobId,
@@ -254,6 +266,7 @@ pub struct NewJob {
     /// The line it waits in.
     pub queue: Name,
     /// What the handler receives.
+    #[cfg_attr(feature = "wire", serde(with = "crate::wire::bytes"))]
     pub payload: Bytes,
     /// Its place among ready jobs.
     pub priority: Priority,
@@ -331,7 +344,7 @@ impl NewJob {
             Some(Lane::Key(key)) => well_formed("lane key", key)?,
             Some(Lane::Turn(turn)) if *turn > limits::TURN_MAX => {
                 return Err(Refusal::OutOfBounds {
-                    what: "turn",
+                    what: "turn".into(),
                     got: turn.to_string(),
                     allowed: "use `Lane::Spread`, which takes the next one".to_string(),
                 });
@@ -345,7 +358,7 @@ impl NewJob {
         }
         if self.timeout == Some(Timeout::After(Duration::ZERO)) {
             return Err(Refusal::OutOfBounds {
-                what: "timeout",
+                what: "timeout".into(),
                 got: "0 s".to_string(),
                 allowed: "turn it off instead".to_string(),
             });
@@ -374,6 +387,7 @@ impl NewJob {
 
 /// Why a job is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum DeadReason {
     /// It failed as often as it may run.
     AttemptsExhausted,
@@ -401,6 +415,7 @@ impl fmt::Display for DeadReason {
 
 /// Why a job is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum CancelReason {
     /// Someone asked for it.
     Requested,
@@ -432,6 +447,7 @@ impl fmt::Display for CancelReason {
 /// Where a job stands. Data that exists only in one state lives in its variant, so a job without a
 /// lease cannot be running.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum State {
     /// Waits for `unmet` other jobs.
     Blocked {
@@ -475,6 +491,7 @@ pub enum State {
 
 /// The name of a [`State`], without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum StateName {
     /// [`State::Blocked`]
     Blocked,
@@ -556,6 +573,7 @@ impl State {
 
 /// The part of a job that changes: its state and its counters.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct JobStatus {
     /// Where it stands.
     pub state: State,

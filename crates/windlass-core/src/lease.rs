@@ -10,6 +10,7 @@ use crate::time::Timestamp;
 /// It is not the attempt, which snooze and replay reset, and it is never used twice, so a write
 /// that carries an old token is recognised as stale for ever.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct LeaseToken(pub u64);
 
 impl fmt::Display for LeaseToken {
@@ -27,6 +28,7 @@ pub struct RequestId(pub u128);
 
 /// The right of one worker to run one job until a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Lease {
     /// Fences every write of the attempt.
     pub token: LeaseToken,

@@ -35,4 +35,6 @@ pub mod retry;
 pub mod supervise;
 pub mod time;
 pub mod transition;
+#[cfg(feature = "wire")]
+mod wire;
 pub mod worker;

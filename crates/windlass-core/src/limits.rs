@@ -258,7 +258,7 @@ pub const OUTPUT_WHAT: &str = "output bytes";
 /// Refuses a number that no lane of a queue has.
 pub fn no_such_lane(lane: u32, lanes: u32) -> Refusal {
     let allowed = format!("the queue has {lanes} lanes, numbered from 0");
-    Refusal::OutOfBounds { what: "lane", got: lane.to_string(), allowed }
+    Refusal::OutOfBounds { what: "lane".into(), got: lane.to_string(), allowed }
 }
 
 /// Refuses more than `limit` of something, with what to do about it.
@@ -267,7 +267,7 @@ pub fn at_most(what: &'static str, got: usize, limit: usize, remedy: &str) -> Re
         return Ok(());
     }
     let allowed = format!("at most {limit} are allowed; {remedy}");
-    Err(Refusal::OutOfBounds { what, got: got.to_string(), allowed })
+    Err(Refusal::OutOfBounds { what: what.into(), got: got.to_string(), allowed })
 }
 
 /// Refuses a duration beyond [`DELAY_MAX`].
@@ -276,7 +276,7 @@ pub fn no_longer_than(what: &'static str, got: Duration) -> Result<(), Refusal> 
         return Ok(());
     }
     let allowed = "it may be at most 100 years; check the unit".to_string();
-    Err(Refusal::OutOfBounds { what, got: shown(got), allowed })
+    Err(Refusal::OutOfBounds { what: what.into(), got: shown(got), allowed })
 }
 
 /// A limit on how many of something there may be, as every store can keep it. Nobody has more.
@@ -289,7 +289,7 @@ pub(crate) fn well_formed(what: &'static str, key: &str) -> Result<(), Refusal> 
     at_most(what, key.len(), KEY_BYTES, "hash it")?;
     if key.is_empty() || key.chars().any(char::is_control) {
         return Err(Refusal::OutOfBounds {
-            what,
+            what: what.into(),
             got: excerpt(key),
             allowed: "it must not be empty or hold control characters".to_string(),
         });

@@ -1,5 +1,6 @@
 //! Names: of kinds, queues and tags. One rule for all, checked once, when the name is made.
 
+use alloc::borrow::Cow;
 use alloc::string::{String, ToString};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -33,7 +34,7 @@ impl Name {
         };
         match problem {
             None => Ok(Self(text.into())),
-            Some(problem) => Err(InvalidName { name: excerpt(text), problem }),
+            Some(problem) => Err(InvalidName { name: excerpt(text), problem: problem.into() }),
         }
     }
 
@@ -74,12 +75,13 @@ impl core::borrow::Borrow<str> for Name {
 
 /// Why a text is not a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 #[error("the name `{name}` {problem}")]
 pub struct InvalidName {
     /// The text, shortened to what fits a line.
     pub name: String,
     /// What is wrong with it.
-    pub problem: &'static str,
+    pub problem: Cow<'static, str>,
 }
 
 /// The first characters of a text that may be huge or hold control characters.

@@ -43,7 +43,7 @@ impl Address {
             return Ok(Self { kind, name, key: key.into() });
         };
         Err(Refusal::OutOfBounds {
-            what: "object key",
+            what: "object key".into(),
             got: excerpt(key),
             allowed: problem.to_string(),
         })
@@ -90,6 +90,7 @@ impl fmt::Debug for Address {
 
 /// Where an object stands. Whether its code runs right now is told by its jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum ObjectStatus {
     /// It reacts to commands and alarms.
     Active,
@@ -118,6 +119,7 @@ impl fmt::Display for ObjectStatus {
 
 /// What is known of an object besides its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct ObjectMeta {
     /// Grows with every turn; 1 for the first.
     pub version: u64,
@@ -203,17 +205,20 @@ impl ObjectMeta {
 
 /// Everything known about an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct ObjectRecord {
     /// Which.
     pub address: Address,
     /// Where it stands.
     pub meta: ObjectMeta,
     /// Its state, opaque.
+    #[cfg_attr(feature = "wire", serde(with = "crate::wire::bytes"))]
     pub state: Bytes,
 }
 
 /// An object as it is now, with what its jobs say.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct ObjectView {
     /// What is kept of it.
     pub record: ObjectRecord,
@@ -238,6 +243,7 @@ pub struct ObjectChange {
 
 /// One change of one object: all of it in one commit, or nothing.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Turn {
     /// Which object.
     pub object: Address,
@@ -245,6 +251,7 @@ pub struct Turn {
     /// this one is refused and can be made again.
     pub version: u64,
     /// Its new state; `None` leaves it. A new object without one has an empty state.
+    #[cfg_attr(feature = "wire", serde(default, with = "crate::wire::maybe_bytes"))]
     pub state: Option<Bytes>,
     /// Its new status, and why; `None` leaves both.
     pub status: Option<(ObjectStatus, Option<ErrorText>)>,
@@ -327,6 +334,7 @@ impl Turn {
 
 /// What an object's code has achieved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum RunResult {
     /// It succeeded: counted, and recoveries are forgiven.
     Well,
@@ -336,6 +344,7 @@ pub enum RunResult {
 
 /// What becomes of an object's alarm.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Alarm {
     /// It stays as it is.
     Keep,
@@ -352,6 +361,7 @@ pub enum Alarm {
 
 /// Something to tell of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct ObjectEvent {
     /// The dotted name subscribers filter by, such as `debounce.flushed`.
     pub topic: Name,
@@ -369,6 +379,7 @@ impl ObjectEvent {
 
 /// What becomes of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purge {
     /// It stays.
     Keep,

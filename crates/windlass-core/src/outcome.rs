@@ -71,6 +71,7 @@ pub enum Outcome {
 
 /// What becomes of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Verdict {
     /// It is done.
     Complete,

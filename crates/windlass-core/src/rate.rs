@@ -16,6 +16,7 @@ use crate::time::Timestamp;
 ///
 /// In any window of length `t` no more than `burst + t × jobs / period` jobs start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rate {
     /// Starts allowed per period in the long run; at least 1.
     pub jobs: u32,

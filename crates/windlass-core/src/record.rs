@@ -137,6 +137,7 @@ pub enum RecordNote {
 
 /// How an attempt ended, for the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum AttemptEnd {
     /// The handler succeeded.
     Completed,
@@ -207,6 +208,7 @@ impl AttemptEnd {
 
 /// What a handler says while it runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Report {
     /// How far it is.
     pub progress: Option<Progress>,
@@ -248,15 +250,18 @@ impl Report {
 
 /// A part of a handler's work that is done and will not be done again.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Step {
     /// Its name, which no other step of the job has.
     pub name: Name,
     /// What it returned.
+    #[cfg_attr(feature = "wire", serde(with = "crate::wire::bytes"))]
     pub result: Bytes,
 }
 
 /// How far a running job is.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Progress {
     /// 0 to 100.
     pub percent: u8,
@@ -266,6 +271,7 @@ pub struct Progress {
 
 /// One line of a job's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct LogLine {
     /// When it was written, by the worker's clock.
     pub at: Timestamp,
@@ -277,6 +283,7 @@ pub struct LogLine {
 
 /// What can be set for a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct QueueSettings {
     /// No job of the queue starts.
     pub paused: bool,
@@ -299,6 +306,7 @@ pub struct QueueSettings {
 
 /// What has happened so far, which only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Totals {
     /// Jobs accepted.
     pub enqueued: u64,
@@ -356,6 +364,7 @@ pub struct RecordLocation {
 
 /// One start of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct AttemptRecord {
     /// Which start, as counted when it began.
     pub number: u32,
@@ -371,6 +380,7 @@ pub struct AttemptRecord {
 
 /// Everything known about a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct JobRecord {
     /// What its producer said.
     pub job: Arc<NewJob>,
@@ -389,6 +399,7 @@ pub struct JobRecord {
     /// success and replay leave it.
     pub last_recovery_at: Option<Timestamp>,
     /// What its handler returned.
+    #[cfg_attr(feature = "wire", serde(default, with = "crate::wire::maybe_bytes"))]
     pub output: Option<Bytes>,
     /// The last error; cleared by success and replay.
     pub error: Option<ErrorText>,

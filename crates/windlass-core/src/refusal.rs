@@ -1,5 +1,6 @@
 //! Why a store did not do what it was asked: every reason is something the caller can act on.
 
+use alloc::borrow::Cow;
 use alloc::string::String;
 
 use crate::job::{JobId, StateName};
@@ -9,6 +10,7 @@ use crate::transition::Refused;
 
 /// Nothing was changed, and this is why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Refusal {
     /// The queue holds as many waiting jobs as it may. Back off and try again.
@@ -97,7 +99,7 @@ pub enum Refusal {
         /// Its state.
         state: StateName,
         /// What was asked.
-        operation: &'static str,
+        operation: Cow<'static, str>,
     },
 
     /// An open job depends on this completed one and may read its output.
@@ -149,7 +151,7 @@ pub enum Refusal {
     #[error("{what} is {got}; {allowed}")]
     OutOfBounds {
         /// Which value.
-        what: &'static str,
+        what: Cow<'static, str>,
         /// What was given.
         got: String,
         /// What would be accepted, and the knob if there is one.
@@ -191,7 +193,9 @@ impl Refusal {
     pub fn of(refused: Refused, job: JobId, operation: &'static str) -> Self {
         match refused {
             Refused::LeaseLost => Refusal::LeaseLost { job },
-            Refused::WrongState(state) => Refusal::WrongState { job, state, operation },
+            Refused::WrongState(state) => {
+                Refusal::WrongState { job, state, operation: operation.into() }
+            }
         }
     }
 }

@@ -66,11 +66,16 @@ pub(crate) fn check_turn_of(object: &Address) -> Result<(), Refusal> {
         return Ok(());
     }
     let allowed = "audit entries are written by the store alone".to_string();
-    Err(Refusal::OutOfBounds { what: "object of a turn", got: excerpt(object.key()), allowed })
+    Err(Refusal::OutOfBounds {
+        what: "object of a turn".into(),
+        got: excerpt(object.key()),
+        allowed,
+    })
 }
 
 /// What a worker is told to do when it next says that it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum WorkerOrder {
     /// Claim nothing more, and go on with what runs. It claims again when the order is withdrawn.
     Quiet,

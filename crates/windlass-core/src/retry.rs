@@ -12,6 +12,7 @@ use crate::limits;
 
 /// How the delay grows with the attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Backoff {
     /// The same delay every time.
     Constant(Duration),
@@ -30,6 +31,7 @@ pub enum Backoff {
 
 /// How much chance is mixed into a delay, so that jobs that failed together do not return together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Jitter {
     /// None: the delay is exact.
     None,
@@ -43,6 +45,7 @@ pub enum Jitter {
 
 /// Whether, how often and when a failed job is tried again.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Retry {
     /// How the delay grows.
     pub backoff: Backoff,

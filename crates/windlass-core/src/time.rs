@@ -13,6 +13,7 @@ use core::time::Duration;
 
 /// A point in time: microseconds since 1970-01-01 UTC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Timestamp(i64);
 
 impl Timestamp {

@@ -632,7 +632,7 @@ impl Query {
         if limit == 0 {
             let allowed = format!("a page has 1 to {} jobs", limits::PAGE_JOBS);
             let got = limit.to_string();
-            return Err(Refusal::OutOfBounds { what: "page size", got, allowed }.into());
+            return Err(Refusal::OutOfBounds { what: "page size".into(), got, allowed }.into());
         }
         Ok(engine.store().list(&filter, after, limit).await?)
     }

@@ -54,7 +54,7 @@ impl Topics {
                     format!("no event has it; there are {} and those of objects", TOPICS.join(", "))
                 }
             };
-            Err(Refusal::OutOfBounds { what: "topic", got: format!("`{pattern}`"), allowed })
+            Err(Refusal::OutOfBounds { what: "topic".into(), got: format!("`{pattern}`"), allowed })
         })
     }
 

@@ -6,6 +6,7 @@ pub mod primitives;
 pub mod store;
 pub mod testing;
 pub mod wake;
+pub mod wire;
 
 /// Jobs in your own transactions, on PostgreSQL.
 #[cfg(feature = "postgres")]

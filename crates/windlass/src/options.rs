@@ -260,7 +260,7 @@ fn check_trace(traceparent: String) -> Result<String, Error> {
         return Ok(traceparent);
     }
     Err(Error::Refused(Refusal::OutOfBounds {
-        what: "trace context",
+        what: "trace context".into(),
         got: traceparent.chars().take(64).collect(),
         allowed: "it must be a W3C traceparent, such as \
                   00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -56,6 +56,7 @@ pub use moving::{Moved, move_store};
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
 pub use query::{Cursor, JobQuery, ObjectFilter, ObjectPage, ObjectQuery, Page};
+use serde::{Deserialize, Serialize};
 pub use values::{StoredValue, ValueChange, ValuePage};
 pub(crate) use wait::events_within;
 use windlass_core::event::Event;
@@ -282,14 +283,14 @@ pub trait Store: Send + Sync + fmt::Debug {
 }
 
 /// What a store has to say to a worker that lives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeartbeatAnswer {
     /// What it is to do; `None` to take jobs, as it does by itself.
     pub order: Option<WorkerOrder>,
 }
 
 /// What a claim hands out.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ClaimedBatch {
     /// The jobs, in the order in which they should start.
     pub jobs: Vec<ClaimedJob>,
@@ -300,7 +301,7 @@ pub struct ClaimedBatch {
 }
 
 /// One job in one worker's hands.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClaimedJob {
     /// What its producer said.
     pub job: Arc<NewJob>,

@@ -25,6 +25,7 @@ pub struct Alter {
 
 /// What to do with jobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum JobAction {
     /// Call them off.
     Cancel,
@@ -59,6 +60,7 @@ impl JobAction {
 
 /// What became of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct JobActionResult {
     /// The job.
     pub job: JobId,
@@ -68,6 +70,7 @@ pub struct JobActionResult {
 
 /// What was done to one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum JobActionDone {
     /// It is cancelled, or its handler has been asked to stop.
     Cancel(CancelAnswer),

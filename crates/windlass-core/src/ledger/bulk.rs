@@ -75,6 +75,7 @@ pub struct ClearProgress {
 
 /// What the clearing of a queue has called off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Cleared {
     /// Jobs of the queue that were called off.
     pub cleared: u64,

@@ -30,6 +30,7 @@ use crate::transition::Input;
 
 /// Give this worker up to `limit` ready jobs.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Claim {
     /// Who asks.
     pub worker: Arc<str>,
@@ -46,6 +47,7 @@ pub struct Claim {
 
 /// The terms on which a worker takes jobs of a kind.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct KindClaim {
     /// The kind.
     pub kind: Name,

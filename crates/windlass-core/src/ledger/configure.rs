@@ -27,6 +27,7 @@ pub struct Configure {
 
 /// A setting of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum QueueChange {
     /// Start no more of its jobs. Running ones finish; due times are kept; enqueues are accepted.
     Pause,
@@ -73,7 +74,7 @@ impl QueueChange {
             QueueChange::Ageing(step) => {
                 if step.is_some_and(|step| step < Duration::from_millis(1)) {
                     return Err(Refusal::OutOfBounds {
-                        what: "ageing step",
+                        what: "ageing step".into(),
                         got: shown(step),
                         allowed: "it must be at least 1 ms".to_string(),
                     });

@@ -24,6 +24,7 @@ pub struct Cancel {
 
 /// What a cancellation did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum CancelAnswer {
     /// The job had not started, or was waiting to be tried again. It will not start.
     Cancelled,
@@ -100,7 +101,11 @@ impl Command for ReplayEdited {
         let slot = ledger.slot(self.job)?;
         let state = ledger.entry(slot).phase.name();
         if state != StateName::Dead {
-            return Err(Refusal::WrongState { job: self.job, state, operation: "edit and replay" });
+            return Err(Refusal::WrongState {
+                job: self.job,
+                state,
+                operation: "edit and replay".into(),
+            });
         }
         let edited = alloc::vec![Arc::new(self.edited)];
         let plan = ledger
@@ -140,7 +145,7 @@ impl Command for Remove {
             let slot = ledger.slot(job)?;
             let state = ledger.entry(slot).phase.name();
             if !state.is_terminal() {
-                return Err(Refusal::WrongState { job, state, operation: "remove" });
+                return Err(Refusal::WrongState { job, state, operation: "remove".into() });
             }
             let kept = state == StateName::Completed || !ledger.few_wait_for(job);
             let needed = ledger.edges_from(job).next().filter(|_| kept);
@@ -261,7 +266,7 @@ impl Ledger {
         let slot = self.slot(job)?;
         let state = self.entry(slot).phase.name();
         if !matches!(state, StateName::Dead | StateName::Cancelled) {
-            return Err(Refusal::WrongState { job, state, operation: "replay" });
+            return Err(Refusal::WrongState { job, state, operation: "replay".into() });
         }
         let (unmet, met) = self.dependencies_for_replay(slot)?;
         if let Some(key) = self.key_of(slot)
@@ -313,7 +318,7 @@ impl Ledger {
         for &(job, slot) in graph.values() {
             let state = self.entry(slot).phase.name();
             if !state.is_terminal() {
-                return Err(Refusal::WrongState { job, state, operation: "remove" });
+                return Err(Refusal::WrongState { job, state, operation: "remove".into() });
             }
         }
         Ok(graph.into_values().map(|(job, _)| job).collect())

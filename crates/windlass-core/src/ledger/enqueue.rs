@@ -35,6 +35,7 @@ pub struct Enqueue {
 
 /// What became of one item of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Enqueued {
     /// The job that now stands for the item: its own id, or that of the job that holds its key.
     pub id: JobId,
@@ -50,6 +51,7 @@ pub struct Enqueued {
 
 /// A job's place in its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct LanePosition {
     /// Which of the lanes of its queue.
     pub lane: u32,
@@ -59,6 +61,7 @@ pub struct LanePosition {
 
 /// Whether a job was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Acceptance {
     /// Yes.
     Accepted,

@@ -29,6 +29,7 @@ use crate::time::Timestamp;
 
 /// What a turn answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Turned {
     /// The object's version now; 0 if it was purged.
     pub version: u64,

@@ -22,6 +22,7 @@ pub struct Renew {
 
 /// One lease to renew.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Renewal {
     /// The job.
     pub job: JobId,
@@ -35,6 +36,7 @@ pub struct Renewal {
 
 /// The lease goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Renewed {
     /// Until when.
     pub until: Timestamp,

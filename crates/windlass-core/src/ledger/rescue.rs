@@ -19,6 +19,7 @@ use crate::transition::{self, Input, Next};
 
 /// What to do about jobs whose worker is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Recovery {
     /// Act, or only look.
     pub mode: RecoveryMode,
@@ -30,6 +31,7 @@ pub struct Recovery {
 
 /// Act, or only look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum RecoveryMode {
     /// Recover lost jobs.
     Act,
@@ -45,6 +47,7 @@ impl Default for Recovery {
 
 /// Give back jobs whose lease has ended.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rescue {
     /// What to do with them.
     pub recovery: Recovery,
@@ -56,6 +59,7 @@ pub struct Rescue {
 
 /// What a rescue answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rescued {
     /// The jobs that were given back, buried or cancelled, at most [`limits::SWEEP_BATCH`].
     pub jobs: Vec<RescuedJob>,
@@ -67,6 +71,7 @@ pub struct Rescued {
 
 /// What became of one rescued job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct RescuedJob {
     /// The job.
     pub id: JobId,
@@ -179,6 +184,7 @@ pub struct Promote;
 
 /// What [`Promote`] answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Promoted {
     /// Records that were too old to keep.
     pub purged: u64,

@@ -24,6 +24,7 @@ pub struct Settle {
 
 /// The end of one attempt.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Settlement {
     /// The job.
     pub job: JobId,
@@ -32,6 +33,7 @@ pub struct Settlement {
     /// What becomes of the job.
     pub verdict: Verdict,
     /// What the handler returned.
+    #[cfg_attr(feature = "wire", serde(default, with = "crate::wire::maybe_bytes"))]
     pub output: Option<Bytes>,
     /// What went wrong.
     pub error: Option<ErrorText>,
@@ -67,6 +69,7 @@ pub fn check_output(output: Option<&Bytes>, limits: &Limits) -> Result<(), Refus
 
 /// The verdict counts, or one that was settled before under the same token does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Settled {
     /// The state the job is in now.
     pub state: StateName,

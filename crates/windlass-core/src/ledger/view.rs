@@ -23,6 +23,7 @@ use crate::time::Now;
 
 /// The jobs of one kind in one queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct QueueKindCount {
     /// The queue.
     pub queue: Name,
@@ -36,6 +37,7 @@ pub struct QueueKindCount {
 
 /// What is set for, and known of, one queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct QueueCount {
     /// The queue.
     pub queue: Name,
@@ -55,6 +57,7 @@ pub struct QueueCount {
 
 /// What is known of one lane of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct LaneCount {
     /// Blocked, scheduled and ready jobs.
     pub waiting: u64,
@@ -68,6 +71,7 @@ pub struct LaneCount {
 
 /// One live worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct WorkerView {
     /// Its id.
     pub worker: Arc<str>,
@@ -97,6 +101,7 @@ pub struct WorkerView {
 /// # }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counts {
     /// Per queue and kind.
     pub lines: Vec<QueueKindCount>,

@@ -23,6 +23,7 @@ pub struct Heartbeat {
 
 /// What a worker says of itself.
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum WorkerReport {
     /// It takes jobs.
     Started(WorkerInfo),
@@ -38,6 +39,7 @@ pub enum WorkerReport {
 
 /// What a worker is ready to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct WorkerInfo {
     /// From which queues it takes jobs; `None` for all.
     pub queues: Option<Vec<Name>>,
@@ -51,6 +53,7 @@ pub struct WorkerInfo {
 
 /// A kind a worker handles.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct WorkerKind {
     /// The kind.
     pub kind: Name,

@@ -364,7 +364,7 @@ pub(super) fn check_bytes(what: &'static str, got: usize, limit: usize) -> Resul
     }
     let remedy = "raise `payload_bytes`, or store the data elsewhere";
     let allowed = format!("at most {limit} are allowed; {remedy}");
-    Err(Refusal::OutOfBounds { what, got: got.to_string(), allowed })
+    Err(Refusal::OutOfBounds { what: what.into(), got: got.to_string(), allowed })
 }
 
 pub(super) fn check_delay(delay: Duration) -> Result<(), Refusal> {
@@ -372,5 +372,5 @@ pub(super) fn check_delay(delay: Duration) -> Result<(), Refusal> {
         return Ok(());
     }
     let allowed = "it may be at most 100 years; check the unit".to_string();
-    Err(Refusal::OutOfBounds { what: "delay", got: format!("{delay:?}"), allowed })
+    Err(Refusal::OutOfBounds { what: "delay".into(), got: format!("{delay:?}"), allowed })
 }

@@ -43,7 +43,7 @@ impl Naive {
     ) -> Result<CancelAnswer, Refusal> {
         let state = self.job(id)?.name();
         if state.is_terminal() {
-            return Err(Refusal::WrongState { job: id, state, operation: "cancel" });
+            return Err(Refusal::WrongState { job: id, state, operation: "cancel".into() });
         }
         if let State::Running(lease) = &mut self.job_mut(id).status.state {
             if !std::mem::replace(&mut lease.cancel_requested, true) {
@@ -78,7 +78,7 @@ impl Naive {
     ) -> Result<StateName, Refusal> {
         let state = self.job(id)?.name();
         if !state.is_waiting() {
-            return Err(Refusal::WrongState { job: id, state, operation: "reschedule" });
+            return Err(Refusal::WrongState { job: id, state, operation: "reschedule".into() });
         }
         let moved = match self.jobs[&id].status.state {
             State::Blocked { unmet, .. } => State::Blocked { unmet, not_before: at },
@@ -130,7 +130,7 @@ impl Naive {
         let job = self.job(id)?;
         let state = job.name();
         if !matches!(state, StateName::Dead | StateName::Cancelled) {
-            return Err(Refusal::WrongState { job: id, state, operation: "replay" });
+            return Err(Refusal::WrongState { job: id, state, operation: "replay".into() });
         }
         let mut links = Vec::new();
         for dependency in &job.new.depends_on {
@@ -167,7 +167,11 @@ impl Naive {
     pub(crate) fn replay_edited(&mut self, id: JobId, edited: NewJob) -> Result<Enqueued, Refusal> {
         let state = self.job(id)?.name();
         if state != StateName::Dead {
-            return Err(Refusal::WrongState { job: id, state, operation: "edit and replay" });
+            return Err(Refusal::WrongState {
+                job: id,
+                state,
+                operation: "edit and replay".into(),
+            });
         }
         let plan = self.plan(vec![edited], Some(id), None)?;
         if let Planned::Known(known, _, acceptance) = &plan[0] {
@@ -188,7 +192,7 @@ impl Naive {
     pub(crate) fn remove(&mut self, id: JobId) -> Result<(), Refusal> {
         let state = self.job(id)?.name();
         if !state.is_terminal() {
-            return Err(Refusal::WrongState { job: id, state, operation: "remove" });
+            return Err(Refusal::WrongState { job: id, state, operation: "remove".into() });
         }
         let depends = |job: &&Job| job.is_open() && job.links.iter().any(|link| link.on == id);
         let many = self.waiting_for(id).len() > super::CASCADE.0;
@@ -218,7 +222,7 @@ impl Naive {
         let open = graph.iter().map(|id| &self.jobs[id]).filter(|job| job.is_open());
         if let Some(open) = open.min_by_key(|job| job.sequence) {
             let (job, state) = (open.id(), open.name());
-            return Err(Refusal::WrongState { job, state, operation: "remove" });
+            return Err(Refusal::WrongState { job, state, operation: "remove".into() });
         }
         for id in &graph {
             self.remove_one(*id);
@@ -301,7 +305,7 @@ impl Naive {
                 if lane >= lanes {
                     let allowed = format!("the queue has {lanes} lanes, numbered from 0");
                     let got = lane.to_string();
-                    return Err(Refusal::OutOfBounds { what: "lane", got, allowed });
+                    return Err(Refusal::OutOfBounds { what: "lane".into(), got, allowed });
                 }
                 new.settings.paused_lanes.insert(lane);
                 "queue.configured"

@@ -228,7 +228,7 @@ impl Naive {
         };
         let Some(step) = steps.first() else { return Ok(()) };
         if step.result.len() > STEP_BYTES {
-            return beyond("a step's result in bytes", step.result.len(), STEP_BYTES);
+            return beyond("a step's result in bytes".into(), step.result.len(), STEP_BYTES);
         }
         let known = &self.jobs[&id].steps;
         let mut bytes: usize = known.iter().map(|known| known.result.len()).sum();
@@ -236,7 +236,7 @@ impl Naive {
             bytes += step.result.len();
         }
         if bytes > STEPS_BYTES {
-            return beyond("results of all steps in bytes", bytes, STEPS_BYTES);
+            return beyond("results of all steps in bytes".into(), bytes, STEPS_BYTES);
         }
         Ok(())
     }

@@ -86,7 +86,7 @@ async fn cancelling_says_what_happened_in_every_state(bench: Bench) {
     }
     bench.settle(&handed, Verdict::Complete).await;
     for (number, state) in [(1, StateName::Cancelled), (2, StateName::Completed)] {
-        let refusal = Refusal::WrongState { job: id(number), state, operation: "cancel" };
+        let refusal = Refusal::WrongState { job: id(number), state, operation: "cancel".into() };
         assert_eq!(alter(&bench, id(number), JobAction::Cancel).await, Err(refusal));
     }
     let unknown = Refusal::UnknownJob { job: id(9) };

@@ -238,8 +238,9 @@ async fn a_finished_graph_is_deleted_in_one_call_or_not_at_all(bench: Bench) {
         job(9),
     ];
     bench.accept(graph).await;
-    let open =
-        |number, state| Err(Refusal::WrongState { job: id(number), state, operation: "remove" });
+    let open = |number, state| {
+        Err(Refusal::WrongState { job: id(number), state, operation: "remove".into() })
+    };
     let remove = JobAction::RemoveGraph;
     // The one that was accepted first is named.
     assert_eq!(bench.alter_one(id(1), remove.clone()).await, open(4, StateName::Blocked));
@@ -295,7 +296,7 @@ async fn graphs_of_one_call_are_deleted_one_by_one(bench: Bench) {
         altered.expect("it is answered").into_iter().map(|each| each.result).collect();
     let open = || {
         let state = StateName::Scheduled;
-        Err(Refusal::WrongState { job: id(5), state, operation: "remove" })
+        Err(Refusal::WrongState { job: id(5), state, operation: "remove".into() })
     };
     let gone = |jobs| Ok(JobActionDone::GraphRemoved { jobs });
     let unknown = |number| Err(Refusal::UnknownJob { job: id(number) });

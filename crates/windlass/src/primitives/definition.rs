@@ -124,7 +124,7 @@ pub(super) fn check_duration(setting: &'static str, given: Duration) -> Result<(
 
 /// The refusal of an event of so many bytes.
 pub(super) fn too_large(bytes: usize, allowed: String) -> Error {
-    Refusal::OutOfBounds { what: "event", got: format!("{bytes} bytes"), allowed }.into()
+    Refusal::OutOfBounds { what: "event".into(), got: format!("{bytes} bytes"), allowed }.into()
 }
 
 /// How long a value is as JSON.

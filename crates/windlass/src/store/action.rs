@@ -1,5 +1,6 @@
 //! What can be done to chosen jobs and to queues.
 
+use serde::{Deserialize, Serialize};
 use windlass_core::audit::{Actor, AuditNote};
 use windlass_core::filter::Filter;
 use windlass_core::job::JobId;
@@ -11,7 +12,7 @@ use windlass_core::record::QueueSettings;
 use windlass_core::refusal::Refusal;
 
 /// Which jobs are meant.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Selection {
     /// These.
     Jobs(Vec<JobId>),
@@ -20,7 +21,7 @@ pub enum Selection {
 }
 
 /// What is to be done to jobs, and who does it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AlterJobs {
     /// To which jobs.
     pub selection: Selection,
@@ -53,7 +54,7 @@ impl AlterJobs {
 }
 
 /// What is to be done to a queue, and who does it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct AlterQueue {
     /// To which queue.
     pub queue: Name,
@@ -85,12 +86,12 @@ impl Selection {
             _ => return Ok(()),
         };
         let allowed = "name the one dead job that it replaces".to_string();
-        Err(Refusal::OutOfBounds { what: "choice for an edited replay", got, allowed })
+        Err(Refusal::OutOfBounds { what: "choice for an edited replay".into(), got, allowed })
     }
 }
 
 /// What to do with a queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QueueAction {
     /// Change one setting.
     Set(QueueChange),
@@ -99,7 +100,7 @@ pub enum QueueAction {
 }
 
 /// What was done to a queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QueueActionDone {
     /// It has these settings now.
     Set(QueueSettings),

@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use windlass_core::ledger::RescuedJob;
 
 /// What a store says about itself. A store that is somewhere else answers with what it last heard.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StoreInfo {
     /// What an answer means when the power fails.
@@ -38,7 +39,7 @@ impl StoreInfo {
 }
 
 /// What an acknowledgement means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Durability {
     /// Nothing: jobs live as long as the process.
     None,
@@ -60,7 +61,7 @@ impl fmt::Display for Durability {
 }
 
 /// What was found and done when a store was opened.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// Jobs in the store.
     pub jobs: u64,
@@ -77,7 +78,7 @@ pub struct Opened {
 }
 
 /// What a store takes on its disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {
     /// Bytes of the journal.
     pub used: u64,

@@ -1,5 +1,6 @@
 //! What can be read of jobs and objects: by name, or page by page.
 
+use serde::{Deserialize, Serialize};
 use windlass_core::filter::Filter;
 use windlass_core::job::JobId;
 use windlass_core::ledger::Ledger;
@@ -12,7 +13,7 @@ use windlass_core::reserved;
 use windlass_core::reserved::is_reserved;
 
 /// Which jobs to read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum JobQuery {
     /// These. Those that are unknown are left out.
     Ids(Vec<JobId>),
@@ -45,11 +46,11 @@ impl JobQuery {
 }
 
 /// A place in a list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor(pub u64);
 
 /// Part of a list.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Page {
     /// The jobs; none in answer to [`JobQuery::Count`].
     pub jobs: Vec<JobRecord>,
@@ -67,7 +68,7 @@ impl Page {
 }
 
 /// Which objects to read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ObjectQuery {
     /// This one.
     Address(ObjectAddress),
@@ -84,7 +85,7 @@ pub enum ObjectQuery {
 
 /// Which objects are meant: all that match everything that is said. Without a kind, those that the
 /// engine keeps for itself are not ([`reserved`]).
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ObjectFilter {
     /// The primitive.
     pub kind: Option<Name>,
@@ -126,7 +127,7 @@ impl ObjectFilter {
 }
 
 /// Part of a list of objects.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ObjectPage {
     /// The objects.
     pub objects: Vec<ObjectView>,

@@ -106,12 +106,17 @@ async fn seen(store: &FileStore) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn stores_of_every_format_so_far_are_read() {
-    if let Ok(name) = std::env::var("WINDLASS_WRITE_GOLDEN") {
+    let asked = std::env::var("WINDLASS_WRITE_GOLDEN").ok();
+    if let Some(name) = asked.filter(|name| name.starts_with("format-")) {
         write(&golden().join(name)).await;
     }
     let mut formats = 0;
     for entry in fs::read_dir(golden()).expect("there are some") {
         let format = entry.expect("an entry").path();
+        // Messages of a protocol stand beside them; see wire.rs.
+        if !format.join("store").exists() {
+            continue;
+        }
         let directory = Directory::new();
         let copy = directory.path().join("store");
         fs::create_dir(&copy).expect("a directory");

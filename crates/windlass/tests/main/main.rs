@@ -31,6 +31,7 @@ mod stopping;
 mod task;
 mod tidy;
 mod tracing_spans;
+mod wire;
 mod worker;
 mod worker_faults;
 mod writer;
