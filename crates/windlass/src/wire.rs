@@ -18,6 +18,8 @@
 mod frame;
 mod hello;
 mod remote;
+mod service;
+mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +28,8 @@ pub use frame::{CALL_BYTES, Frames, InvalidFrame, decode, encode};
 pub use hello::{Hello, OLDEST_PROTOCOL, PROTOCOL, ProtocolMismatch};
 pub use remote::{Connection, RemoteStore};
 use serde::{Deserialize, Serialize};
+pub use service::{ConnectionError, serve};
+pub use stream::StreamConnection;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
 use windlass_core::job::{JobId, NewJob};

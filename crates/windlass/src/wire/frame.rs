@@ -69,13 +69,20 @@ impl Frames {
         Self { arrived: Vec::new(), taken: 0, most }
     }
 
-    /// Takes what has arrived. Room is made for what is there, never for what is announced.
+    /// Takes what has arrived.
     pub fn push(&mut self, bytes: &[u8]) {
+        self.room(bytes.len()).extend_from_slice(bytes);
+    }
+
+    /// Where what arrives is put, at the end, with room for so much. Room is made for what is
+    /// there, never for what is announced.
+    pub(super) fn room(&mut self, bytes: usize) -> &mut Vec<u8> {
         if self.taken > 0 {
             self.arrived.drain(..self.taken);
             self.taken = 0;
         }
-        self.arrived.extend_from_slice(bytes);
+        self.arrived.reserve(bytes);
+        &mut self.arrived
     }
 
     /// The next message, without its length, if all of it has arrived. After an error the

@@ -6,6 +6,7 @@
 mod clocks;
 mod common;
 mod conformance;
+mod connections;
 mod continuous;
 mod debounce;
 mod directory;

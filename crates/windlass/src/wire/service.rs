@@ -1,0 +1,216 @@
+//! What the program that has the store does with a connection: it answers.
+//!
+//! Calls of one connection are answered side by side, each when it is ready, so that one that waits
+//! (for events, say) holds up nobody. What a connection may cost is bounded: so many calls and so
+//! many bytes of them at once, and so many answers that wait to be sent. Beyond that nothing more
+//! is read from it, which is felt at its other end and nowhere else.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use windlass_core::refusal::Refusal;
+
+use super::frame::{CALL_BYTES, Frames, InvalidFrame, decode, encode};
+use super::hello::{Hello, ProtocolMismatch};
+use super::{Call, Fault, Request, Response};
+use crate::store::Store;
+
+/// How many calls of one connection are answered at once.
+const CALLS: usize = 1_024;
+
+/// How many answers wait to be sent before calls wait for them.
+const ANSWERS: usize = 64;
+
+/// Calls are counted in pieces of so many bytes.
+const PIECE: usize = 1 << 10;
+
+/// How long the other side may take to say hello, or to take anything that is sent to it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How much is read at once.
+const READ_BYTES: usize = 64 << 10;
+
+/// Why a connection came to an end that was not the other side's wish.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// It broke.
+    #[error("the connection broke: {0}")]
+    Broken(#[from] io::Error),
+    /// What came is no message.
+    #[error(transparent)]
+    Invalid(#[from] InvalidFrame),
+    /// The other program is too old or too new.
+    #[error(transparent)]
+    Mismatch(#[from] ProtocolMismatch),
+    /// It said nothing, or takes nothing.
+    #[error("the other program did not {what} for {PATIENCE:?}")]
+    Silent {
+        /// What it did not do.
+        what: &'static str,
+    },
+}
+
+/// Answers the calls that come over a connection, until the other side ends it.
+///
+/// What was asked and not answered when the connection ends is carried through: whoever asked finds
+/// out by asking again.
+pub async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    store: Arc<dyn Store>,
+) -> Result<(), ConnectionError> {
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let mut frames = Frames::up_to(CALL_BYTES);
+    send_hello(&mut writer).await?;
+    receive_hello(&mut reader, &mut frames).await?;
+    let (answers, unsent) = mpsc::channel(ANSWERS);
+    let read = read_calls(reader, frames, store, answers);
+    let (read, written) = tokio::join!(read, write_all(writer, unsent));
+    read.and(written)
+}
+
+/// Says hello first, whoever listens.
+pub(super) async fn send_hello(
+    writer: &mut (impl AsyncWrite + Unpin),
+) -> Result<(), ConnectionError> {
+    let mut hello = Vec::new();
+    encode(&Hello::ours(), &mut hello)?;
+    writer.write_all(&hello).await?;
+    Ok(writer.flush().await?)
+}
+
+/// Waits for the other side's hello, and whether it can be understood.
+pub(super) async fn receive_hello(
+    reader: &mut (impl AsyncRead + Unpin),
+    frames: &mut Frames,
+) -> Result<(), ConnectionError> {
+    let hello = async {
+        loop {
+            if let Some(hello) = frames.take()? {
+                return Ok::<Hello, ConnectionError>(decode(hello)?);
+            }
+            if !receive(reader, frames).await? {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+            }
+        }
+    };
+    let hello = timeout(PATIENCE, hello).await;
+    hello.map_err(|_| ConnectionError::Silent { what: "say hello" })??.agree()?;
+    Ok(())
+}
+
+/// Takes what has arrived; whether more may come.
+pub(super) async fn receive(
+    reader: &mut (impl AsyncRead + Unpin),
+    frames: &mut Frames,
+) -> io::Result<bool> {
+    Ok(reader.read_buf(frames.room(READ_BYTES)).await? > 0)
+}
+
+/// Reads calls and lets each be answered on its own.
+async fn read_calls(
+    mut reader: impl AsyncRead + Unpin,
+    mut frames: Frames,
+    store: Arc<dyn Store>,
+    answers: mpsc::Sender<Vec<u8>>,
+) -> Result<(), ConnectionError> {
+    let room = Arc::new(Semaphore::new(CALL_BYTES / PIECE + CALLS));
+    let places = Arc::new(Semaphore::new(CALLS));
+    let mut under_way = JoinSet::new();
+    loop {
+        while let Some(message) = frames.take()? {
+            let pieces = u32::try_from(message.len() / PIECE + 1).unwrap_or(u32::MAX);
+            let call = ReceivedCall::of(message)?;
+            let held = (
+                places.clone().acquire_owned().await,
+                room.clone().acquire_many_owned(pieces).await,
+            );
+            let (store, answers) = (store.clone(), answers.clone());
+            under_way.spawn(async move {
+                let answer = call.answer(&*store).await;
+                // If nobody takes it any more, the connection has ended.
+                let _ = answers.send(answer).await;
+                drop(held);
+            });
+            while under_way.try_join_next().is_some() {}
+        }
+        if answers.is_closed() || !receive(&mut reader, &mut frames).await? {
+            // What is under way is carried through, though nobody hears of it.
+            under_way.detach_all();
+            return Ok(());
+        }
+    }
+}
+
+/// A message that asks for something: its number, and the call if it is understood here.
+struct ReceivedCall {
+    number: u64,
+    call: Option<Call>,
+}
+
+impl ReceivedCall {
+    fn of(message: &[u8]) -> Result<Self, InvalidFrame> {
+        /// All that is needed to answer.
+        #[derive(serde::Deserialize)]
+        struct Numbered {
+            number: u64,
+        }
+        match decode(message) {
+            Ok(Request { number, call }) => Ok(Self { number, call: Some(call) }),
+            Err(error) => {
+                let Numbered { number } = decode(message).map_err(|_: InvalidFrame| error)?;
+                Ok(Self { number, call: None })
+            }
+        }
+    }
+
+    async fn answer(self, store: &dyn Store) -> Vec<u8> {
+        let number = self.number;
+        let answer = match self.call {
+            Some(call) => call.answered_by(store).await,
+            None => {
+                let why = "this program does not understand the call; it may be older".to_string();
+                Err(Fault::Refused(Refusal::Unavailable { why }))
+            }
+        };
+        let last_event = store.info().last_event;
+        let mut bytes = Vec::new();
+        if let Err(error) = encode(&Response { number, last_event, answer }, &mut bytes) {
+            let answer = Err(Fault::Unknown { why: format!("the answer is {error}") });
+            // A few words always fit.
+            let _ = encode(&Response { number, last_event, answer }, &mut bytes);
+        }
+        bytes
+    }
+}
+
+/// Sends what is to be sent, as much of it at once as is there.
+pub(super) async fn write_all(
+    mut writer: impl AsyncWrite + Unpin,
+    mut unsent: mpsc::Receiver<Vec<u8>>,
+) -> Result<(), ConnectionError> {
+    while let Some(mut bytes) = unsent.recv().await {
+        while bytes.len() < READ_BYTES
+            && let Ok(more) = unsent.try_recv()
+        {
+            bytes.extend_from_slice(&more);
+        }
+        let mut left = &bytes[..];
+        while !left.is_empty() {
+            let written = timeout(PATIENCE, writer.write(left)).await;
+            let written =
+                written.map_err(|_| ConnectionError::Silent { what: "take answers" })??;
+            if written == 0 {
+                return Err(io::Error::from(io::ErrorKind::WriteZero).into());
+            }
+            left = &left[written..];
+        }
+        writer.flush().await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,184 @@
+//! Calls over one connection to the program that has the store, many at a time.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use windlass_core::refusal::Refusal;
+
+use super::frame::{Frames, decode, encode};
+use super::service::{ConnectionError, receive, receive_hello, send_hello, write_all};
+use super::{CALL_BYTES, Call, Connection, Fault, InvalidFrame, Request, Response};
+
+/// How many calls wait to be sent before callers wait.
+const CALLS: usize = 64;
+
+/// A connection as a stream of bytes: a socket.
+///
+/// When it breaks, every call that is under way is unknown, and every later one is refused: it is
+/// not made again by itself.
+pub struct StreamConnection {
+    calls: mpsc::Sender<Vec<u8>>,
+    waiting: Arc<PendingCalls>,
+    next: AtomicU64,
+    tasks: [JoinHandle<()>; 2],
+}
+
+/// Who waits for which answer.
+#[derive(Default)]
+struct PendingCalls(Mutex<PendingByNumber>);
+
+#[derive(Default)]
+struct PendingByNumber {
+    by_number: HashMap<u64, oneshot::Sender<Response>>,
+    /// Why nobody is answered any more.
+    ended: Option<String>,
+}
+
+impl PendingCalls {
+    fn callers(&self) -> MutexGuard<'_, PendingByNumber> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nobody is answered any more: whoever waits is told by the end of their channel.
+    fn end(&self, why: String) {
+        let mut callers = self.callers();
+        callers.ended.get_or_insert(why);
+        callers.by_number.clear();
+    }
+}
+
+impl fmt::Debug for StreamConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamConnection").finish_non_exhaustive()
+    }
+}
+
+impl StreamConnection {
+    /// Greets the other side, and waits for its greeting.
+    pub async fn greet(
+        stream: impl AsyncRead + AsyncWrite + Send + 'static,
+    ) -> Result<Self, ConnectionError> {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        // Answers are what was asked for, however long they are.
+        let mut frames = Frames::up_to(u32::MAX as usize);
+        send_hello(&mut writer).await?;
+        receive_hello(&mut reader, &mut frames).await?;
+        let waiting = Arc::new(PendingCalls::default());
+        let (calls, unsent) = mpsc::channel(CALLS);
+        let reading = tokio::spawn(read_answers(reader, frames, waiting.clone()));
+        let told = waiting.clone();
+        let writing = tokio::spawn(async move {
+            if let Err(error) = write_all(writer, unsent).await {
+                told.end(error.to_string());
+            }
+        });
+        Ok(Self { calls, waiting, next: AtomicU64::new(1), tasks: [reading, writing] })
+    }
+
+    /// Why calls are refused, if the connection has ended.
+    pub fn ended(&self) -> Option<String> {
+        self.waiting.callers().ended.clone()
+    }
+
+    /// Takes a number for a caller who waits, until the answer is there or the caller goes.
+    fn expect(&self) -> Result<(PendingCall<'_>, oneshot::Receiver<Response>), Fault> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (tell, told) = oneshot::channel();
+        let mut callers = self.waiting.callers();
+        if let Some(why) = &callers.ended {
+            return Err(not_made(why));
+        }
+        callers.by_number.insert(number, tell);
+        Ok((PendingCall { waiting: &self.waiting, number }, told))
+    }
+}
+
+/// The place of a caller among those who wait.
+struct PendingCall<'a> {
+    waiting: &'a PendingCalls,
+    number: u64,
+}
+
+impl Drop for PendingCall<'_> {
+    fn drop(&mut self) {
+        self.waiting.callers().by_number.remove(&self.number);
+    }
+}
+
+/// The call did not leave this program.
+fn not_made(why: &str) -> Fault {
+    Fault::Refused(Refusal::Unavailable { why: why.to_string() })
+}
+
+#[async_trait]
+impl Connection for StreamConnection {
+    async fn send(&self, call: Call) -> Result<Response, Fault> {
+        let (place, told) = self.expect()?;
+        let mut bytes = Vec::new();
+        let request = Request { number: place.number, call };
+        encode(&request, &mut bytes).map_err(|error| not_made(&error.to_string()))?;
+        if bytes.len() > CALL_BYTES {
+            let error = InvalidFrame::TooLong { bytes: bytes.len() as u64, most: CALL_BYTES };
+            return Err(not_made(&error.to_string()));
+        }
+        drop(request);
+        if self.calls.send(bytes).await.is_err() {
+            let why = self.ended().unwrap_or_else(|| "the connection was closed".to_string());
+            return Err(not_made(&why));
+        }
+        told.await.map_err(|_| {
+            let why = self.ended().unwrap_or_else(|| "the connection was closed".to_string());
+            Fault::Unknown { why }
+        })
+    }
+
+    async fn close(&self) {
+        self.waiting.end("the connection was closed".to_string());
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Drop for StreamConnection {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Hands each answer to whoever waits for it. One that nobody waits for is of a caller that has
+/// gone.
+async fn read_answers(
+    mut reader: impl AsyncRead + Unpin,
+    mut frames: Frames,
+    waiting: Arc<PendingCalls>,
+) {
+    let why = loop {
+        match answers(&mut frames, &waiting) {
+            Ok(()) => {}
+            Err(error) => break error.to_string(),
+        }
+        match receive(&mut reader, &mut frames).await {
+            Ok(true) => {}
+            Ok(false) => break "the other program has ended the connection".to_string(),
+            Err(error) => break error.to_string(),
+        }
+    };
+    waiting.end(why);
+}
+
+/// The answers that have arrived.
+fn answers(frames: &mut Frames, waiting: &PendingCalls) -> Result<(), InvalidFrame> {
+    while let Some(message) = frames.take()? {
+        let response: Response = decode(message)?;
+        let caller = waiting.callers().by_number.remove(&response.number);
+        if let Some(caller) = caller {
+            let _ = caller.send(response);
+        }
+    }
+    Ok(())
+}
