@@ -456,6 +456,7 @@ mod tests {
             (Column::Ready, "ready"),
             (Column::Since, "since"),
             (Column::WakeIn, "wake_in"),
+            (Column::Owes, "owes"),
             (Column::Ids, "ids"),
             (Column::Seqs, "seqs"),
             (Column::Payloads, "payloads"),
