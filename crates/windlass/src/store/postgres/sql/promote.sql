@@ -8,7 +8,8 @@ language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_pl
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 declare
-  _now bigint := windlass._begin();
+  _is_right boolean := windlass._require_read_committed();
+  _now bigint := windlass.now_us();
 begin
   goes_on := windlass._go_on_with_cascades({CASCADE_JOBS}, _now) > 0;
   rings := windlass._apply_effects(_now);
@@ -21,10 +22,14 @@ language plpgsql set lock_timeout = '10s' set plan_cache_mode = force_generic_pl
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off
   set enable_sort = off set enable_bitmapscan = off as $$
 declare
-  _now bigint := windlass._begin();
+  _is_right boolean := windlass._require_read_committed();
+  _now bigint := windlass.now_us();
   _settings windlass.settings;
-  _told int := windlass._go_on_with_cascades({CASCADE_JOBS}, _now);
+  _told int;
 begin
+  -- It waits for jobs, so it comes before what takes whatever jobs nobody holds.
+  _told := windlass._go_on_with_cascades({CASCADE_JOBS}, _now);
+  perform windlass._pass_time(_now);
   select * into _settings from windlass.settings;
   purged := windlass._purge(_now, _now - _settings.history_age, {SWEEP_BATCH});
   perform windlass._trim_history(_settings.history_jobs, _now, 0);
