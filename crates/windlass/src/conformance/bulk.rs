@@ -28,6 +28,9 @@ pub(super) fn cases() -> Vec<Case> {
 /// Enough for four chunks.
 const MANY: u128 = limits::CHUNK_JOBS as u128 * 4;
 
+/// Enough for so many chunks that somebody else comes between two of them, however fast they are.
+const VERY_MANY: u128 = limits::CHUNK_JOBS as u128 * 24;
+
 fn ready() -> Filter {
     Filter { states: vec![StateName::Ready], ..Filter::default() }
 }
@@ -51,26 +54,26 @@ async fn first_cancelled(bench: &Bench) -> u64 {
 }
 
 async fn a_change_by_filter_reaches_all_that_were_accepted_before_and_none_after(bench: Bench) {
-    bench.accept((1..=MANY).map(job)).await;
+    bench.accept((1..=VERY_MANY).map(job)).await;
     let meanwhile = async {
         let seen = first_cancelled(&bench).await;
-        bench.accept([job(MANY + 1)]).await;
+        bench.accept([job(VERY_MANY + 1)]).await;
         seen
     };
     let selection = Selection::Matching(ready());
     let (altered, seen) =
         tokio::join!(bench.store.alter(AlterJobs::new(selection, JobAction::Cancel)), meanwhile);
     let altered = altered.expect("it is answered");
-    assert_eq!(ids(&altered), (1..=MANY).map(id).collect::<Vec<_>>());
+    assert_eq!(ids(&altered), (1..=VERY_MANY).map(id).collect::<Vec<_>>());
     let done = Ok(JobActionDone::Cancel(CancelAnswer::Cancelled));
     assert!(altered.iter().all(|altered| altered.result == done));
-    assert!(u128::from(seen) < MANY, "nobody else was let in before it was done");
-    assert_eq!(in_state(&bench, StateName::Cancelled).await, MANY as u64);
-    assert_eq!(bench.state_name(id(MANY + 1)).await, StateName::Ready, "it came later");
+    assert!(u128::from(seen) < VERY_MANY, "nobody else was let in before it was done");
+    assert_eq!(in_state(&bench, StateName::Cancelled).await, VERY_MANY as u64);
+    assert_eq!(bench.state_name(id(VERY_MANY + 1)).await, StateName::Ready, "it came later");
 }
 
 async fn a_change_by_filter_that_is_cut_short_is_finished_by_repeating_it(bench: Bench) {
-    bench.accept((1..=MANY).map(job)).await;
+    bench.accept((1..=VERY_MANY).map(job)).await;
     let cancel =
         || bench.store.alter(AlterJobs::new(Selection::Matching(ready()), JobAction::Cancel));
     tokio::select! {
@@ -79,12 +82,12 @@ async fn a_change_by_filter_that_is_cut_short_is_finished_by_repeating_it(bench:
         _ = first_cancelled(&bench) => {}
     }
     let rest = cancel().await.expect("it is answered");
-    assert!((rest.len() as u128) < MANY, "the first call has left nothing behind");
+    assert!((rest.len() as u128) < VERY_MANY, "the first call has left nothing behind");
     assert!(rest.iter().all(|altered| altered.result.is_ok()), "the rest had not been reached");
-    assert_eq!(in_state(&bench, StateName::Cancelled).await, MANY as u64);
+    assert_eq!(in_state(&bench, StateName::Cancelled).await, VERY_MANY as u64);
     let told = bench.topics().await;
     let told = told.iter().filter(|topic| *topic == "job.cancelled").count();
-    assert_eq!(told as u128, MANY, "each is told once");
+    assert_eq!(told as u128, VERY_MANY, "each is told once");
     assert_eq!(cancel().await.expect("it is answered"), [], "nothing is left");
 }
 
@@ -112,39 +115,39 @@ async fn a_change_by_tag_reaches_every_job_that_has_it(bench: Bench) {
 }
 
 async fn a_queue_is_cleared_of_all_that_waited_and_of_nothing_that_came_later(bench: Bench) {
-    bench.accept((1..=MANY).map(job)).await;
+    bench.accept((1..=VERY_MANY).map(job)).await;
     let meanwhile = async {
         let seen = first_cancelled(&bench).await;
         let started = bench.claim(1).await.jobs;
-        bench.accept([job(MANY + 1)]).await;
+        bench.accept([job(VERY_MANY + 1)]).await;
         (seen, started)
     };
     let (cleared, (seen, started)) = tokio::join!(bench.store.clear(name("default")), meanwhile);
     let cleared = cleared.expect("it is answered");
-    assert_eq!(u128::from(cleared.cleared), MANY - started.len() as u128);
-    assert!(u128::from(seen) < MANY, "nobody else was let in before it was done");
+    assert_eq!(u128::from(cleared.cleared), VERY_MANY - started.len() as u128);
+    assert!(u128::from(seen) < VERY_MANY, "nobody else was let in before it was done");
     for started in started {
         let State::Running(lease) = bench.state(started.job.id).await else {
             panic!("what has started before it was reached is left alone");
         };
         assert!(!lease.cancel_requested, "it is not even asked to stop");
     }
-    assert_eq!(bench.state_name(id(MANY + 1)).await, StateName::Ready, "it came later");
+    assert_eq!(bench.state_name(id(VERY_MANY + 1)).await, StateName::Ready, "it came later");
     let told = bench.topics().await;
     let told = told.iter().filter(|topic| *topic == "queue.cleared").count();
     assert_eq!(told, 1, "it is told once");
 }
 
 async fn a_clear_that_is_cut_short_is_finished_by_repeating_it(bench: Bench) {
-    bench.accept((1..=MANY).map(job)).await;
+    bench.accept((1..=VERY_MANY).map(job)).await;
     tokio::select! {
         biased;
         cleared = bench.store.clear(name("default")) => panic!("nobody was let in: {cleared:?}"),
         _ = first_cancelled(&bench) => {}
     }
     let rest = bench.store.clear(name("default")).await.expect("it is answered");
-    assert!(u128::from(rest.cleared) < MANY, "the first call has left nothing behind");
-    assert_eq!(in_state(&bench, StateName::Cancelled).await, MANY as u64);
+    assert!(u128::from(rest.cleared) < VERY_MANY, "the first call has left nothing behind");
+    assert_eq!(in_state(&bench, StateName::Cancelled).await, VERY_MANY as u64);
     assert_eq!(bench.claim(1).await.jobs.len(), 0, "nothing waits");
 }
 
