@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 use windlass_core::refusal::Refusal;
 
@@ -69,9 +68,11 @@ pub async fn serve(
     send_hello(&mut writer).await?;
     receive_hello(&mut reader, &mut frames).await?;
     let (answers, unsent) = mpsc::channel(ANSWERS);
-    let read = read_calls(reader, frames, store, answers);
-    let (read, written) = tokio::join!(read, write_all(writer, unsent));
-    read.and(written)
+    // Whoever ends one direction has ended both: no more is asked, or nobody takes the answers.
+    tokio::select! {
+        read = read_calls(reader, frames, store, answers) => read,
+        written = write_all(writer, unsent) => written,
+    }
 }
 
 /// Says hello first, whoever listens.
@@ -121,7 +122,6 @@ async fn read_calls(
 ) -> Result<(), ConnectionError> {
     let room = Arc::new(Semaphore::new(CALL_BYTES / PIECE + CALLS));
     let places = Arc::new(Semaphore::new(CALLS));
-    let mut under_way = JoinSet::new();
     loop {
         while let Some(message) = frames.take()? {
             let pieces = u32::try_from(message.len() / PIECE + 1).unwrap_or(u32::MAX);
@@ -131,17 +131,15 @@ async fn read_calls(
                 room.clone().acquire_many_owned(pieces).await,
             );
             let (store, answers) = (store.clone(), answers.clone());
-            under_way.spawn(async move {
+            // Of nobody but itself: it is carried through however the connection ends.
+            tokio::spawn(async move {
                 let answer = call.answer(&*store).await;
                 // If nobody takes it any more, the connection has ended.
                 let _ = answers.send(answer).await;
                 drop(held);
             });
-            while under_way.try_join_next().is_some() {}
         }
-        if answers.is_closed() || !receive(&mut reader, &mut frames).await? {
-            // What is under way is carried through, though nobody hears of it.
-            under_way.detach_all();
+        if !receive(&mut reader, &mut frames).await? {
             return Ok(());
         }
     }
@@ -204,7 +202,7 @@ pub(super) async fn write_all(
         while !left.is_empty() {
             let written = timeout(PATIENCE, writer.write(left)).await;
             let written =
-                written.map_err(|_| ConnectionError::Silent { what: "take answers" })??;
+                written.map_err(|_| ConnectionError::Silent { what: "take what was sent" })??;
             if written == 0 {
                 return Err(io::Error::from(io::ErrorKind::WriteZero).into());
             }

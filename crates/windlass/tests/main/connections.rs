@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use windlass::conformance::{Harness, run};
 use windlass::core::ledger::{Claim, KindClaim, Settlement};
 use windlass::core::outcome::Verdict;
-use windlass::store::{MemoryStore, Store, StoreError, StoreExt};
+use windlass::store::{JobQuery, MemoryStore, Store, StoreError, StoreExt};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
 use windlass::wire::{
@@ -239,7 +239,7 @@ async fn who_never_reads_is_left_and_what_it_asked_for_is_bounded() {
     }
     still_answers(&store).await;
     let ended = served.await.expect("it does not panic").expect_err("it takes nothing");
-    assert!(ended.to_string().contains("did not take answers"), "{ended}");
+    assert!(ended.to_string().contains("did not take what was sent"), "{ended}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -270,4 +270,34 @@ async fn a_call_of_a_newer_program_is_refused_and_the_next_is_answered() {
     }
     answers.sort_by_key(|answer| answer.number);
     assert!(answers[0].answer.is_err() && answers[1].answer.is_ok(), "{answers:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_asked_before_a_connection_broke_is_carried_through() {
+    let store = fresh();
+    let (mut broken, served) = stranger(&store).await;
+    let mut sent = message(&Hello::ours());
+    sent.extend(message(&Request { number: 1, call: Call::Enqueue(vec![job(1)]) }));
+    sent.extend(u32::MAX.to_le_bytes());
+    broken.write_all(&sent).await.expect("it is sent");
+    served.await.expect("it does not panic").expect_err("that is no message");
+    tokio::task::yield_now().await;
+    let counts = store.count().await.expect("it is answered");
+    assert_eq!(counts.in_state(windlass::StateName::Ready), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_takes_no_answer_is_left_also_if_it_asks_for_nothing_more() {
+    let store = fresh();
+    for number in 1..=100 {
+        store.enqueue(vec![job(number)]).await.expect("it is accepted");
+    }
+    let (mut deaf, served) = stranger(&store).await;
+    deaf.write_all(&message(&Hello::ours())).await.expect("it is sent");
+    let call = Call::Jobs(JobQuery::Ids((1..=100).map(JobId::from_u128).collect()));
+    deaf.write_all(&message(&Request { number: 1, call })).await.expect("it is sent");
+    let ended = tokio::time::timeout(Duration::from_secs(3_600), served).await;
+    let ended = ended.expect("it is not kept for ever").expect("it does not panic");
+    let ended = ended.expect_err("it takes nothing");
+    assert!(ended.to_string().contains("did not take"), "{ended}");
 }
