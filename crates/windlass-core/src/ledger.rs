@@ -122,6 +122,7 @@ pub struct Caused {
 
 /// Whom to wake.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub enum Ring {
     /// Workers of a queue: it has a ready job, or one that is due sooner than they know.
     Queue(Name),

@@ -277,6 +277,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// What the store says about itself, as far as this process knows.
     fn info(&self) -> StoreInfo;
 
+    /// The same store for workers on other machines, if that makes a difference: nothing here tells
+    /// whether they live, so their leases end by time alone. `None` if all leases do.
+    fn for_remote_workers(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+
     /// Makes everything durable and lets go of what is held; later calls are refused. A store that
     /// is dropped without it loses nothing that was acknowledged.
     async fn close(&self) {}

@@ -29,6 +29,7 @@ pub use postgres::PostgresWake;
 pub use redis::RedisWake;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "nats"))]
 pub use remote::WakeOptions;
+use serde::{Deserialize, Serialize};
 pub use windlass_core::ledger::Ring;
 use windlass_core::name::Name;
 
@@ -46,10 +47,26 @@ pub trait Wake: Send + Sync + fmt::Debug {
     /// Waits until the rings so far have left this process, though not long. Asked for before a
     /// process ends, whose last rings would end with it.
     async fn flush(&self) {}
+
+    /// Waits for rings after a number, for whoever passes them on to another program. Without a
+    /// number it answers at once with the one to begin at. Rings that nobody is interested in may
+    /// be left out. A wake that cannot tell never answers, and the other program polls.
+    async fn rung_after(&self, _after: Option<u64>, _interests: &[Interest]) -> Rung {
+        std::future::pending().await
+    }
+}
+
+/// What was rung, as [`Wake::rung_after`] tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rung {
+    /// The number after which to ask next.
+    pub upto: u64,
+    /// Which rings; `None` if that is not known any more, so that everyone has to look.
+    pub rings: Option<Vec<Ring>>,
 }
 
 /// What a listener wants to hear.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Interest {
     /// Rings of these queues; `None` for all.
     Queues(Option<Vec<Name>>),

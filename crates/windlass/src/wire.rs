@@ -18,21 +18,24 @@
 mod frame;
 mod hello;
 mod remote;
+mod rings;
 mod service;
 mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 pub use frame::{CALL_BYTES, Frames, InvalidFrame, decode, encode};
 pub use hello::{Hello, OLDEST_PROTOCOL, PROTOCOL, ProtocolMismatch};
 pub use remote::{Connection, RemoteStore};
+pub use rings::pass_rings_on;
 use serde::{Deserialize, Serialize};
 pub use service::{ConnectionError, serve};
 pub use stream::StreamConnection;
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
-use windlass_core::job::{JobId, NewJob};
+use windlass_core::job::{JobId, LeaseToken, NewJob};
 use windlass_core::ledger::{
     Claim, Counts, Enqueued, Promoted, Renewal, Renewed, Rescue, Rescued, Settled, Settlement,
     Turned, WorkerReport,
@@ -42,8 +45,9 @@ use windlass_core::refusal::Refusal;
 
 use crate::store::{
     AlterJobs, AlterQueue, ClaimedBatch, HeartbeatAnswer, JobActionResult, JobQuery, ObjectPage,
-    ObjectQuery, Page, QueueActionDone, Store, StoreError, StoreInfo,
+    ObjectQuery, Page, QueueAction, QueueActionDone, Store, StoreError, StoreInfo,
 };
+use crate::wake::{Interest, Ring, Rung, Wake};
 
 /// A verb of [`Store`] with all that it is told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -93,6 +97,31 @@ pub enum Call {
     },
     /// [`Store::info`].
     Info,
+    /// [`Wake::ring`].
+    Ring(Vec<Ring>),
+    /// [`Wake::rung_after`], for so long at most.
+    Rung {
+        /// The number after which to begin; `None` to be told it.
+        after: Option<u64>,
+        /// What those who listen at the other end want to hear.
+        interests: Vec<Interest>,
+        /// How long to wait if there is nothing.
+        wait: Duration,
+    },
+    /// What a process of the same machine has: said once, before anything else.
+    Join(Joining),
+}
+
+/// What a process says when it has reached the one that owns the directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joining {
+    /// Which process it is, for people.
+    pub process: String,
+    /// Its workers.
+    pub workers: Vec<Arc<str>>,
+    /// The leases that they hold. Other jobs that were handed to them never arrived, and are given
+    /// back, uncounted.
+    pub held: Vec<LeaseToken>,
 }
 
 /// What a store has applied, or found.
@@ -131,6 +160,21 @@ pub enum Reply {
     Events(Vec<Arc<Event>>),
     /// To [`Call::Info`].
     Info(StoreInfo),
+    /// To [`Call::Ring`].
+    Rang,
+    /// To [`Call::Rung`]; `None` if there was nothing for so long.
+    Rung(Option<Rung>),
+    /// To [`Call::Join`].
+    Joined {
+        /// Which process owns the directory, for people.
+        owner: String,
+    },
+    /// To no call: the program ends. It has answered every call up to this number, and makes none
+    /// of those after it.
+    Goodbye {
+        /// The number of the last call.
+        last: u64,
+    },
 }
 
 /// Why there is no reply.
@@ -167,9 +211,52 @@ pub struct Response {
     pub answer: Result<Reply, Fault>,
 }
 
+/// Answers calls that come over a connection.
+#[async_trait]
+pub trait Service: Send + Sync + 'static {
+    /// Makes a call.
+    async fn answer(&self, call: Call) -> Result<Reply, Fault>;
+
+    /// The last event that the store has told.
+    fn last_event(&self) -> u64;
+
+    /// Whether what has arrived may still be done. After a pause of the whole program it may not:
+    /// whoever asked has given up, and would be surprised.
+    fn is_awake(&self) -> bool {
+        true
+    }
+
+    /// Returns when no more calls are to be taken.
+    async fn closing(&self) {
+        std::future::pending().await
+    }
+}
+
+#[async_trait]
+impl Service for Served {
+    async fn answer(&self, call: Call) -> Result<Reply, Fault> {
+        call.answered_by(self).await
+    }
+
+    fn last_event(&self) -> u64 {
+        self.store.info().last_event
+    }
+}
+
+/// What a program has that others may reach: a store, and the wake that it rings.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// What workers are woken by.
+    pub wake: Arc<dyn Wake>,
+}
+
 impl Call {
-    /// Makes the call on a store that is here.
-    pub async fn answered_by(self, store: &dyn Store) -> Result<Reply, Fault> {
+    /// Makes the call on what is here. [`Call::Join`] is refused: that is for whoever owns a
+    /// directory.
+    pub async fn answered_by(self, served: &Served) -> Result<Reply, Fault> {
+        let Served { store, wake } = served;
         let reply = match self {
             Call::Enqueue(jobs) => store.enqueue(jobs).await.map(Reply::Enqueued),
             Call::Claim(claim) => store.claim(claim).await.map(Reply::Claimed),
@@ -191,12 +278,58 @@ impl Call {
                 store.events(after, limit, wait).await.map(Reply::Events)
             }
             Call::Info => Ok(Reply::Info(store.info())),
+            Call::Ring(rings) => {
+                wake.ring(&rings).await;
+                Ok(Reply::Rang)
+            }
+            Call::Rung { after, interests, wait } => {
+                let rung = tokio::time::timeout(wait, wake.rung_after(after, &interests)).await;
+                Ok(Reply::Rung(rung.ok()))
+            }
+            Call::Join(_) => {
+                let why = "this program owns no directory that others join".to_string();
+                Err(StoreError::from(Refusal::Unavailable { why }))
+            }
         };
         reply.map_err(Fault::from)
     }
 
+    /// Whether making it twice does no more than making it once, so that it can be made again if
+    /// its answer was lost. A claim can because it names its request, and because whoever reaches
+    /// another owner says what it holds before it asks for more ([`Call::Join`]).
+    pub fn may_repeat(&self) -> bool {
+        match self {
+            Call::Enqueue(_)
+            | Call::Renew(_)
+            | Call::Settle(_)
+            | Call::Rescue(_)
+            | Call::Promote
+            | Call::Objects(_)
+            | Call::Heartbeat { .. }
+            | Call::Jobs(_)
+            | Call::Count
+            | Call::Explain(_)
+            | Call::Events { .. }
+            | Call::Info
+            | Call::Ring(_)
+            | Call::Rung { .. }
+            | Call::Join(_) => true,
+            Call::Claim(claim) => claim.request.is_some(),
+            // Who acts is written down each time.
+            Call::AlterQueue(alter) => {
+                alter.by.is_none() && matches!(alter.action, QueueAction::Set(_))
+            }
+            Call::Alter(_) | Call::Turn(_) => false,
+        }
+    }
+
+    /// Whether it may wait for something to happen before it is answered.
+    fn waits(&self) -> bool {
+        matches!(self, Call::Events { .. } | Call::Rung { .. })
+    }
+
     /// What is being done, for an error.
-    fn doing(&self) -> &'static str {
+    pub(crate) fn doing(&self) -> &'static str {
         match self {
             Call::Enqueue(_) => "enqueue jobs",
             Call::Claim(_) => "claim jobs",
@@ -214,6 +347,9 @@ impl Call {
             Call::Explain(_) => "explain a job",
             Call::Events { .. } => "read events",
             Call::Info => "ask the store about itself",
+            Call::Ring(_) => "ring workers",
+            Call::Rung { .. } => "wait for rings",
+            Call::Join(_) => "join the store",
         }
     }
 }
@@ -229,7 +365,7 @@ impl From<StoreError> for Fault {
 
 impl Fault {
     /// The error of the call that was made.
-    fn into_error(self, doing: &'static str) -> StoreError {
+    pub(crate) fn into_error(self, doing: &'static str) -> StoreError {
         match self {
             Fault::Refused(refusal) => StoreError::Refused(refusal),
             Fault::Unknown { why } => StoreError::Unknown { doing, source: why.into() },

@@ -24,7 +24,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use windlass_core::name::Name;
 
-use super::{Interest, Listener, LocalWake, Ring};
+use super::{Interest, Listener, LocalWake, Ring, Rung};
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 
@@ -217,6 +217,10 @@ impl Remote {
         super::Wake::listen(&self.shared.local, interest)
     }
 
+    pub(super) async fn rung_after(&self, after: Option<u64>, interests: &[Interest]) -> Rung {
+        super::Wake::rung_after(&self.shared.local, after, interests).await
+    }
+
     pub(super) async fn flush(&self) {
         let mut empty = self.shared.empty.subscribe();
         tokio::select! {
@@ -365,6 +369,14 @@ macro_rules! wake_over {
 
             fn listen(&self, interest: $crate::wake::Interest) -> Box<dyn $crate::wake::Listener> {
                 self.remote.listen(interest)
+            }
+
+            async fn rung_after(
+                &self,
+                after: Option<u64>,
+                interests: &[$crate::wake::Interest],
+            ) -> $crate::wake::Rung {
+                self.remote.rung_after(after, interests).await
             }
 
             async fn flush(&self) {

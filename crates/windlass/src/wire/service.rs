@@ -16,8 +16,7 @@ use windlass_core::refusal::Refusal;
 
 use super::frame::{CALL_BYTES, Frames, InvalidFrame, decode, encode};
 use super::hello::{Hello, ProtocolMismatch};
-use super::{Call, Fault, Request, Response};
-use crate::store::Store;
+use super::{Call, Fault, Reply, Request, Response, Service};
 
 /// How many calls of one connection are answered at once.
 const CALLS: usize = 1_024;
@@ -47,6 +46,9 @@ pub enum ConnectionError {
     /// The other program is too old or too new.
     #[error(transparent)]
     Mismatch(#[from] ProtocolMismatch),
+    /// This program was stopped for so long that what has arrived is overdue.
+    #[error("this program was stopped for a while; whoever asked meanwhile has given up")]
+    Overdue,
     /// It said nothing, or takes nothing.
     #[error("the other program did not {what} for {PATIENCE:?}")]
     Silent {
@@ -55,13 +57,14 @@ pub enum ConnectionError {
     },
 }
 
-/// Answers the calls that come over a connection, until the other side ends it.
+/// Answers the calls that come over a connection, until the other side ends it, or the service
+/// closes: then what was asked is answered, and the other side told up to where that is.
 ///
 /// What was asked and not answered when the connection ends is carried through: whoever asked finds
 /// out by asking again.
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
-    store: Arc<dyn Store>,
+    service: Arc<impl Service>,
 ) -> Result<(), ConnectionError> {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let mut frames = Frames::up_to(CALL_BYTES);
@@ -69,10 +72,14 @@ pub async fn serve(
     receive_hello(&mut reader, &mut frames).await?;
     let (answers, unsent) = mpsc::channel(ANSWERS);
     // Whoever ends one direction has ended both: no more is asked, or nobody takes the answers.
+    let writing = write_all(writer, unsent);
+    tokio::pin!(writing);
     tokio::select! {
-        read = read_calls(reader, frames, store, answers) => read,
-        written = write_all(writer, unsent) => written,
+        read = read_calls(reader, frames, service, answers) => read?,
+        written = &mut writing => return written,
     }
+    // What was answered is sent before the connection ends.
+    writing.await
 }
 
 /// Says hello first, whoever listens.
@@ -113,36 +120,57 @@ pub(super) async fn receive(
     Ok(reader.read_buf(frames.room(READ_BYTES)).await? > 0)
 }
 
-/// Reads calls and lets each be answered on its own.
+/// Reads calls and lets each be answered on its own, until there are no more, or no more are taken.
 async fn read_calls(
     mut reader: impl AsyncRead + Unpin,
     mut frames: Frames,
-    store: Arc<dyn Store>,
+    service: Arc<impl Service>,
     answers: mpsc::Sender<Vec<u8>>,
 ) -> Result<(), ConnectionError> {
     let room = Arc::new(Semaphore::new(CALL_BYTES / PIECE + CALLS));
     let places = Arc::new(Semaphore::new(CALLS));
+    let mut last = 0;
     loop {
         while let Some(message) = frames.take()? {
+            if !service.is_awake() {
+                return Err(ConnectionError::Overdue);
+            }
             let pieces = u32::try_from(message.len() / PIECE + 1).unwrap_or(u32::MAX);
             let call = ReceivedCall::of(message)?;
+            last = call.number;
             let held = (
                 places.clone().acquire_owned().await,
                 room.clone().acquire_many_owned(pieces).await,
             );
-            let (store, answers) = (store.clone(), answers.clone());
+            let (service, answers) = (service.clone(), answers.clone());
             // Of nobody but itself: it is carried through however the connection ends.
             tokio::spawn(async move {
-                let answer = call.answer(&*store).await;
-                // If nobody takes it any more, the connection has ended.
-                let _ = answers.send(answer).await;
+                if let Some(answer) = call.answer(&*service).await {
+                    // If nobody takes it any more, the connection has ended.
+                    let _ = answers.send(answer).await;
+                }
                 drop(held);
             });
         }
-        if !receive(&mut reader, &mut frames).await? {
-            return Ok(());
+        tokio::select! {
+            biased;
+            received = receive(&mut reader, &mut frames) => {
+                if !received? {
+                    return Ok(());
+                }
+            }
+            () = service.closing() => break,
         }
     }
+    // Everyone who was heard is answered, and then told that nobody else was.
+    let _all = places.acquire_many(CALLS as u32).await;
+    let goodbye = Response {
+        number: 0,
+        last_event: service.last_event(),
+        answer: Ok(Reply::Goodbye { last }),
+    };
+    let _ = answers.send(encoded(goodbye)).await;
+    Ok(())
 }
 
 /// A message that asks for something: its number, and the call if it is understood here.
@@ -167,24 +195,34 @@ impl ReceivedCall {
         }
     }
 
-    async fn answer(self, store: &dyn Store) -> Vec<u8> {
+    /// The answer; none if nobody is to be told any more.
+    async fn answer(self, service: &impl Service) -> Option<Vec<u8>> {
         let number = self.number;
         let answer = match self.call {
-            Some(call) => call.answered_by(store).await,
+            Some(call) if call.waits() => tokio::select! {
+                biased;
+                answer = service.answer(call) => answer,
+                () = service.closing() => return None,
+            },
+            Some(call) => service.answer(call).await,
             None => {
                 let why = "this program does not understand the call; it may be older".to_string();
                 Err(Fault::Refused(Refusal::Unavailable { why }))
             }
         };
-        let last_event = store.info().last_event;
-        let mut bytes = Vec::new();
-        if let Err(error) = encode(&Response { number, last_event, answer }, &mut bytes) {
-            let answer = Err(Fault::Unknown { why: format!("the answer is {error}") });
-            // A few words always fit.
-            let _ = encode(&Response { number, last_event, answer }, &mut bytes);
-        }
-        bytes
+        Some(encoded(Response { number, last_event: service.last_event(), answer }))
     }
+}
+
+/// An answer as bytes.
+pub(super) fn encoded(response: Response) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Err(error) = encode(&response, &mut bytes) {
+        let answer = Err(Fault::Unknown { why: format!("the answer is {error}") });
+        // A few words always fit.
+        let _ = encode(&Response { answer, ..response }, &mut bytes);
+    }
+    bytes
 }
 
 /// Sends what is to be sent, as much of it at once as is there.

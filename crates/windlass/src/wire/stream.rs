@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use windlass_core::refusal::Refusal;
 
 use super::frame::{Frames, decode, encode};
 use super::service::{ConnectionError, receive, receive_hello, send_hello, write_all};
-use super::{CALL_BYTES, Call, Connection, Fault, InvalidFrame, Request, Response};
+use super::{CALL_BYTES, Call, Connection, Fault, InvalidFrame, Reply, Request, Response};
 
 /// How many calls wait to be sent before callers wait.
 const CALLS: usize = 64;
@@ -31,18 +31,29 @@ pub struct StreamConnection {
 
 /// Who waits for which answer.
 #[derive(Default)]
-struct PendingCalls(Mutex<PendingByNumber>);
+struct PendingCalls {
+    callers: Mutex<PendingByNumber>,
+    /// How many messages have come.
+    received: AtomicU64,
+    /// Nobody is answered any more.
+    has_ended: watch::Sender<bool>,
+}
 
 #[derive(Default)]
 struct PendingByNumber {
-    by_number: HashMap<u64, oneshot::Sender<Response>>,
-    /// Why nobody is answered any more.
+    by_number: HashMap<u64, oneshot::Sender<Result<Response, Fault>>>,
+    /// Why no more calls are made.
     ended: Option<String>,
 }
 
 impl PendingCalls {
     fn callers(&self) -> MutexGuard<'_, PendingByNumber> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No more calls are made. Answers that are on their way are still taken.
+    fn refuse(&self, why: String) {
+        self.callers().ended.get_or_insert(why);
     }
 
     /// Nobody is answered any more: whoever waits is told by the end of their channel.
@@ -50,6 +61,19 @@ impl PendingCalls {
         let mut callers = self.callers();
         callers.ended.get_or_insert(why);
         callers.by_number.clear();
+        drop(callers);
+        self.has_ended.send_replace(true);
+    }
+
+    /// The other program makes no call after this number.
+    fn not_after(&self, last: u64) {
+        let why = "the other program ends";
+        self.refuse(why.to_string());
+        let unmade: Vec<_> =
+            self.callers().by_number.extract_if(|number, _| *number > last).collect();
+        for (_, caller) in unmade {
+            let _ = caller.send(Err(not_made(why)));
+        }
     }
 }
 
@@ -74,8 +98,11 @@ impl StreamConnection {
         let reading = tokio::spawn(read_answers(reader, frames, waiting.clone()));
         let told = waiting.clone();
         let writing = tokio::spawn(async move {
-            if let Err(error) = write_all(writer, unsent).await {
-                told.end(error.to_string());
+            match write_all(writer, unsent).await {
+                // Answers to what was sent before may have arrived, and are read first.
+                Err(ConnectionError::Broken(error)) => told.refuse(error.to_string()),
+                Err(error) => told.end(error.to_string()),
+                Ok(()) => {}
             }
         });
         Ok(Self { calls, waiting, next: AtomicU64::new(1), tasks: [reading, writing] })
@@ -86,8 +113,26 @@ impl StreamConnection {
         self.waiting.callers().ended.clone()
     }
 
+    /// Returns when nobody is answered any more.
+    pub async fn end(&self) {
+        // The sender is here, so this ends only when it is so.
+        let _ = self.waiting.has_ended.subscribe().wait_for(|ended| *ended).await;
+    }
+
+    /// Gives the connection up: every call that waits is unknown.
+    pub fn give_up(&self, why: String) {
+        self.waiting.end(why);
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+
+    /// How many messages have come, and whether somebody waits for one.
+    pub fn activity(&self) -> (u64, bool) {
+        let waiting = !self.waiting.callers().by_number.is_empty();
+        (self.waiting.received.load(Ordering::SeqCst), waiting)
+    }
+
     /// Takes a number for a caller who waits, until the answer is there or the caller goes.
-    fn expect(&self) -> Result<(PendingCall<'_>, oneshot::Receiver<Response>), Fault> {
+    fn expect(&self) -> Result<(PendingCall<'_>, PendingReply), Fault> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (tell, told) = oneshot::channel();
         let mut callers = self.waiting.callers();
@@ -98,6 +143,8 @@ impl StreamConnection {
         Ok((PendingCall { waiting: &self.waiting, number }, told))
     }
 }
+
+type PendingReply = oneshot::Receiver<Result<Response, Fault>>;
 
 /// The place of a caller among those who wait.
 struct PendingCall<'a> {
@@ -132,15 +179,14 @@ impl Connection for StreamConnection {
             let why = self.ended().unwrap_or_else(|| "the connection was closed".to_string());
             return Err(not_made(&why));
         }
-        told.await.map_err(|_| {
+        told.await.unwrap_or_else(|_| {
             let why = self.ended().unwrap_or_else(|| "the connection was closed".to_string());
-            Fault::Unknown { why }
+            Err(Fault::Unknown { why })
         })
     }
 
     async fn close(&self) {
-        self.waiting.end("the connection was closed".to_string());
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.give_up("the connection was closed".to_string());
     }
 }
 
@@ -175,9 +221,14 @@ async fn read_answers(
 fn answers(frames: &mut Frames, waiting: &PendingCalls) -> Result<(), InvalidFrame> {
     while let Some(message) = frames.take()? {
         let response: Response = decode(message)?;
+        waiting.received.fetch_add(1, Ordering::SeqCst);
+        if let Ok(Reply::Goodbye { last }) = response.answer {
+            waiting.not_after(last);
+            continue;
+        }
         let caller = waiting.callers().by_number.remove(&response.number);
         if let Some(caller) = caller {
-            let _ = caller.send(response);
+            let _ = caller.send(Ok(response));
         }
     }
     Ok(())

@@ -14,13 +14,18 @@ use windlass::store::{JobQuery, MemoryStore, Store, StoreError, StoreExt};
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
 use windlass::wire::{
-    Call, ConnectionError, Frames, Hello, RemoteStore, Request, Response, StreamConnection, decode,
-    encode, serve,
+    Call, ConnectionError, Frames, Hello, RemoteStore, Request, Response, Served, StreamConnection,
+    decode, encode, serve,
 };
 use windlass::{JobId, Limits, Name, NewJob, Refusal};
 
 fn memory(clock: &Arc<VirtualClock>, limits: Limits) -> Arc<dyn Store> {
     Arc::new(MemoryStore::new(limits, clock.clone(), Arc::new(LocalWake::new())))
+}
+
+/// The store as others reach it.
+fn served(store: &Arc<dyn Store>) -> Arc<Served> {
+    Arc::new(Served { store: store.clone(), wake: Arc::new(LocalWake::new()) })
 }
 
 fn fresh() -> Arc<dyn Store> {
@@ -30,7 +35,7 @@ fn fresh() -> Arc<dyn Store> {
 /// A store over a connection that carries so many bytes at once.
 async fn reached(store: &Arc<dyn Store>, bytes: usize) -> RemoteStore<StreamConnection> {
     let (here, there) = duplex(bytes);
-    tokio::spawn(serve(there, store.clone()));
+    tokio::spawn(serve(there, served(store)));
     let connection = StreamConnection::greet(here).await.expect("they understand each other");
     RemoteStore::over(connection).await.expect("it is there")
 }
@@ -154,7 +159,7 @@ async fn wherever_a_connection_is_cut_what_is_repeated_is_done_once() {
         loop {
             let store = fresh();
             let ((here, hither), (thither, there)) = (duplex(1 << 16), duplex(1 << 16));
-            tokio::spawn(serve(there, store.clone()));
+            tokio::spawn(serve(there, served(&store)));
             let cut = tokio::spawn(cut_after(cut_at, to_the_store, hither, thither));
             if let Ok(connection) = StreamConnection::greet(here).await
                 && let Ok(first) = RemoteStore::over(connection).await
@@ -180,7 +185,7 @@ async fn stranger(
     store: &Arc<dyn Store>,
 ) -> (DuplexStream, JoinHandle<Result<(), ConnectionError>>) {
     let (here, there) = duplex(1 << 12);
-    (here, tokio::spawn(serve(there, store.clone())))
+    (here, tokio::spawn(serve(there, served(store))))
 }
 
 fn message(message: &impl serde::Serialize) -> Vec<u8> {

@@ -21,7 +21,7 @@ use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
 use windlass::wire::{
     CALL_BYTES, Call, Connection, Fault, Frames, Hello, RemoteStore, Reply, Request, Response,
-    decode, encode,
+    Served, decode, encode,
 };
 use windlass::{Limits, ObjectAddress, Refusal};
 
@@ -69,7 +69,7 @@ fn words_of(message: &impl Debug) -> BTreeSet<String> {
 
 /// Bytes to a store that is in the same process, and back.
 struct Loopback {
-    store: MemoryStore,
+    served: Served,
     kept: Arc<Mutex<Kept>>,
 }
 
@@ -84,8 +84,8 @@ impl Connection for Loopback {
     async fn send(&self, call: Call) -> Result<Response, Fault> {
         let request = travel(&Request { number: 7, call });
         self.kept().note("request", &request);
-        let answer = request.call.answered_by(&self.store).await;
-        let last_event = self.store.info().last_event;
+        let answer = request.call.answered_by(&self.served).await;
+        let last_event = self.served.store.info().last_event;
         let response = travel(&Response { number: request.number, last_event, answer });
         let Response { number, last_event, answer } = &response;
         match answer {
@@ -117,8 +117,8 @@ struct BehindTheWire {
 impl Harness for BehindTheWire {
     async fn fresh(&self, limits: Limits) -> Arc<dyn Store> {
         let wake = Arc::new(LocalWake::new());
-        let store = MemoryStore::new(limits, self.clock.clone(), wake);
-        let loopback = Loopback { store, kept: self.kept.clone() };
+        let store = Arc::new(MemoryStore::new(limits, self.clock.clone(), wake.clone()));
+        let loopback = Loopback { served: Served { store, wake }, kept: self.kept.clone() };
         Arc::new(RemoteStore::over(loopback).await.expect("it is there"))
     }
 
