@@ -62,7 +62,9 @@ pub use entries::Partition;
 pub use hooks::{Hook, hook_id};
 pub use objects::Turned;
 pub use renew::{Renew, Renewal, Renewed};
-pub use rescue::{Promote, Promoted, Recovery, RecoveryMode, Rescue, Rescued, RescuedJob};
+pub use rescue::{
+    LostWorkers, Promote, Promoted, Recovery, RecoveryMode, Rescue, RescueLost, Rescued, RescuedJob,
+};
 pub use restore::Restore;
 pub use settle::{Settle, Settled, Settlement, check_output};
 pub use steps::{StepMark, admit_steps};

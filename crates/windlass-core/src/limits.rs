@@ -158,6 +158,7 @@ pub const EXPLAIN_AHEAD: usize = 1_000;
 
 /// Bounds that a user may move.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
 pub struct Limits {
     /// Largest payload or output in bytes; at most [`PAYLOAD_BYTES_MAX`].
     pub payload_bytes: usize,

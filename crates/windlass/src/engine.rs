@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -21,7 +21,8 @@ use crate::outcomes::{Waiters, look_up, pump, remind};
 use crate::primitives::{Objects, Primitive, TurnLocks};
 use crate::store::file::{FileOptions, LedgerOptions};
 use crate::store::{
-    Address, CommitPath, Durability, FileStore, LedgerStore, MemoryStore, Opened, Store, StoreInfo,
+    Address, CommitPath, DirectoryOptions, DirectoryStore, Durability, LedgerStore, MemoryStore,
+    OpenDirectory, Opened, Sharing, Store, StoreInfo,
 };
 use crate::supervise::supervise;
 use crate::wake::{LocalWake, Wake};
@@ -62,10 +63,6 @@ impl EngineInner {
     }
 }
 
-/// How long a directory that another engine of this process has is waited for, and in which steps.
-const LETTING_GO: Duration = Duration::from_secs(1);
-const LETTING_GO_STEP: Duration = Duration::from_millis(5);
-
 impl Drop for EngineInner {
     fn drop(&mut self) {
         self.abort_tasks();
@@ -78,9 +75,11 @@ impl Engine {
     /// processes share (with the feature `postgres`); `memory:` keeps them for as long as the
     /// process lives.
     ///
-    /// A directory is made if need be, and belongs to this process until the engine is closed.
-    /// Jobs that were running when it was last open have been recovered when this returns, and
-    /// [`Engine::opened`] tells which.
+    /// A directory is made if need be. If another process has it open, this one joins it, and all
+    /// works as if it were alone; when that one is gone, one of the others takes over
+    /// ([`EngineBuilder::sharing`]). Jobs that were running in processes that are gone have been
+    /// recovered when this returns, and [`Engine::opened`] tells which, if this process owns the
+    /// directory.
     ///
     /// Must be called within a tokio runtime; background tasks start here.
     pub async fn open(address: &str) -> Result<Engine, Error> {
@@ -272,6 +271,7 @@ pub struct EngineBuilder {
     clock: Option<Arc<dyn Clock>>,
     wake: Option<Arc<dyn Wake>>,
     durability: Option<Durability>,
+    sharing: Sharing,
 }
 
 impl EngineBuilder {
@@ -279,6 +279,17 @@ impl EngineBuilder {
     /// default), or earlier ([`Durability::Relaxed`]), at the price of what the power takes.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = Some(durability);
+        self
+    }
+
+    /// How the engine takes part in a directory that other processes may have open: by default it
+    /// owns the directory if nobody does, else joins whoever does, and takes over when that one is
+    /// gone.
+    ///
+    /// Limits, recovery and durability belong to the directory: those of whoever opened it while
+    /// nobody else had it open.
+    pub fn sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
         self
     }
 
@@ -317,11 +328,7 @@ impl EngineBuilder {
                 let store = MemoryStore::new(self.limits.clone(), clock.clone(), wake.clone());
                 Ok(self.start_on_ledger(store, wake, clock))
             }
-            Address::Directory(path) => {
-                let wake = local();
-                let store = self.open_file(path, &clock, &wake).await?;
-                Ok(self.start_on_ledger(store, wake, clock))
-            }
+            Address::Directory(path) => self.open_directory(&path).await,
             Address::Postgres(address) => {
                 let (store, wake) = self.open_postgres(&address).await?;
                 Ok(self.start(Waiters::new(store), wake, clock))
@@ -362,36 +369,22 @@ impl EngineBuilder {
         Err(Error::NoPostgres)
     }
 
-    /// Opens a directory. Reading it may take a while, so it is done where waiting holds up nobody.
-    async fn open_file(
-        &self,
-        path: PathBuf,
-        clock: &Arc<dyn Clock>,
-        wake: &Arc<dyn Wake>,
-    ) -> Result<FileStore, Error> {
-        let options = FileOptions {
-            ledger: LedgerOptions {
-                limits: self.limits.clone(),
-                recovery: self.recovery,
-                ..LedgerOptions::default()
-            },
-            durability: self.durability.unwrap_or(Durability::Sync),
+    /// Opens a directory, or joins the process that has it open.
+    async fn open_directory(self, path: &Path) -> Result<Engine, Error> {
+        let ledger = LedgerOptions {
+            limits: self.limits.clone(),
+            recovery: self.recovery,
+            ..LedgerOptions::default()
         };
-        let mut waited = Duration::ZERO;
-        loop {
-            let (path, options) = (path.clone(), options.clone());
-            let (its_clock, wake) = (clock.clone(), wake.clone());
-            let open = move || FileStore::open(&path, &options, its_clock, wake);
-            let opened = tokio::task::spawn_blocking(open).await;
-            match opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
-                // An engine that was dropped lets go of it when its tasks have ended.
-                Err(error) if error.is_in_use_here() && waited < LETTING_GO => {
-                    clock.sleep(LETTING_GO_STEP).await;
-                    waited += LETTING_GO_STEP;
-                }
-                opened => return Ok(opened?),
-            }
-        }
+        let options = DirectoryOptions {
+            file: FileOptions { ledger, durability: self.durability.unwrap_or(Durability::Sync) },
+            sharing: self.sharing,
+            clock: self.clock.clone(),
+            wake: self.wake.clone(),
+        };
+        let OpenDirectory { store, clock, wake } = DirectoryStore::open(path, options).await?;
+        let waiters = Waiters::told_by(store.clone(), |waiters| store.listen(waiters));
+        Ok(self.start(waiters, wake, clock))
     }
 
     /// Runs an engine on a store of your own. The store must ring the same wake, and tell the same
@@ -440,12 +433,19 @@ impl EngineBuilder {
         let teller = {
             let (store, clock, waiters) = (store.clone(), clock.clone(), waiters.clone());
             tokio::spawn(async move {
-                if waiters.are_told() {
+                loop {
+                    // Which of the two it is changes when another process takes a store over.
                     let tell = || look_up(clock.clone(), waiters.clone());
-                    return keep_up("event listener", clock.clone(), tell).await;
+                    tokio::select! {
+                        () = keep_up("event listener", clock.clone(), tell) => {}
+                        () = waiters.source_is(false) => {}
+                    }
+                    let tell = || pump(store.clone(), clock.clone(), waiters.clone());
+                    tokio::select! {
+                        () = keep_up("event pump", clock.clone(), tell) => {}
+                        () = waiters.source_is(true) => {}
+                    }
                 }
-                let tell = || pump(store.clone(), clock.clone(), waiters.clone());
-                keep_up("event pump", clock.clone(), tell).await;
             })
         };
         let reminder = {

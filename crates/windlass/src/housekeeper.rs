@@ -8,7 +8,7 @@ use windlass_core::ledger::{Recovery, Rescue};
 use windlass_core::worker::store_backoff;
 
 use crate::clock::Clock;
-use crate::store::{Store, StoreError};
+use crate::store::{Ownership, Store, StoreError};
 
 /// The longest it sleeps: a lease that begins meanwhile lasts at least as long.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -47,6 +47,12 @@ pub(crate) async fn keep_house(store: Arc<dyn Store>, clock: Arc<dyn Clock>, rec
 
 /// Does what is due and says how long to rest.
 async fn one_round(store: &dyn Store, recovery: Recovery) -> Result<Duration, StoreError> {
+    // Whoever owns a directory keeps it in order, with the directory's settings.
+    let info = store.info();
+    if matches!(info.ownership, Some(Ownership::Joined { .. } | Ownership::Seeking)) {
+        return Ok(PAUSE_MAX);
+    }
+    let recovery = info.recovery.unwrap_or(recovery);
     let rescue = Rescue { recovery, reason: RecoveryReason::LeaseExpired };
     let rescued = store.rescue(rescue).await?;
     if !rescued.jobs.is_empty() {

@@ -45,7 +45,9 @@ pub use middleware::{Middleware, Next};
 pub use options::{DEFAULT_QUEUE, NewJobId, Options, new_id};
 pub use schedule::{Due, InvalidSchedule, MissedRuns, RUNS_AT_ONCE, Schedule};
 pub use store::file::OpenError;
-pub use store::{Cursor, Durability, JobActionDone, JobActionResult, Opened, Page};
+pub use store::{
+    Cursor, Durability, JobActionDone, JobActionResult, Opened, Ownership, Page, Sharing,
+};
 pub use windlass_core as core;
 pub use windlass_core::audit::{Actor, AuditEntry};
 pub use windlass_core::event::{

@@ -15,7 +15,7 @@
 //! Guarded by: `tests/main/outcomes.rs`.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -97,7 +97,9 @@ pub(crate) struct Waiters {
     heard: AtomicU64,
     store: Arc<dyn Store>,
     /// The store tells its events itself.
-    told: bool,
+    told: AtomicBool,
+    /// It does so no longer, or from now on.
+    source: Notify,
     /// Someone waits, after nobody did.
     came: Notify,
     /// There is something to look up.
@@ -220,8 +222,9 @@ impl Waiters {
 
     fn of(store: Arc<dyn Store>, told: bool) -> Self {
         let waiting = WaiterMap { asleep: true, ..WaiterMap::default() };
+        let (waiting, told) = (Mutex::new(waiting), AtomicBool::new(told));
         let (heard, came, look_up) = (AtomicU64::new(0), Notify::new(), Notify::new());
-        Self { waiting: Mutex::new(waiting), heard, store, told, came, look_up }
+        Self { waiting, heard, store, told, source: Notify::new(), came, look_up }
     }
 
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
@@ -230,7 +233,19 @@ impl Waiters {
 
     /// Whether the store tells its events, so that nobody need read them.
     pub(crate) fn are_told(&self) -> bool {
-        self.told
+        self.told.load(Ordering::SeqCst)
+    }
+
+    /// Returns when that has changed.
+    pub(crate) async fn source_is(&self, told: bool) {
+        loop {
+            // Made before looking: a change in between is heard.
+            let changed = self.source.notified();
+            if self.are_told() == told {
+                return;
+            }
+            changed.await;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, WaiterMap> {
@@ -478,7 +493,13 @@ impl WaiterMap {
 pub(crate) async fn pump(store: Arc<dyn Store>, clock: Arc<dyn Clock>, waiters: Arc<Waiters>) {
     loop {
         waiters.someone(|map| map.asleep = true).await;
-        let events = match store.events(waiters.position(), PAGE, WAIT).await {
+        let read = tokio::select! {
+            biased;
+            read = store.events(waiters.position(), PAGE, WAIT) => read,
+            // Another process has the store now, and what happened before is not told again.
+            () = waiters.look_up.notified() => Ok(Vec::new()),
+        };
+        let events = match read {
             Ok(events) => events,
             Err(error) => {
                 tracing::warn!(%error, "events will be read again");
@@ -503,6 +524,21 @@ impl EventListener for Waiters {
     fn hear(&self, events: &[Event]) -> Option<Box<dyn Send>> {
         let told = self.take_note(events.iter());
         (!told.0.is_empty()).then(|| Box::new(told) as Box<dyn Send>)
+    }
+
+    fn source_changed(&self, told: bool) {
+        let last = self.store.info().last_event;
+        let mut map = self.lock();
+        self.told.store(told, Ordering::SeqCst);
+        // A pump that sleeps is woken by whoever comes; nobody wakes a store that tells.
+        map.asleep &= !told;
+        let heard = last.max(map.heard);
+        map.begin_at(heard);
+        self.heard.store(map.heard, Ordering::SeqCst);
+        map.to_look_up.everybody = !map.by_job.is_empty();
+        drop(map);
+        self.look_up.notify_one();
+        self.source.notify_waiters();
     }
 }
 

@@ -120,8 +120,8 @@ pub struct Joining {
     /// Its workers.
     pub workers: Vec<Arc<str>>,
     /// The leases that they hold. Other jobs that were handed to them never arrived, and are given
-    /// back, uncounted.
-    pub held: Vec<LeaseToken>,
+    /// back, uncounted. `None` if that is not known: then none is.
+    pub held: Option<Vec<LeaseToken>>,
 }
 
 /// What a store has applied, or found.

@@ -4,9 +4,12 @@
 //! settlement changes nothing (the planted bug 06). It does not matter whether anyone here knows
 //! the job's kind (the planted bug 07).
 
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::time::Duration;
 
+use super::entries::HeldLease;
 use super::settle::Ended;
 use super::{Command, Effects, Ledger};
 use crate::event::{EventKind, EventResult, RecoveryReason, RemoveReason};
@@ -15,6 +18,7 @@ use crate::limits;
 use crate::outcome::ErrorText;
 use crate::record::{AttemptEnd, RecordNote};
 use crate::refusal::Refusal;
+use crate::time::Steady;
 use crate::transition::{self, Input, Next};
 
 /// What to do about jobs whose worker is lost.
@@ -57,6 +61,35 @@ pub struct Rescue {
     pub reason: RecoveryReason,
 }
 
+/// Give back the jobs of workers whose process is known to have ended, at once and whenever their
+/// leases end. For a store whose processes are all on one machine.
+#[derive(Clone, Debug)]
+pub struct RescueLost {
+    /// What to do with them.
+    pub recovery: Recovery,
+    /// Whose jobs.
+    pub lost: LostWorkers,
+}
+
+/// Workers whose process has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LostWorkers {
+    /// These.
+    These(BTreeSet<Arc<str>>),
+    /// All but these, as after an opening. Nobody knows when the leases of those that live end:
+    /// each lasts as long as it was given for, from now on.
+    AllBut(BTreeSet<Arc<str>>),
+}
+
+impl LostWorkers {
+    fn include(&self, worker: &str) -> bool {
+        match self {
+            LostWorkers::These(lost) => lost.contains(worker),
+            LostWorkers::AllBut(living) => !living.contains(worker),
+        }
+    }
+}
+
 /// What a rescue answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
@@ -87,12 +120,7 @@ impl Command for Rescue {
         let how = Rescue { reason: self.reason.noticed(), ..self };
         let all = self.reason == RecoveryReason::Restart;
         let mut looked_at = 0;
-        if self.recovery.mode == RecoveryMode::Act {
-            // What was only told until now.
-            for (ends, token) in core::mem::take(&mut ledger.told_ends) {
-                ledger.lease_until(token, ends);
-            }
-        }
+        ledger.untell(self.recovery.mode);
         while let Some(&(ends, token)) = ledger.lease_ends.first()
             && (all || ends <= effects.now.steady)
         {
@@ -109,7 +137,57 @@ impl Command for Rescue {
     }
 }
 
+impl Command for RescueLost {
+    type Reply = Rescued;
+
+    fn run(self, ledger: &mut Ledger, effects: &mut Effects) -> Result<Rescued, Refusal> {
+        let Self { recovery, lost } = self;
+        ledger.untell(recovery.mode);
+        if matches!(lost, LostWorkers::AllBut(_)) {
+            ledger.keep_leases(|worker| !lost.include(worker), effects.now.steady);
+        }
+        let is_lost = |held: &HeldLease| !held.told && lost.include(&held.lease.worker);
+        let held = ledger.leases.iter().filter(|(_, held)| is_lost(held));
+        let mut tokens: Vec<LeaseToken> = held.map(|(token, _)| *token).collect();
+        let more = tokens.len() > limits::SWEEP_BATCH;
+        tokens.truncate(limits::SWEEP_BATCH);
+        let how = Rescue { recovery, reason: RecoveryReason::Restart };
+        let jobs = tokens.into_iter().filter_map(|token| ledger.rescue(token, how, effects));
+        let jobs = jobs.collect();
+        let next = ledger.lease_ends.first();
+        let next_in = next.map(|(ends, _)| ends.since(effects.now.steady));
+        Ok(Rescued { jobs, more, next_in })
+    }
+}
+
 impl Ledger {
+    /// Leases whose end was only told until now are as any other, if it is acted on.
+    fn untell(&mut self, mode: RecoveryMode) {
+        if mode == RecoveryMode::Act {
+            for (ends, token) in core::mem::take(&mut self.told_ends) {
+                self.lease_until(token, ends);
+            }
+        }
+    }
+
+    /// Gives leases whose end is not known the time they were made for, from now on.
+    fn keep_leases(&mut self, kept: impl Fn(&str) -> bool, now: Steady) {
+        let leases = self.leases.iter().filter(|(_, held)| kept(&held.lease.worker));
+        let ends = leases.map(|(token, held)| {
+            let length = held.lease.until.since(held.lease.since);
+            (*token, now + length.clamp(limits::LEASE_MIN, limits::LEASE_MAX))
+        });
+        for (token, ends) in ends.collect::<Vec<_>>() {
+            self.lease_until(token, ends);
+        }
+    }
+
+    /// The jobs that run under leases of these workers.
+    pub fn leased_to(&self, workers: &BTreeSet<Arc<str>>) -> Vec<(JobId, LeaseToken)> {
+        let held = self.leases.iter().filter(|(_, held)| workers.contains(&held.lease.worker));
+        held.map(|(token, held)| (self.entry(held.slot).id, *token)).collect()
+    }
+
     fn rescue(
         &mut self,
         token: LeaseToken,

@@ -25,11 +25,13 @@ mod records;
 mod scan;
 mod writer;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 pub use copy::{Checked, Copied, back_up, check};
 pub use disk::{Disk, DiskFile, RealDisk};
+pub(in crate::store) use disk::{open_plain, open_to_read, try_lock};
 pub use error::OpenError;
 // For tests and simulations that drive a store by hand; no part of the contract.
 #[doc(hidden)]
@@ -38,18 +40,23 @@ pub use ledger::LedgerOptions;
 #[doc(hidden)]
 pub use ledger::{Commit, JournaledLedger};
 pub use offline::OfflineStore;
+pub(crate) use path::this_thread_serves;
 #[doc(hidden)]
 pub use path::{CommitInFlight, JournalPath, PendingAnswer, PendingLanding};
 #[doc(hidden)]
 pub use records::JournalRecords;
 use tokio::runtime::Handle;
 #[doc(hidden)]
+use windlass_core::job::LeaseToken;
+use windlass_core::ledger::{RescueLost, Rescued, Settlement};
+use windlass_core::limits;
+use windlass_core::outcome::Verdict;
 pub use writer::{Writer, WriterStep};
 
 use super::ledger::LedgerStore;
 #[doc(hidden)]
 pub use super::ledger::{Basis, CommitPath, Need, SharedLedger, Size};
-use super::{Durability, Space};
+use super::{Answer, Durability, Space, Store, StoreError};
 use crate::clock::Clock;
 use crate::wake::Wake;
 
@@ -86,6 +93,60 @@ impl LedgerStore<JournalPath> {
         Self::with_writer(disk, options, clock, wake)
     }
 
+    /// The same with a runtime for its answers, on a disk that is open.
+    pub(crate) fn open_on(
+        disk: Arc<dyn Disk>,
+        options: &FileOptions,
+        clock: Arc<dyn Clock>,
+        wake: Arc<dyn Wake>,
+        runtime: Handle,
+    ) -> Result<Self, OpenError> {
+        let (shared, writer) = JournalPath::open(disk, options, clock, wake, Some(runtime))?;
+        writer.run_in_a_thread(&shared)?;
+        Ok(Self { shared })
+    }
+
+    /// Calls of other processes are answered by this runtime from now on.
+    pub(crate) fn serve_on(&self, runtime: Handle) {
+        self.shared.path.serve_on(runtime);
+    }
+
+    /// Gives back the jobs of workers whose process has ended; durable on return.
+    pub(crate) async fn rescue_lost(&self, rescue: RescueLost) -> Answer<Rescued> {
+        self.commit(rescue).await
+    }
+
+    /// Gives back, uncounted, jobs that were handed to these workers and that they do not hold: the
+    /// answer to their claim never arrived.
+    pub(crate) async fn release_unheld(
+        &self,
+        workers: &BTreeSet<Arc<str>>,
+        held: &BTreeSet<LeaseToken>,
+    ) -> Answer<()> {
+        let leased = self.shared.inspect(|ledger| ledger.ledger().leased_to(workers));
+        let unheld = leased.unwrap_or_default().into_iter().filter(|(_, it)| !held.contains(it));
+        let release = |(job, token)| Settlement::new(job, token, Verdict::Release);
+        let releases: Vec<Settlement> = unheld.map(release).collect();
+        for batch in releases.chunks(limits::SWEEP_BATCH) {
+            self.settle(batch.to_vec()).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether any of these workers holds a lease.
+    pub(crate) fn has_leases_of(&self, workers: &BTreeSet<Arc<str>>) -> bool {
+        let leased = self.shared.inspect(|ledger| ledger.ledger().leased_to(workers));
+        leased.is_some_and(|leased| !leased.is_empty())
+    }
+
+    /// Why nothing more can be done with it, if that is so.
+    pub(crate) fn broken(&self) -> Option<StoreError> {
+        match self.shared.lock() {
+            Ok(state) => state.ledger.as_ref().and_then(|ledger| ledger.usable().err()),
+            Err(error) => Some(error),
+        }
+    }
+
     /// Opens a store on a disk of your own, with a writer thread; within a tokio runtime.
     pub fn with_writer(
         disk: Arc<dyn Disk>,
@@ -93,10 +154,7 @@ impl LedgerStore<JournalPath> {
         clock: Arc<dyn Clock>,
         wake: Arc<dyn Wake>,
     ) -> Result<Self, OpenError> {
-        let runtime = Some(Handle::current());
-        let (shared, writer) = JournalPath::open(disk, options, clock, wake, runtime)?;
-        writer.run_in_a_thread(&shared)?;
-        Ok(Self { shared })
+        Self::open_on(disk, options, clock, wake, Handle::current())
     }
 
     /// Opens a store on a disk of your own, with no thread: callers take the writer's steps

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use windlass_core::ledger::RescuedJob;
+use windlass_core::ledger::{Recovery, RescuedJob};
 
 /// What a store says about itself. A store that is somewhere else answers with what it last heard.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -28,13 +28,43 @@ pub struct StoreInfo {
     /// The schema of a database in which a transaction of the caller's own can reach the store;
     /// `None` for a store that is in no database.
     pub schema: Option<Arc<str>>,
+    /// Whether this process owns the directory, or has joined the one that does; `None` for a store
+    /// that processes do not share in this way.
+    #[serde(default)]
+    pub ownership: Option<Ownership>,
+    /// What to do about jobs of lost workers, where that belongs to the store; `None` where it
+    /// belongs to each engine.
+    #[serde(default)]
+    pub recovery: Option<Recovery>,
+}
+
+/// Who owns a directory that processes share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ownership {
+    /// This process.
+    Owner,
+    /// Another one, which answers the calls of this one.
+    Joined {
+        /// Which process, such as `process 4711 (web)`.
+        owner: String,
+    },
+    /// Nobody is known to: the last owner has gone, and another is sought.
+    Seeking,
 }
 
 impl StoreInfo {
     /// A store with nothing more to say than this.
     pub fn new(durability: Durability, last_event: u64) -> Self {
-        let (opened, space, schema) = (None, None, None);
-        Self { durability, last_event, shares_commits: false, opened, space, schema }
+        Self {
+            durability,
+            last_event,
+            shares_commits: false,
+            opened: None,
+            space: None,
+            schema: None,
+            ownership: None,
+            recovery: None,
+        }
     }
 }
 

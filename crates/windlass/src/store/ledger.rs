@@ -262,7 +262,7 @@ impl<P: CommitPath> LedgerStore<P> {
     }
 
     /// Decides a verb, and answers when everything it saw is committed.
-    async fn commit<V: Verb>(&self, verb: V) -> Answer<V::Reply> {
+    pub(super) async fn commit<V: Verb>(&self, verb: V) -> Answer<V::Reply> {
         self.ask(V::DOING, Basis::Everything, |ledger, now| ledger.commit(verb, now)).await
     }
 

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::SystemTime;
 
 use async_trait::async_trait;
 use tokio::sync::{Notify, watch};
 
 use super::{Interest, Listener, Ring, Rung, Wake};
-use crate::clock::timestamp;
+use crate::clock::{Clock, SystemClock};
 
 /// Rings everyone in this process who listens, at once.
 #[derive(Debug, Default)]
@@ -43,7 +42,7 @@ impl Default for RingLog {
     /// Numbers begin at the time, so that whoever asks with a number of an earlier process is not
     /// told that it has missed nothing.
     fn default() -> Self {
-        let since = u64::try_from(timestamp(SystemTime::now()).as_micros()).unwrap_or(0);
+        let since = u64::try_from(SystemClock::new().now().wall.as_micros()).unwrap_or(0);
         let last = Mutex::new(LastRings { by_ring: BTreeMap::new(), since });
         Self { asked: AtomicBool::new(false), number: watch::Sender::new(since), last }
     }

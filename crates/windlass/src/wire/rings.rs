@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Call, Connection, Fault, Reply};
+use crate::clock::{Clock, SystemClock};
 use crate::wake::LocalWake;
 
 /// How long the other program waits for a ring before it is asked again.
@@ -41,7 +42,7 @@ pub async fn pass_rings_on(connection: &dyn Connection, local: &LocalWake) -> Fa
                     None => local.ring_everyone(),
                 }
                 begun = true;
-                tokio::time::sleep(REST).await;
+                SystemClock::new().sleep(REST).await;
             }
             Ok(Reply::Rung(None)) => {}
             Ok(_) => return Fault::Unknown { why: "the answer is one to another call".into() },

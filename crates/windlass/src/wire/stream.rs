@@ -125,6 +125,18 @@ impl StreamConnection {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 
+    /// Asks the other side whether it is there.
+    pub(crate) fn ask(&self) -> impl Future<Output = ()> + Send + 'static {
+        let (calls, number) = (self.calls.clone(), self.next.fetch_add(1, Ordering::Relaxed));
+        async move {
+            let mut bytes = Vec::new();
+            if encode(&Request { number, call: Call::Info }, &mut bytes).is_ok() {
+                // Nobody waits for the answer: that one comes is what is seen.
+                let _ = calls.send(bytes).await;
+            }
+        }
+    }
+
     /// How many messages have come, and whether somebody waits for one.
     pub fn activity(&self) -> (u64, bool) {
         let waiting = !self.waiting.callers().by_number.is_empty();

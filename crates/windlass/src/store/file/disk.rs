@@ -128,6 +128,12 @@ impl RealDisk {
         Self::take(path)
     }
 
+    /// Which process has the directory at `path` open, as far as it says.
+    pub(crate) fn holder(path: &Path) -> String {
+        let lock = open_to_read(&path.join(LOCK));
+        lock.map_or_else(|_| "another process".to_string(), |lock| holder_of(&lock))
+    }
+
     fn take(path: &Path) -> Result<Self, OpenError> {
         let failed = |error| OpenError::io(path, "lock", error);
         let directory = File::open(path).map_err(failed)?;
@@ -136,11 +142,7 @@ impl RealDisk {
         let mut options = OpenOptions::new();
         let lock = open_plain(&path.join(LOCK), options.create(true)).map_err(failed)?;
         if !(try_lock(&directory).map_err(failed)? && try_lock(&lock).map_err(failed)?) {
-            let said = read_lock(&lock);
-            let mut holder = said.strip_prefix(HELD_A_STORE).unwrap_or(&said).trim().to_string();
-            if holder.is_empty() {
-                holder = "another process".to_string();
-            }
+            let holder = holder_of(&lock);
             return Err(OpenError::InUse { path: path.display().to_string(), holder });
         }
         let names = names_in(path).map_err(failed)?;
@@ -267,12 +269,12 @@ fn is_of_a_store(name: &str) -> bool {
 
 /// Opens a plain file for reading and writing, and nothing else: no link is followed, no pipe and
 /// no device is opened for a file.
-pub(super) fn open_plain(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+pub(in crate::store) fn open_plain(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     open_no_link(path, options.read(true).write(true).mode(0o600))
 }
 
 /// The same for reading only.
-pub(super) fn open_to_read(path: &Path) -> io::Result<File> {
+pub(in crate::store) fn open_to_read(path: &Path) -> io::Result<File> {
     open_no_link(path, OpenOptions::new().read(true))
 }
 
@@ -294,12 +296,19 @@ fn other_than_a_file(path: &Path, what: &str) -> io::Error {
     io::Error::other(format!("`{name}` in it is {what}; a store follows none, remove it"))
 }
 
-fn try_lock(file: &File) -> io::Result<bool> {
+pub(in crate::store) fn try_lock(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
         Err(TryLockError::Error(error)) => Err(error),
     }
+}
+
+/// Which process has the lock, as far as it says.
+fn holder_of(lock: &File) -> String {
+    let said = read_lock(lock);
+    let holder = said.strip_prefix(HELD_A_STORE).unwrap_or(&said).trim();
+    if holder.is_empty() { "another process".to_string() } else { holder.to_string() }
 }
 
 fn read_lock(lock: &File) -> String {

@@ -17,6 +17,24 @@ pub enum OpenError {
         holder: String,
     },
 
+    /// Another process has it open, and cannot be joined.
+    #[error("the store at {path} is in use by {holder}, which cannot be joined: {why}")]
+    NotJoined {
+        /// Where.
+        path: String,
+        /// Which process.
+        holder: String,
+        /// Why not.
+        why: String,
+    },
+
+    /// It was to be joined, and nobody has it open.
+    #[error("no process that can be joined has the store at {path} open; start one first")]
+    NotOwned {
+        /// Where.
+        path: String,
+    },
+
     /// There is nothing to open.
     #[error("there is no store at {path}; check the path")]
     NoStore {

@@ -9,11 +9,12 @@ mod commit;
 pub(super) mod compaction;
 mod moving;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use windlass_core::event::{Event, RecoveryReason};
+use windlass_core::event::Event;
 use windlass_core::job::StateName;
-use windlass_core::ledger::{Recovery, Rescue, Restore};
+use windlass_core::ledger::{LostWorkers, Recovery, RescueLost, Restore};
 use windlass_core::limits::Limits;
 use windlass_core::record::{Change, RecordLocation};
 use windlass_core::time::{Now, Timestamp};
@@ -61,6 +62,8 @@ pub struct LedgerOptions {
     /// The size of every segment, 4 KiB at least and 64 MiB at most; `None` lets it grow with the
     /// store from 4 to 64 MiB.
     pub segment_bytes: Option<u32>,
+    /// Workers that still run what they had begun: their leases are kept. All others have ended.
+    pub living_workers: BTreeSet<Arc<str>>,
     /// Read the whole journal when opening, not only what follows the last checkpoint.
     pub thorough: bool,
     /// How many bytes an opening may have to read, beyond four times what a checkpoint takes,
@@ -80,10 +83,20 @@ impl RecordedLedger<JournalRecords> {
         options: &LedgerOptions,
         now: Now,
     ) -> Result<(Self, Opened), OpenError> {
+        Self::open_by(disk, options, &|| now)
+    }
+
+    /// The same, with a clock. A lease that is kept begins anew when all was read: however long
+    /// that took, its worker has had no chance to renew it.
+    pub fn open_by(
+        disk: Arc<dyn Disk>,
+        options: &LedgerOptions,
+        clock: &dyn Fn() -> Now,
+    ) -> Result<(Self, Opened), OpenError> {
         let names = disk.list().map_err(|error| OpenError::disk("list the files", error))?;
         super::moving::refuse_half_moved(&*disk)?;
         let copied = names.iter().any(|name| name == COPY_MARK);
-        let (mut ledger, found) = Self::read(disk.clone(), options, copied.then_some(now))?;
+        let (mut ledger, found) = Self::read(disk.clone(), options, copied.then(clock))?;
         let mut opened = Opened {
             jobs: ledger.ledger.jobs(),
             commits: found.commits,
@@ -93,7 +106,7 @@ impl RecordedLedger<JournalRecords> {
         let journal = &mut ledger.records.journal;
         journal.begin(&found).map_err(|error| OpenError::disk("tidy up", error))?;
         journal.touch();
-        ledger.recover(options.recovery, now, &mut opened)?;
+        ledger.recover(options, clock(), &mut opened)?;
         ledger.land_first()?;
         if copied {
             let gone = disk.remove(COPY_MARK).and_then(|()| disk.sync_directory());
@@ -131,22 +144,25 @@ impl RecordedLedger<JournalRecords> {
     /// Owning the directory proves that whoever ran a job is gone.
     fn recover(
         &mut self,
-        recovery: Recovery,
+        options: &LedgerOptions,
         now: Now,
         opened: &mut Opened,
     ) -> Result<(), OpenError> {
-        let running = self.ledger.counts(now).in_state(StateName::Running);
+        let living = &options.living_workers;
+        let before = self.ledger.counts(now).in_state(StateName::Running);
+        let kept = self.ledger.leased_to(living).len() as u64;
         loop {
-            let rescue = Rescue { recovery, reason: RecoveryReason::Restart };
+            let lost = LostWorkers::AllBut(living.clone());
+            let rescue = RescueLost { recovery: options.recovery, lost };
             let rescued = self
                 .apply(rescue, now)
                 .map_err(|error| OpenError::Recovery { why: error.to_string() })?;
             opened.recovered.extend(rescued.jobs);
-            // Nobody is served yet: what a crash has cut short is finished, however much it is.
             if !rescued.more && !self.ledger.owes() {
                 break;
             }
         }
+        let running = before.saturating_sub(kept);
         opened.observed = running.saturating_sub(opened.recovered.len() as u64);
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! From a decision to its answer: which commit an answer waits for, who waits for which, and the
 //! order in which commits are written.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use tokio::runtime::Handle;
@@ -34,6 +35,8 @@ pub struct JournalPath {
     pub(super) durability: Durability,
     /// For answers of a writer thread; `None` if callers drive the writer.
     runtime: Option<Handle>,
+    /// Where calls of other processes are answered, if there are any.
+    serving: OnceLock<Handle>,
     driver: Mutex<WriterDriver>,
     opened: Arc<Opened>,
     /// What the disk is called; the lock itself goes when the store is closed.
@@ -81,7 +84,26 @@ pub struct CommitState {
     pub(super) closing: bool,
 }
 
-pub(super) type CommitWaiter = oneshot::Sender<Landing>;
+pub(super) struct CommitWaiter {
+    tell: oneshot::Sender<Landing>,
+    /// It serves another process.
+    serves: bool,
+}
+
+impl fmt::Debug for CommitWaiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CommitWaiter")
+    }
+}
+
+thread_local! {
+    static SERVES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls that this thread makes from now on are those of other processes.
+pub(crate) fn this_thread_serves() {
+    SERVES.set(true);
+}
 
 /// Whether a commit has landed, or why nothing is known of it.
 type Landing = Result<(), Arc<str>>;
@@ -158,7 +180,8 @@ impl JournalPath {
     ) -> Result<(Arc<SharedLedger<Self>>, Writer), OpenError> {
         let called = format!("{disk:?}");
         let began = clock.now().steady;
-        let (mut ledger, mut opened) = JournaledLedger::open(disk, &options.ledger, clock.now())?;
+        let (mut ledger, mut opened) =
+            JournaledLedger::open_by(disk, &options.ledger, &|| clock.now())?;
         opened.took = clock.now().steady.since(began);
         let events = EventBuffer::new(ledger.last_event());
         events.keep(ledger.opening_events());
@@ -182,6 +205,7 @@ impl JournalPath {
             syncs: AtomicU64::new(0),
             durability: options.durability,
             runtime,
+            serving: OnceLock::new(),
             driver: Mutex::new(WriterDriver::Nobody),
             opened: Arc::new(opened),
             disk: called,
@@ -195,6 +219,11 @@ impl JournalPath {
         let state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         let syncs = shared.path.syncs.load(Ordering::Relaxed);
         state.ledger.as_ref().map(|ledger| Space { syncs, ..ledger.space() }).unwrap_or_default()
+    }
+
+    /// Where calls of other processes are answered from now on.
+    pub(super) fn serve_on(&self, runtime: Handle) {
+        let _ = self.serving.set(runtime);
     }
 
     fn driver(&self) -> MutexGuard<'_, WriterDriver> {
@@ -242,7 +271,18 @@ impl JournalPath {
     /// Why not simpler: a thread outside of the runtime would hand each of them over to it alone.
     /// So one task is spawned, which wakes them all from within.
     /// Guarded by: no test sees this cost; `windlass bench --mode enqueue` does.
-    pub(super) fn answer(&self, waiting: Vec<CommitWaiter>) {
+    ///
+    /// Those who serve other processes are told by a task of theirs: the program's own runtime may
+    /// be busy for as long as it likes (`a_program_that_blocks_its_runtime_still_serves_others` in
+    /// `tests/main/processes.rs`).
+    pub(super) fn answer(&self, mut waiting: Vec<CommitWaiter>) {
+        if let Some(serving) = self.serving.get() {
+            let served = waiting.extract_if(.., |waiter| waiter.serves);
+            let served = Landed(served.collect());
+            if !served.0.is_empty() {
+                serving.spawn(async move { drop(served) });
+            }
+        }
         let landed = Landed(waiting);
         if let Some(runtime) = self.runtime.as_ref().filter(|_| landed.0.len() > 1) {
             runtime.spawn(async move { drop(landed) });
@@ -263,7 +303,7 @@ struct Landed(Vec<CommitWaiter>);
 impl Drop for Landed {
     fn drop(&mut self) {
         for waiter in self.0.drain(..) {
-            let _ = waiter.send(Ok(()));
+            let _ = waiter.tell.send(Ok(()));
         }
     }
 }
@@ -285,7 +325,7 @@ impl LedgerState<JournalPath> {
             return None;
         }
         let (tell, landing) = oneshot::channel();
-        self.commits.waiting.push_back((awaited, tell));
+        self.commits.waiting.push_back((awaited, CommitWaiter { tell, serves: SERVES.get() }));
         Some(landing)
     }
 
@@ -296,7 +336,7 @@ impl LedgerState<JournalPath> {
             ledger.fail(why.to_string());
         }
         for (_, waiter) in self.commits.waiting.drain(..) {
-            let _ = waiter.send(Err(why.clone()));
+            let _ = waiter.tell.send(Err(why.clone()));
         }
         why
     }

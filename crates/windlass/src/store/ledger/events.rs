@@ -16,6 +16,10 @@ pub(crate) trait EventListener: Send + Sync {
     /// These were committed, in this order, after those it heard of before. What is returned tells
     /// whom they concern when it is dropped, which may wake many.
     fn hear(&self, events: &[Event]) -> Option<Box<dyn Send>>;
+
+    /// From now on every event is told here, or none is and they have to be read. Some may have
+    /// been missed in between.
+    fn source_changed(&self, told: bool);
 }
 
 /// The last events, [`limits::EVENTS_KEPT`] at most, and the number of the last of all.

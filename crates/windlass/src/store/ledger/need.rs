@@ -6,7 +6,7 @@
 use windlass_core::job::NewJob;
 use windlass_core::ledger::{
     Claim, Clear, Command, Configure, Enqueue, Heartbeat, JobAction, Promote, Renew, Renewal,
-    Rescue, Settle, Settlement,
+    Rescue, RescueLost, Settle, Settlement,
 };
 use windlass_core::limits;
 use windlass_core::object::{Alarm, Turn};
@@ -138,6 +138,10 @@ impl Verb for Turn {
 }
 
 impl Verb for Rescue {
+    const DOING: &'static str = "rescue";
+}
+
+impl Verb for RescueLost {
     const DOING: &'static str = "rescue";
 }
 

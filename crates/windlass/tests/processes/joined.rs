@@ -1,0 +1,1 @@
+//! A store that another has open is as good as one's own.
