@@ -206,7 +206,8 @@ impl Engine {
         &self.inner.store
     }
 
-    pub(crate) fn wake(&self) -> &Arc<dyn Wake> {
+    /// What workers of this engine are woken by.
+    pub fn wake(&self) -> &Arc<dyn Wake> {
         &self.inner.wake
     }
 

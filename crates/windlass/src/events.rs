@@ -138,6 +138,8 @@ pub struct Subscription {
     topics: Topics,
     after: u64,
     read: VecDeque<Arc<Event>>,
+    /// Events that are gone, with none after them.
+    missed: u64,
 }
 
 /// How many events are read at once.
@@ -161,7 +163,7 @@ impl Subscription {
     ) -> Result<Self, Refusal> {
         topics.check()?;
         let after = after.unwrap_or_else(|| store.info().last_event);
-        Ok(Self { store, clock, topics, after, read: VecDeque::new() })
+        Ok(Self { store, clock, topics, after, read: VecDeque::new(), missed: 0 })
     }
 
     /// The number of the last event that was heard or passed over.
@@ -188,13 +190,18 @@ impl Subscription {
                 return Some(heard);
             }
             self.fetch(Duration::ZERO).await;
-            if self.read.is_empty() {
+            if self.read.is_empty() && self.missed == 0 {
                 return None;
             }
         }
     }
 
     fn take(&mut self) -> Option<Received> {
+        let missed = std::mem::take(&mut self.missed);
+        if missed > 0 {
+            self.after += missed;
+            return Some(Received::Lagged { missed });
+        }
         while let Some(event) = self.read.front() {
             let missed = event.number.saturating_sub(self.after.saturating_add(1));
             if missed > 0 {
@@ -211,9 +218,16 @@ impl Subscription {
     }
 
     /// Reads what comes next, and says whether the store answered.
+    ///
+    /// If another process has taken a store over, events of before are gone, and nothing may happen
+    /// for long: so whoever is behind the last event, and is told of none, has missed those.
     async fn fetch(&mut self, wait: Duration) -> bool {
+        // Read before asking, so that events in between are not taken for lost.
+        let last = self.store.info().last_event;
+        let wait = if last > self.after { Duration::ZERO } else { wait };
         match self.store.events(self.after, PAGE, wait).await {
             Ok(events) => {
+                self.missed = if events.is_empty() { last.saturating_sub(self.after) } else { 0 };
                 self.read = events.into();
                 true
             }

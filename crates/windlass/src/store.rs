@@ -47,8 +47,7 @@ pub use action::{
 pub use address::Address;
 use async_trait::async_trait;
 pub use audit::AuditPage;
-pub(crate) use directory::{DirectoryOptions, OpenDirectory};
-pub use directory::{DirectoryStore, Sharing};
+pub use directory::{DirectoryOptions, DirectoryStore, OpenDirectory, Sharing};
 pub use ext::StoreExt;
 pub use file::FileStore;
 pub use info::{Durability, Opened, Ownership, Space, StoreInfo};

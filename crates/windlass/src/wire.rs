@@ -30,6 +30,7 @@ pub use frame::{CALL_BYTES, Frames, InvalidFrame, decode, encode};
 pub use hello::{Hello, OLDEST_PROTOCOL, PROTOCOL, ProtocolMismatch};
 pub use remote::{Connection, RemoteStore};
 pub use rings::pass_rings_on;
+pub(crate) use rings::{last_ring, pass_rings_on_after};
 use serde::{Deserialize, Serialize};
 pub use service::{ConnectionError, serve};
 pub use stream::StreamConnection;

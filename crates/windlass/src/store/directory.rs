@@ -54,7 +54,7 @@ use super::{
 };
 use crate::clock::{AwakeClock, Clock};
 use crate::wake::{Interest, Listener, LocalWake, Ring, Rung, Wake};
-use crate::wire::{Call, Connection, Fault, Reply, Served, StreamConnection};
+use crate::wire::{Call, Connection, Fault, Reply, Response, Served, StreamConnection};
 
 /// How long a call waits for an owner that answers.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -143,6 +143,8 @@ struct JoinedOwner {
     /// Which process, for people.
     owner: String,
     info: StoreInfo,
+    /// The last ring before it was joined.
+    last_ring: u64,
 }
 
 /// The leases of jobs that were handed to workers of this process by another.
@@ -224,21 +226,30 @@ impl fmt::Debug for DirectoryStore {
     }
 }
 
-/// What an engine brings along.
-pub(crate) struct DirectoryOptions {
-    pub(crate) file: FileOptions,
-    pub(crate) sharing: Sharing,
-    /// `None` for the machine's own.
-    pub(crate) clock: Option<Arc<dyn Clock>>,
-    /// `None` for one that reaches all processes that share the directory.
-    pub(crate) wake: Option<Arc<dyn Wake>>,
+/// How a directory is opened.
+#[derive(Clone, Debug, Default)]
+pub struct DirectoryOptions {
+    /// What this program would set, if the directory were its own.
+    pub file: FileOptions,
+    /// How it takes part.
+    pub sharing: Sharing,
+    /// Where time comes from; `None` for the machine's clocks, which stand still while a process
+    /// that owns the directory is stopped.
+    pub clock: Option<Arc<dyn Clock>>,
+    /// How workers are woken; `None` for a wake that reaches all processes that share the
+    /// directory.
+    pub wake: Option<Arc<dyn Wake>>,
 }
 
-/// An open directory, and what its engine is made of.
-pub(crate) struct OpenDirectory {
-    pub(crate) store: Arc<DirectoryStore>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) wake: Arc<dyn Wake>,
+/// An open directory, and what an engine on it is made of.
+#[derive(Clone, Debug)]
+pub struct OpenDirectory {
+    /// The store.
+    pub store: Arc<DirectoryStore>,
+    /// Its clock.
+    pub clock: Arc<dyn Clock>,
+    /// What it rings.
+    pub wake: Arc<dyn Wake>,
 }
 
 impl DirectoryStore {
@@ -246,10 +257,7 @@ impl DirectoryStore {
     /// processes that are gone has been recovered, durably, when this returns.
     ///
     /// Must be called within a tokio runtime.
-    pub(crate) async fn open(
-        path: &Path,
-        options: DirectoryOptions,
-    ) -> Result<OpenDirectory, OpenError> {
+    pub async fn open(path: &Path, options: DirectoryOptions) -> Result<OpenDirectory, OpenError> {
         let awake = match &options.clock {
             Some(_) => None,
             None => Some(Arc::new(AwakeClock::new(Arc::new(crate::clock::SystemClock::new())))),
@@ -310,7 +318,7 @@ impl DirectoryStore {
 
     /// Makes a call wherever the directory is open, and again if its answer was lost and that does
     /// no harm.
-    async fn elsewhere(&self, call: Call) -> Answer<Reply> {
+    async fn elsewhere(&self, mut call: Call) -> Answer<Reply> {
         let (doing, directory) = (call.doing(), &self.directory);
         let mut role = directory.role.subscribe();
         let mut failed = None::<(Fault, Steady)>;
@@ -321,11 +329,8 @@ impl DirectoryStore {
                     let served = Served { store, wake: directory.wake.clone() };
                     return call.answered_by(&served).await.map_err(|it| it.into_error(doing));
                 }
-                DirectoryRole::Joined(joined) => match joined.connection.send(call.clone()).await {
-                    Ok(response) => {
-                        directory.last_event.fetch_max(response.last_event, Ordering::SeqCst);
-                        return response.answer.map_err(|fault| fault.into_error(doing));
-                    }
+                DirectoryRole::Joined(joined) => match directory.send(&joined, &call).await {
+                    Ok(response) => return response.answer.map_err(|it| it.into_error(doing)),
                     Err(fault @ Fault::Unknown { .. }) if !call.may_repeat() => {
                         return Err(fault.into_error(doing));
                     }
@@ -346,6 +351,10 @@ impl DirectoryStore {
                 () = directory.clock.sleep(left) => return Err(fault.into_error(doing)),
             }
             failed = Some((fault, since));
+            // Whoever waits for events looks whether some are gone with the last owner.
+            if let Call::Events { wait, .. } = &mut call {
+                *wait = Duration::ZERO;
+            }
         }
     }
 
@@ -373,6 +382,18 @@ fn not_reached(why: &str) -> Fault {
 }
 
 impl Directory {
+    /// Sends a call to the owner, and takes note of what its answer tells.
+    async fn send(&self, joined: &JoinedOwner, call: &Call) -> Result<Response, Fault> {
+        let is_claim = matches!(call, Call::Claim(_));
+        let _on_its_way = is_claim.then(|| ClaimOnItsWay::begin(&self.held));
+        let response = joined.connection.send(call.clone()).await?;
+        self.last_event.fetch_max(response.last_event, Ordering::SeqCst);
+        if let Ok(Reply::Claimed(claimed)) = &response.answer {
+            self.held.note(claimed);
+        }
+        Ok(response)
+    }
+
     /// Changes who answers calls.
     fn set_role(&self, role: DirectoryRole) {
         // Held throughout, so that the last change is what those who wait for outcomes hear last.
@@ -441,16 +462,10 @@ impl Store for DirectoryStore {
         if let Some(store) = self.own() {
             return store.claim(claim).await;
         }
-        let held = &self.directory.held;
-        let on_its_way = ClaimOnItsWay::begin(held);
-        let answer = self.elsewhere(Call::Claim(claim)).await;
-        let claimed = match answer? {
-            Reply::Claimed(claimed) => claimed,
-            _ => return Err(odd("claim jobs")),
-        };
-        held.note(&claimed);
-        drop(on_its_way);
-        Ok(claimed)
+        match self.elsewhere(Call::Claim(claim)).await? {
+            Reply::Claimed(claimed) => Ok(claimed),
+            _ => Err(odd("claim jobs")),
+        }
     }
 
     async fn renew(&self, renewals: Vec<Renewal>) -> Answer<Vec<Result<Renewed, Refusal>>> {

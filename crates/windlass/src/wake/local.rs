@@ -117,9 +117,9 @@ impl LocalWake {
         self.log.note(None);
     }
 
-    /// Waits until somebody listens who does not now.
-    pub(crate) async fn someone_more(&self) {
-        self.came.notified().await;
+    /// Waits until somebody listens who does not when this is called.
+    pub(crate) fn someone_more(&self) -> impl Future<Output = ()> + '_ {
+        self.came.notified()
     }
 
     /// What those who listen now want to hear.

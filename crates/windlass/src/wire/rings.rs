@@ -13,13 +13,36 @@ const WAIT: Duration = Duration::from_secs(20);
 /// here a thousand times.
 const REST: Duration = Duration::from_millis(1);
 
+/// The number of the last ring of the other program, after which to ask.
+pub(crate) async fn last_ring(connection: &dyn Connection) -> Result<u64, Fault> {
+    let call = Call::Rung { after: None, interests: Vec::new(), wait: WAIT };
+    match connection.send(call).await?.answer? {
+        Reply::Rung(Some(rung)) => Ok(rung.upto),
+        _ => Err(odd()),
+    }
+}
+
 /// Rings those who listen here whenever the other program is rung, for as long as the connection
 /// lasts; then says why it does not. Whoever listens is rung once at the beginning: nobody knows
 /// what was missed.
 ///
 /// While nobody listens, nothing is asked.
 pub async fn pass_rings_on(connection: &dyn Connection, local: &LocalWake) -> Fault {
-    let (mut after, mut begun) = (None, false);
+    match last_ring(connection).await {
+        Ok(after) => {
+            local.ring_everyone();
+            pass_rings_on_after(after, connection, local).await
+        }
+        Err(fault) => fault,
+    }
+}
+
+/// The same, after a ring of which whoever listens has heard.
+pub(crate) async fn pass_rings_on_after(
+    mut after: u64,
+    connection: &dyn Connection,
+    local: &LocalWake,
+) -> Fault {
     loop {
         // Made before looking: whoever begins to listen in between is heard.
         let someone_more = local.someone_more();
@@ -28,7 +51,7 @@ pub async fn pass_rings_on(connection: &dyn Connection, local: &LocalWake) -> Fa
             someone_more.await;
             continue;
         }
-        let call = Call::Rung { after, interests, wait: WAIT };
+        let call = Call::Rung { after: Some(after), interests, wait: WAIT };
         let answer = tokio::select! {
             answer = connection.send(call) => answer.and_then(|response| response.answer),
             // What is asked for is no longer all that is wanted.
@@ -36,17 +59,20 @@ pub async fn pass_rings_on(connection: &dyn Connection, local: &LocalWake) -> Fa
         };
         match answer {
             Ok(Reply::Rung(Some(rung))) => {
-                after = Some(rung.upto);
-                match rung.rings.filter(|_| begun) {
+                after = rung.upto;
+                match rung.rings {
                     Some(rings) => local.ring_now(&rings),
                     None => local.ring_everyone(),
                 }
-                begun = true;
                 SystemClock::new().sleep(REST).await;
             }
             Ok(Reply::Rung(None)) => {}
-            Ok(_) => return Fault::Unknown { why: "the answer is one to another call".into() },
+            Ok(_) => return odd(),
             Err(fault) => return fault,
         }
     }
+}
+
+fn odd() -> Fault {
+    Fault::Unknown { why: "the answer is one to another call".to_string() }
 }

@@ -26,7 +26,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::store::file::{FileOptions, LedgerOptions, OpenError, RealDisk, this_thread_serves};
 use crate::store::{FileStore, Store, StoreError};
 use crate::wire::{
-    Call, Connection, ConnectionError, Joining, Reply, StreamConnection, pass_rings_on, serve,
+    Call, Connection, ConnectionError, Joining, Reply, StreamConnection, last_ring,
+    pass_rings_on_after, serve,
 };
 
 /// How often members are looked at, and whether the store is in order.
@@ -258,7 +259,8 @@ impl Manager {
             |doing| move |error| OpenError::Io { doing, path: "the directory".into(), why: error };
         self.enter().map_err(failed("become a member of"))?;
         let survey = member::survey(&directory.path).map_err(failed("look for members of"))?;
-        let settings = self.settings(survey.members <= 1);
+        // Whoever takes over goes on with what there is, alone or not.
+        let settings = self.settings(first && survey.members <= 1);
         let options = FileOptions {
             ledger: LedgerOptions {
                 limits: settings.limits.clone(),
@@ -290,8 +292,8 @@ impl Manager {
         Ok(OwnedDirectory { store, listener, recovery: settings.recovery })
     }
 
-    /// Those of the directory; if nobody else has it open, those that this program brings.
-    fn settings(&self, alone: bool) -> Settings {
+    /// Those of the directory; or those that this program brings, if it opens it anew.
+    fn settings(&self, anew: bool) -> Settings {
         let directory = &self.directory;
         let own = Settings {
             limits: directory.options.ledger.limits.clone(),
@@ -299,7 +301,7 @@ impl Manager {
             durability: directory.options.durability,
         };
         let known = Settings::read(&directory.path);
-        if !alone && let Some(known) = known {
+        if !anew && let Some(known) = known {
             if known != own {
                 let why = "limits, recovery or durability of this program differ from those of \
                            the directory, which stay until nobody else has it open";
@@ -441,17 +443,18 @@ impl Manager {
             return Err("it answers something else".to_string());
         };
         info.opened = None;
-        Ok(JoinedOwner { connection, owner, info })
+        let last_ring = last_ring(&connection).await.map_err(|fault| format!("{fault:?}"))?;
+        Ok(JoinedOwner { connection, owner, info, last_ring })
     }
 
     /// Has joined another process, until that one is gone.
     async fn follow(&mut self, joined: Arc<JoinedOwner>) -> NextRole {
         let directory = self.directory.clone();
         let rings = async {
-            match &directory.listeners {
-                Some(listeners) => drop(pass_rings_on(&joined.connection, listeners).await),
-                None => {}
+            if let Some(listeners) = &directory.listeners {
+                pass_rings_on_after(joined.last_ring, &joined.connection, listeners).await;
             }
+            // The end of the connection is heard below.
             std::future::pending::<()>().await;
         };
         let next = tokio::select! {
