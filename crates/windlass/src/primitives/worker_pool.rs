@@ -21,7 +21,7 @@ use windlass_core::filter::Filter;
 use windlass_core::job::{JobId, Lane, NewJob, Priority, State, StateName, Unique, UniqueScope};
 use windlass_core::ledger::{Acceptance, CancelAnswer, Cleared, Enqueued, LaneCount, QueueChange};
 use windlass_core::limits;
-use windlass_core::name::Name;
+use windlass_core::name::{InvalidName, Name};
 use windlass_core::record::JobRecord;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Timestamp;
@@ -43,6 +43,8 @@ const LANE_DEPTH: u64 = 10_000;
 /// The definition of a pool: see `docs/objects.md`. Cloning is cheap.
 pub struct WorkerPool<E> {
     named: Named,
+    /// Made once: every event needs it.
+    queue: Result<Name, InvalidName>,
     events: Events<E>,
     lanes: u32,
     lane_depth: u64,
@@ -55,6 +57,7 @@ impl<E> Clone for WorkerPool<E> {
     fn clone(&self) -> Self {
         Self {
             named: self.named.clone(),
+            queue: self.queue.clone(),
             events: self.events.clone(),
             lanes: self.lanes,
             lane_depth: self.lane_depth,
@@ -83,8 +86,10 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> WorkerPool<E> {
         Fut: Future<Output = Result<(), X>> + Send + 'static,
         X: Into<Failure>,
     {
+        let named = Named::new(name);
         Self {
-            named: Named::new(name),
+            queue: Name::new(&format!("pool.{}", named.name())),
+            named,
             events: Events::default(),
             lanes,
             lane_depth: LANE_DEPTH,
@@ -139,7 +144,7 @@ impl<E: Serialize + DeserializeOwned + Send + 'static> WorkerPool<E> {
 
     /// The kind of its events, and the queue they wait in.
     fn queue(&self) -> Result<Name, Error> {
-        Ok(Name::new(&format!("pool.{}", self.named.name()))?)
+        Ok(self.queue.clone()?)
     }
 
     fn dead_kind(&self) -> Result<Name, Error> {
