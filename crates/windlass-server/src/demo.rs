@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, sleep};
-use windlass::{Engine, StopReport, Subscription, Topics, Worker};
+use windlass::{Engine, Sharing, StopReport, Subscription, Topics, Worker};
 
 use crate::cli::DemoOptions;
 use crate::demo::jobs::World;
@@ -57,7 +57,8 @@ pub(crate) fn run(options: &DemoOptions, verbose: bool) -> anyhow::Result<()> {
 
 async fn play(options: &DemoOptions, verbose: bool) -> anyhow::Result<()> {
     let mut interrupts = Interrupts::listen()?;
-    let engine = Engine::open(&options.store).await?;
+    // A second demo would tell the story of both.
+    let engine = Engine::builder().sharing(Sharing::OwnOrFail).open(&options.store).await?;
     let (say, said) = mpsc::unbounded_channel();
     let cast = Arc::new(Cast::default());
     let world = Arc::new(World::default());

@@ -1,34 +1,37 @@
-//! Jobs and objects of a store that nobody has open: to be listed, shown, changed and exported.
+//! Jobs and objects of a directory: to be listed, shown, changed and exported.
 //!
-//! Looking changes nothing at all: jobs that were running when a process ended are shown as
-//! running, and are recovered by whoever opens the store to work with it.
+//! If nobody has it open, looking changes nothing at all: jobs that were running when a process
+//! ended are shown as running, and are recovered by whoever opens the store to work with it. If a
+//! process has it open, the command joins that one and asks it.
 //!
 //! - `list`, `show` and `export` look
 //! - `objects` looks at durable objects
 //! - `change` tries jobs again, or calls them off
-//! - `view` is a job as JSON
+//! - `view` is a job as JSON, `look` where both come from
 
 pub(crate) mod change;
 pub(crate) mod export;
 pub(crate) mod list;
+mod look;
 pub(crate) mod objects;
 pub(crate) mod show;
 mod view;
 
 use windlass::core::filter::Filter;
-use windlass::store::file::OfflineStore;
 use windlass::{Cursor, JobRecord};
+
+use self::look::Look;
 
 /// Jobs that match, page by page, the last accepted first.
 struct Pages<'a> {
-    look: &'a mut OfflineStore,
+    look: &'a mut Look,
     filter: &'a Filter,
     after: Option<Cursor>,
     ended: bool,
 }
 
 impl<'a> Pages<'a> {
-    fn new(look: &'a mut OfflineStore, filter: &'a Filter, after: Option<Cursor>) -> Self {
+    fn new(look: &'a mut Look, filter: &'a Filter, after: Option<Cursor>) -> Self {
         Self { look, filter, after, ended: false }
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use windlass::store::Space;
 use windlass::store::{Address, Durability};
-use windlass::{Engine, Error};
+use windlass::{Engine, Error, Sharing};
 
 use crate::bench::Plan;
 use crate::bench::process::processor_time;
@@ -172,7 +172,7 @@ impl Plot {
 
     /// Opens the store that stands here.
     pub(crate) async fn open(&self) -> Result<Engine, Error> {
-        let mut builder = Engine::builder();
+        let mut builder = Engine::builder().sharing(Sharing::OwnOrFail);
         if let Some(durability) = self.durability {
             builder = builder.durability(durability);
         }

@@ -12,15 +12,17 @@ use serde::Serialize;
 use windlass::clock::SystemClock;
 use windlass::core::filter::Filter;
 use windlass::core::limits;
-use windlass::store::file::{FileOptions, FileStore, LedgerOptions, OfflineStore, RealDisk};
+use windlass::store::file::{FileOptions, FileStore, LedgerOptions, RealDisk};
 use windlass::store::{AlterJobs, JobAction, JobActionResult, Selection, Store};
 use windlass::wake::LocalWake;
 use windlass::{
-    Actor, CancelAnswer, JobActionDone, Limits, Recovery, RecoveryMode, Refusal, StateName,
+    Actor, CancelAnswer, JobActionDone, Limits, OpenError, Recovery, RecoveryMode, Refusal,
+    StateName,
 };
 
 use crate::cli::{ChangeOptions, Format};
 use crate::offline::Pages;
+use crate::offline::look::{Joined, Look};
 use crate::output::{self, FAILED, Failure, NOT_FOUND, USAGE, counted, grouped};
 
 /// What is done to jobs.
@@ -79,9 +81,9 @@ pub(crate) fn run(options: &ChangeOptions, verb: Verb) -> anyhow::Result<()> {
 
 /// How many jobs match. The counters know, unless tags are asked for.
 fn count(path: &Path, filter: &Filter) -> anyhow::Result<u64> {
-    let mut look = OfflineStore::open(path)?;
+    let mut look = Look::open(path)?;
     if filter.tags.is_empty() {
-        let counts = look.counts();
+        let counts = look.counts()?;
         let meant = counts.lines.iter().filter(|line| {
             (filter.kinds.is_empty() || filter.kinds.contains(&line.kind))
                 && (filter.queues.is_empty() || filter.queues.contains(&line.queue))
@@ -126,8 +128,15 @@ fn alter(
     selection: Selection,
     alteration: JobAction,
 ) -> anyhow::Result<Vec<JobActionResult>> {
+    let alter = AlterJobs { by: user(), ..AlterJobs::new(selection, alteration) };
     // Opening would make a store where there is none.
-    drop(RealDisk::open_existing(path)?);
+    match RealDisk::open_existing(path) {
+        Ok(free) => drop(free),
+        Err(OpenError::InUse { .. }) => {
+            return Ok(Joined::open(path)?.ask(async |store| store.alter(alter).await)?);
+        }
+        Err(error) => return Err(error.into()),
+    }
     let unbounded = Limits {
         payload_bytes: limits::PAYLOAD_BYTES_MAX,
         dead_letters: usize::MAX,
@@ -142,7 +151,6 @@ fn alter(
     runtime.block_on(async {
         let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
         let store = FileStore::open(path, &options, clock, wake)?;
-        let alter = AlterJobs { by: user(), ..AlterJobs::new(selection, alteration) };
         let altered = store.alter(alter).await;
         store.close().await;
         Ok(altered?)

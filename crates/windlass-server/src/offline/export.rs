@@ -1,16 +1,16 @@
 //! `windlass export`: every field of every job, streamed, so that no store is too large.
 
 use windlass::core::limits;
-use windlass::store::file::OfflineStore;
 
 use crate::cli::ExportOptions;
 use crate::offline::Pages;
+use crate::offline::look::Look;
 use crate::offline::view::Whole;
 use crate::output;
 
 /// Prints one JSON object per line and job, the last accepted first.
 pub(crate) fn run(options: &ExportOptions) -> anyhow::Result<()> {
-    let mut look = OfflineStore::open(&options.path)?;
+    let mut look = Look::open(&options.path)?;
     let filter = options.which.filter(&[]);
     let mut pages = Pages::new(&mut look, &filter, None);
     while let Some(page) = pages.next(limits::PAGE_JOBS)? {

@@ -3,17 +3,17 @@
 use serde::Serialize;
 use windlass::core::filter::Order;
 use windlass::core::limits;
-use windlass::store::file::OfflineStore;
 use windlass::{Cursor, JobRecord, JobState};
 
 use crate::cli::{ListFormat, ListOptions};
 use crate::offline::Pages;
+use crate::offline::look::Look;
 use crate::offline::view::Brief;
 use crate::output::{self, text_table};
 
 /// Lists jobs, the last accepted first, or the first.
 pub(crate) fn run(options: &ListOptions) -> anyhow::Result<()> {
-    let mut look = OfflineStore::open(&options.path)?;
+    let mut look = Look::open(&options.path)?;
     let mut filter = options.which.filter(&[]);
     if options.oldest_first {
         filter.order = Order::OldestFirst;

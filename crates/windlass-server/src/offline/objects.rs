@@ -2,18 +2,18 @@
 
 use serde::Serialize;
 use windlass::core::limits;
-use windlass::store::file::OfflineStore;
 use windlass::{JobId, ObjectAddress, ObjectView};
 
 use crate::cli::{Format, ListFormat, ObjectOptions, ObjectsOptions};
 use crate::offline::list::cut;
+use crate::offline::look::Look;
 use crate::offline::show::{readable, section};
 use crate::offline::view::{Content, content, text};
 use crate::output::{self, Failure, NOT_FOUND, grouped, text_table};
 
 /// Lists objects, by their addresses.
 pub(crate) fn list(options: &ObjectsOptions) -> anyhow::Result<()> {
-    let mut look = OfflineStore::open(&options.path)?;
+    let mut look = Look::open(&options.path)?;
     let filter = options.filter();
     let limit = usize::try_from(options.limit)?;
     let mut objects = Vec::new();
@@ -42,7 +42,7 @@ pub(crate) fn list(options: &ObjectsOptions) -> anyhow::Result<()> {
 
 /// Shows an object.
 pub(crate) fn show(options: &ObjectOptions) -> anyhow::Result<()> {
-    let mut look = OfflineStore::open(&options.path)?;
+    let mut look = Look::open(&options.path)?;
     let address = &options.address;
     let Some(object) = look.object(address)? else {
         let path = options.path.display();

@@ -2,16 +2,16 @@
 
 use serde::Serialize;
 use windlass::core::job::Lane;
-use windlass::store::file::OfflineStore;
 use windlass::{Explanation, JobRecord, JobState, Reason};
 
 use crate::cli::{Format, ShowOptions};
+use crate::offline::look::Look;
 use crate::offline::view::{Content, Whole, content};
 use crate::output::{self, Failure, NOT_FOUND, text_table};
 
 /// Shows a job.
 pub(crate) fn run(options: &ShowOptions) -> anyhow::Result<()> {
-    let mut look = OfflineStore::open(&options.path)?;
+    let mut look = Look::open(&options.path)?;
     let id = options.id;
     let Some(job) = look.find(id)? else {
         let path = options.path.display();

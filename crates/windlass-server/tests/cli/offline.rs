@@ -242,10 +242,21 @@ fn a_store_that_is_missing_locked_or_damaged_is_said_to_be_so() {
     let mut demo = Demo::start(&store, "1");
     demo.read_until("store", "it is new");
     let holder = format!("is in use by process {} (windlass)", demo.child.id());
-    let unless_backup = |arguments: &&Vec<&str>| arguments[0] != "backup";
-    let doctor = vec!["doctor", store.as_str()];
-    for arguments in commands(&store, &copy).iter().filter(unless_backup).chain([&doctor]) {
-        check_refused(arguments, 4, &holder);
+    check_refused(&["doctor", store.as_str()], 4, &holder);
+    // All others ask the process that has it open.
+    demo.read_until("retry", "charge");
+    let listed = run(&["list", &store, "--limit", "1", "-o", "jsonl"]);
+    assert!(listed.status.success(), "{listed:?}");
+    let job: serde_json::Value = serde_json::from_slice(&listed.stdout).expect("a job");
+    let job = job["id"].as_str().expect("it has an id");
+    for arguments in [
+        vec!["show", &store, job],
+        vec!["objects", &store],
+        vec!["export", &store],
+        vec!["cancel", &store, "--queue", "no-such-queue", "--yes"],
+    ] {
+        let done = run(&arguments);
+        assert!(done.status.success(), "{arguments:?}: {done:?}");
     }
     demo.child.kill().expect("it can be killed");
     demo.child.wait().expect("it ends");

@@ -44,7 +44,7 @@ use windlass_core::object::Turn;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Steady;
 
-use self::member::Member;
+use self::member::{Member, MemberSurvey};
 use super::file::{FileOptions, OpenError};
 use super::ledger::EventListener;
 use super::{
@@ -371,6 +371,28 @@ impl DirectoryStore {
             Refusal::Unavailable { why }.into()
         })
     }
+}
+
+/// The workers of a directory that may still run what they began. For whoever has its lock.
+pub(super) fn living_workers(path: &Path) -> Result<BTreeSet<Arc<str>>, OpenError> {
+    Ok(survey(path)?.living)
+}
+
+/// Refuses a directory that processes have open, also if none of them owns it at this moment. For
+/// whoever has its lock.
+pub(super) fn refuse_members(path: &Path) -> Result<(), OpenError> {
+    match survey(path)?.members {
+        0 => Ok(()),
+        members => Err(OpenError::InUse {
+            path: path.display().to_string(),
+            holder: format!("{members} other process(es) that share it"),
+        }),
+    }
+}
+
+fn survey(path: &Path) -> Result<MemberSurvey, OpenError> {
+    let (doing, shown) = ("look for members of", path.display().to_string());
+    member::survey(path).map_err(|why| OpenError::Io { doing, path: shown, why })
 }
 
 fn seeking() -> DirectoryRole {

@@ -80,7 +80,8 @@ pub type FileStore = LedgerStore<JournalPath>;
 
 impl LedgerStore<JournalPath> {
     /// Opens the directory at `path`, making it if need be, and starts the writer thread. What was
-    /// running when it was last open has been recovered, durably, when this returns.
+    /// running in processes that have ended has been recovered, durably, when this returns. Nobody
+    /// can join: that is for [`super::DirectoryStore`].
     ///
     /// Blocks while it reads; must be called within a tokio runtime.
     pub fn open(
@@ -90,7 +91,9 @@ impl LedgerStore<JournalPath> {
         wake: Arc<dyn Wake>,
     ) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open(path)?);
-        Self::with_writer(disk, options, clock, wake)
+        let mut options = options.clone();
+        options.ledger.living_workers.extend(super::directory::living_workers(path)?);
+        Self::with_writer(disk, &options, clock, wake)
     }
 
     /// The same with a runtime for its answers, on a disk that is open.

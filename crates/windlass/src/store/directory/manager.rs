@@ -344,8 +344,9 @@ impl Manager {
         let mut connections = JoinSet::new();
         let someone_left = Arc::new(Notify::new());
         let broken = loop {
+            let has_room = connections.len() < CONNECTIONS;
             tokio::select! {
-                Ok(stream) = accept(listener.as_ref(), &self.time), if connections.len() < CONNECTIONS => {
+                Ok(stream) = accept(listener.as_ref(), &self.time), if has_room => {
                     if directory.may_enter(&stream) {
                         let (service, left) = (service.clone(), someone_left.clone());
                         connections.spawn(async move {

@@ -32,10 +32,11 @@ pub(in crate::store) struct FileSide {
 }
 
 impl FileSide {
-    /// Opens the store that is moved away. What was running is recovered, durably: owning the
-    /// directory proves that whoever ran it is gone.
+    /// Opens the store that is moved away. What was running is recovered, durably: nobody has the
+    /// directory open any more, so whoever ran it is gone. Refused while somebody does.
     pub(in crate::store) fn source(path: &Path) -> Result<Self, OpenError> {
         let disk = Arc::new(RealDisk::open_existing(path)?);
+        crate::store::directory::refuse_members(path)?;
         let (ledger, _) =
             JournaledLedger::open(disk, &LedgerOptions::default(), SystemClock::new().now())?;
         Ok(Self { ledger })

@@ -486,6 +486,8 @@ mod tests {
             self.0.lock().expect("no panic").extend(events.iter().map(|event| event.number));
             None
         }
+
+        fn source_changed(&self, _told: bool) {}
     }
 
     #[test]
