@@ -26,33 +26,42 @@ use windlass::{Engine, JobId, Limits, Name, Ownership, Received, Sharing, Topics
 use crate::process::Directory;
 
 /// A clock that stands still until it is advanced, whichever thread asks. Whoever waits for longer
-/// than anybody takes advances it.
+/// than anybody takes advances it, unless it began to wait for another store.
 #[derive(Debug)]
-struct SetClock(Arc<watch::Sender<u64>>);
+struct SetClock {
+    micros: Arc<watch::Sender<u64>>,
+    /// How many stores there have been.
+    stores: Arc<AtomicU64>,
+}
 
 /// How long it takes until nothing happens any more.
-const AT_REST: Duration = Duration::from_millis(300);
+const AT_REST: Duration = Duration::from_secs(1);
 
 impl SetClock {
     fn new() -> Arc<Self> {
-        Arc::new(Self(Arc::new(watch::Sender::new(1_000_000))))
+        let micros = Arc::new(watch::Sender::new(1_000_000));
+        Arc::new(Self { micros, stores: Arc::default() })
     }
 }
 
 impl Clock for SetClock {
     fn now(&self) -> Now {
-        let micros = *self.0.borrow();
+        let micros = *self.micros.borrow();
         let wall = Timestamp::from_micros(1_767_225_600_000_000) + Duration::from_micros(micros);
         Now { wall, steady: Steady::from_micros(micros) }
     }
 
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        let (clock, mut now) = (self.0.clone(), self.0.subscribe());
+        let (clock, mut now) = (self.micros.clone(), self.micros.subscribe());
+        let stores = self.stores.clone();
+        let began = stores.load(Ordering::SeqCst);
         let length = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let until = now.borrow().saturating_add(length);
         Box::pin(async move {
             let advanced = now.wait_for(|now| *now >= until);
-            if tokio::time::timeout(AT_REST, advanced).await.is_err() {
+            if tokio::time::timeout(AT_REST, advanced).await.is_err()
+                && stores.load(Ordering::SeqCst) == began
+            {
                 clock.send_modify(|now| *now = (*now).max(until));
             }
         })
@@ -85,6 +94,7 @@ struct JoinedStores {
 #[async_trait]
 impl Harness for JoinedStores {
     async fn fresh(&self, limits: Limits) -> Arc<dyn Store> {
+        self.clock.stores.fetch_add(1, Ordering::SeqCst);
         let before = std::mem::take(&mut *self.kept.lock().expect("nobody panicked"));
         for (owner, joined, _directory) in before {
             joined.store.close().await;
@@ -109,7 +119,7 @@ impl Harness for JoinedStores {
 
     async fn advance(&self, by: Duration) {
         let by = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
-        self.clock.0.send_modify(|now| *now = now.saturating_add(by));
+        self.clock.micros.send_modify(|now| *now = now.saturating_add(by));
     }
 }
 

@@ -92,7 +92,13 @@ pub(super) fn start(directory: Arc<Directory>, tell: OpeningTold) -> io::Result<
         this_thread_serves();
         let run = async {
             let (takeovers, time) = (VecDeque::new(), Arc::new(SystemClock::new()));
-            let manager = Manager { directory: directory.clone(), takeovers, time, broken: false };
+            let manager = Manager {
+                directory: directory.clone(),
+                takeovers,
+                time,
+                broken: false,
+                tired: false,
+            };
             manager.run(tell).await;
         };
         let ended = crate::panics::catch(|| runtime.block_on(run));
@@ -113,6 +119,8 @@ struct Manager {
     time: Arc<SystemClock>,
     /// The store broke in this process: it does not open it again.
     broken: bool,
+    /// It has taken over too often, lately.
+    tired: bool,
 }
 
 impl Manager {
@@ -245,10 +253,11 @@ impl Manager {
             self.takeovers.pop_front();
         }
         let tired = self.takeovers.len() >= TAKEOVERS;
-        if tired {
+        if tired && !self.tired {
             let times = TAKEOVERS;
             tracing::warn!("this process has taken over {times} times in a minute, and waits");
         }
+        self.tired = tired;
         tired
     }
 
