@@ -165,13 +165,13 @@ pub(crate) fn tear(path: &str) {
     std::fs::remove_dir_all(copy).expect("it can be removed");
 }
 
-/// Every file of a store but the lock, to see whether anything was changed.
+/// Every file of a store but the lock and who is a member, to see whether anything was changed.
 pub(crate) fn files(path: &str) -> Vec<(String, Vec<u8>)> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(path).expect("it is a directory") {
         let entry = entry.expect("it can be read");
         let name = entry.file_name().into_string().expect("names are text");
-        if name != "lock" {
+        if !["lock", "members"].contains(&name.as_str()) {
             files.push((name, std::fs::read(entry.path()).expect("it can be read")));
         }
     }
