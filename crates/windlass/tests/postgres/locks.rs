@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use windlass::Limits;
-use windlass::core::job::Start;
+use windlass::core::filter::Filter;
+use windlass::core::job::{Start, StateName};
 use windlass::core::ledger::Settlement;
 use windlass::core::outcome::Verdict;
 use windlass::store::postgres::{PostgresAddress, PostgresStore};
@@ -69,6 +70,34 @@ pub(crate) async fn circles(ground: &Ground, address: &PostgresAddress) -> u64 {
     .await;
     let broken = "select deadlocks from pg_stat_database where datname = current_database()";
     ground.sql(broken).parse().expect("it is a number")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_by_filter_passes_over_what_somebody_else_changes_before_it_is_reached() {
+    let Some(ground) = Ground::new() else { return };
+    let address: PostgresAddress = ground.text_address().parse().expect("it is well formed");
+    let store = PostgresStore::open(&address, Limits::default(), Arc::new(LocalWake::new())).await;
+    let store = Arc::new(store.expect("it opens"));
+    let jobs: Vec<_> = (1..=3).map(|number| Arc::new(raw(number))).collect();
+    store.enqueue(jobs.clone()).await.expect("they are taken");
+    let holder = ground.client().await;
+    let cancel = format!(
+        "begin; select from {}.alter(array['{}'::uuid], null, 0, null, 1, 0, 0, null)",
+        address.schema, jobs[1].id
+    );
+    holder.batch_execute(&cancel).await.expect("nobody else has it");
+    let all = Filter { states: vec![StateName::Ready], ..Filter::default() };
+    let others = tokio::spawn({
+        let store = store.clone();
+        let change = AlterJobs::new(Selection::Matching(all), JobAction::Cancel);
+        async move { store.alter(change).await }
+    });
+    let waiting = || ground.sql("select count(*) from pg_locks where not granted");
+    until("the change by filter waits", || async { waiting() == "1" }).await;
+    holder.batch_execute("commit").await.expect("it ends");
+    let altered = soon("the change", others).await.expect("no panic").expect("it is answered");
+    let seen: Vec<_> = altered.iter().map(|it| (it.job, it.result.is_ok())).collect();
+    assert_eq!(seen, [(jobs[0].id, true), (jobs[2].id, true)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

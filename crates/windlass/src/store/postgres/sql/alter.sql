@@ -258,8 +258,9 @@ end $$;
 
 -- Cancels (0), reschedules (1), replays (2) or deletes jobs, alone (3) or with all that depend on
 -- them (4), each answered on its own. By a filter it changes the next `_most` jobs after `_after`
--- and up to `_until`, the last job there is if that is null. The last row says `_until`, and up to
--- where it has looked, null if nothing is left to look at.
+-- and up to `_until`, the last job there is if that is null; a job that somebody else has changed
+-- before it was locked, so that the filter no longer means it, is passed over. The last row says
+-- `_until`, and up to where it has looked, null if nothing is left to look at.
 create function windlass.alter(_ids uuid[], _filter jsonb, _after bigint, _until bigint, _most int,
     _what int, _start_kind int, _start_us bigint, _by text default null)
 returns table (job uuid, deed int, refusal jsonb, rings text[], looked_to bigint, until bigint)
@@ -307,7 +308,9 @@ begin
   end if;
   _at := windlass._start_time(_start_kind, _start_us, _now);
   if _what = 2 then _ids := windlass._dependencies_first(_ids); end if;
-  if _what = 0 and windlass._cancel_plain(windlass._each_once(_ids), 0, _now) then
+  -- All of these are ready if it cancels any.
+  if _what = 0 and coalesce(_filter->'states' @> '2', true)
+      and windlass._cancel_plain(windlass._each_once(_ids), 0, _now) then
     perform windlass._audit(_by, cardinality(_ids), _now);
     return query select i.id, 0, null::jsonb, null::text[], null::bigint, null::bigint
       from unnest(_ids) with ordinality as i(id, n) order by i.n;
@@ -315,7 +318,11 @@ begin
   end if;
   foreach _id in array coalesce(_ids, '{}') loop
     _p := windlass._lock_job_by_id(_id);
-    if _p.seq is null then
+    -- Nothing but its state can have changed since it was selected.
+    if _filter is not null and (_p.seq is null or not coalesce(_filter->'states'
+        @> to_jsonb(case when _p.state = 1 and _p.at <= _now then 2 else _p.state end), true)) then
+      continue;
+    elsif _p.seq is null then
       return query select _id, null::int, jsonb_build_object('refusal', 'unknown_job', 'job', _id),
           null::text[], null::bigint, null::bigint;
       continue;
