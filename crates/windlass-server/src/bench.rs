@@ -6,6 +6,7 @@
 //! - `backlog` measures what a claim costs when few and when many jobs wait
 //! - `memory` measures what a waiting job costs, `idle` what an engine without jobs costs
 //! - `objects` measures pools with lanes, debounce and continuous objects
+//! - `doors` measures a store that another process owns, over its socket and over HTTP
 //! - `reopen` measures how long opening takes
 //! - `limit` measures what the disk could do at best, to compare with, and `bare` what a database
 //!   could
@@ -18,6 +19,7 @@ mod backlog;
 mod bare;
 mod batch;
 mod callers;
+mod doors;
 mod ground;
 mod idle;
 mod limit;
@@ -43,6 +45,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use windlass::Job;
 
+use crate::bench::doors::Door;
 pub(crate) use crate::bench::ground::Ground;
 use crate::bench::progress::Progress;
 use crate::bench::result::{Measurement, medians, print_table};
@@ -57,6 +60,7 @@ pub(crate) struct Plan {
     jobs: u64,
     concurrency: u32,
     payload: usize,
+    door: Door,
     /// Nothing was measured in this process before: what that has freed would be used again
     /// unseen, so only the first can tell what something takes in memory.
     first: bool,
@@ -179,7 +183,7 @@ fn plan(options: &BenchOptions, mode: Mode, ground: &Arc<Ground>) -> Plan {
     let jobs = options.jobs.unwrap_or_else(|| {
         options.part_of(match mode {
             Mode::Enqueue | Mode::Drain | Mode::Lifecycle | Mode::Limit => 100_000,
-            Mode::Batch | Mode::Pool | Mode::Debounce => 100_000,
+            Mode::Batch | Mode::Pool | Mode::Debounce | Mode::Doors => 100_000,
             Mode::Continuous => 10_000,
             Mode::Bulk | Mode::Backlog | Mode::Pinned | Mode::Memory | Mode::Reopen => 1_000_000,
             Mode::Steady => 1_000_000,
@@ -194,6 +198,7 @@ fn plan(options: &BenchOptions, mode: Mode, ground: &Arc<Ground>) -> Plan {
         jobs,
         concurrency: options.concurrency,
         payload: options.payload as usize,
+        door: Door::Own,
         first: true,
         watch: Duration::from_secs(options.seconds),
         progress: Progress::start(describe(mode, jobs, options)),
@@ -210,7 +215,7 @@ fn describe(mode: Mode, jobs: u64, options: &BenchOptions) -> String {
         Mode::Steady => format!("steady: beside up to {jobs} jobs"),
         Mode::Debounce => format!("debounce: {jobs} events, {} callers", options.concurrency),
         Mode::Continuous => format!("continuous: {jobs} objects"),
-        Mode::Enqueue | Mode::Lifecycle | Mode::Pool | Mode::Limit => {
+        Mode::Enqueue | Mode::Lifecycle | Mode::Pool | Mode::Limit | Mode::Doors => {
             format!("{name}: {jobs} jobs, {} callers", options.concurrency)
         }
         Mode::Bulk | Mode::Drain | Mode::Pinned | Mode::Memory | Mode::Reopen | Mode::All => {
@@ -241,6 +246,7 @@ fn measure(mode: Mode, plan: &Plan, with_limit: bool) -> anyhow::Result<Vec<Meas
         Mode::Reopen => one(runtime.block_on(reopen::reopen(plan))),
         Mode::Idle => one(runtime.block_on(idle::idle(plan))),
         Mode::Steady => runtime.block_on(steady::steady(plan)),
+        Mode::Doors => runtime.block_on(doors::doors(plan)),
         #[cfg(feature = "postgres")]
         Mode::Limit if plan.ground.is_a_database() => {
             one(runtime.block_on(bare::insert_and_delete(plan)))

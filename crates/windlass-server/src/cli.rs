@@ -3,6 +3,7 @@
 mod bench;
 mod database;
 mod offline;
+mod serve;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, value_parser};
 use clap_complete::Shell;
@@ -16,6 +17,7 @@ pub(crate) use self::offline::{
     BackupOptions, ChangeOptions, DoctorOptions, ExportOptions, ListFormat, ListOptions,
     ObjectOptions, ObjectsOptions, ShowOptions,
 };
+pub(crate) use self::serve::ServeOptions;
 
 /// Durable background jobs: what it acknowledges, it never loses.
 #[derive(Debug, Parser)]
@@ -52,6 +54,8 @@ impl Cli {
 pub(crate) enum Command {
     /// Watch the engine at work: retries, a dead letter, a graph, lanes, a debounce, and more
     Demo(DemoOptions),
+    /// Let programs on other machines reach a store, over HTTP
+    Serve(ServeOptions),
     /// Measure the engine on this machine, and what part of its disk's speed it reaches
     Bench(BenchOptions),
     /// Check every checksum and every rule of a store, and say what is wrong

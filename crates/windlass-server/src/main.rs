@@ -2,6 +2,7 @@
 //!
 //! - [`cli`] says what can be typed
 //! - [`demo`] shows the engine at work
+//! - [`serve`] lets programs on other machines reach a store
 //! - [`bench`] measures it
 //! - [`doctor`] checks a store, [`backup`] copies it
 //! - [`offline`] lists, shows, changes and exports jobs, and shows objects, of a store that nobody
@@ -19,6 +20,7 @@ mod migrate;
 mod moving;
 mod offline;
 mod output;
+mod serve;
 mod signals;
 
 use std::process::ExitCode;
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> anyhow::Result<()> {
     match &cli.command {
         Command::Demo(options) => demo::run(options, cli.verbose > 0),
+        Command::Serve(options) => serve::run(options),
         Command::Bench(options) => bench::run(options),
         Command::Doctor(options) => doctor::run(options),
         Command::Backup(options) => backup::run(options),

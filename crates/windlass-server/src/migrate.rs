@@ -114,10 +114,12 @@ mod database {
     fn address(store: &str) -> anyhow::Result<PostgresAddress> {
         match store.parse() {
             Ok(Address::Postgres(address)) => address.parse().map_err(usage),
-            Ok(Address::Memory | Address::Directory(_)) | Err(_) => Err(Failure::because(
-                USAGE,
-                "only a database has a schema; name one like `postgres://user@host/database`",
-            )),
+            Ok(Address::Memory | Address::Directory(_) | Address::Http(_)) | Err(_) => {
+                Err(Failure::because(
+                    USAGE,
+                    "only a database has a schema; name one like `postgres://user@host/database`",
+                ))
+            }
         }
     }
 

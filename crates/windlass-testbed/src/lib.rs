@@ -8,6 +8,7 @@
 //! name, or fails it under `CI=true`. Everything else that goes wrong panics with the server's own
 //! log, because a test has no better answer to it.
 
+mod certificates;
 mod directory;
 mod framing;
 mod postgres;
@@ -18,6 +19,7 @@ mod service;
 use std::fs::OpenOptions;
 use std::io::Write;
 
+pub use certificates::make_certificates;
 pub use postgres::Postgres;
 pub use proxy::{Direction, Fault, Proxy};
 pub use service::{Nats, Pgbouncer, Redis};

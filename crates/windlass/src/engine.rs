@@ -72,8 +72,9 @@ impl Drop for EngineInner {
 impl Engine {
     /// Opens the store at `address` with default settings: a path such as `./jobs` keeps jobs in
     /// that directory, durably; `postgres://host/database` keeps them in a database that many
-    /// processes share (with the feature `postgres`); `memory:` keeps them for as long as the
-    /// process lives.
+    /// processes share (with the feature `postgres`); `https://host:7878` is a Windlass server that
+    /// keeps them (with the feature `remote`); `memory:` keeps them for as long as the process
+    /// lives.
     ///
     /// A directory is made if need be. If another process has it open, this one joins it, and all
     /// works as if it were alone; when that one is gone, one of the others takes over
@@ -273,6 +274,10 @@ pub struct EngineBuilder {
     wake: Option<Arc<dyn Wake>>,
     durability: Option<Durability>,
     sharing: Sharing,
+    #[cfg(feature = "remote")]
+    token: Option<Result<crate::wire::http::Token, crate::wire::http::InvalidToken>>,
+    #[cfg(feature = "remote")]
+    root_certificate: Option<Vec<u8>>,
 }
 
 impl EngineBuilder {
@@ -318,6 +323,23 @@ impl EngineBuilder {
         self
     }
 
+    /// What a Windlass server is told to be let in. Without it, the variable `WINDLASS_TOKEN` is
+    /// looked at. It is never printed. What cannot be a token
+    /// ([`Token::new`](crate::wire::http::Token::new)) is refused when a server is opened.
+    #[cfg(feature = "remote")]
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(crate::wire::http::Token::new(token));
+        self
+    }
+
+    /// The root, as PEM, by which the certificate of a Windlass server is known. Without it, it is
+    /// the roots of this machine.
+    #[cfg(feature = "remote")]
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.root_certificate = Some(pem.into());
+        self
+    }
+
     /// Opens the store at `address`.
     pub async fn open(self, address: &str) -> Result<Engine, Error> {
         self.check()?;
@@ -332,6 +354,10 @@ impl EngineBuilder {
             Address::Directory(path) => self.open_directory(&path).await,
             Address::Postgres(address) => {
                 let (store, wake) = self.open_postgres(&address).await?;
+                Ok(self.start(Waiters::new(store), wake, clock))
+            }
+            Address::Http(address) => {
+                let (store, wake) = self.open_http(&address).await?;
                 Ok(self.start(Waiters::new(store), wake, clock))
             }
         }
@@ -368,6 +394,23 @@ impl EngineBuilder {
         _address: &str,
     ) -> Result<(Arc<dyn Store>, Arc<dyn Wake>), Error> {
         Err(Error::NoPostgres)
+    }
+
+    /// Reaches a server, with wakes over it unless there are others.
+    #[cfg(feature = "remote")]
+    async fn open_http(&self, address: &str) -> Result<(Arc<dyn Store>, Arc<dyn Wake>), Error> {
+        use crate::wire::http::{HttpOptions, open};
+        let token = self.token.clone().transpose();
+        let token = token.map_err(|error| Error::ServerAddress { why: error.to_string() })?;
+        let options = HttpOptions { token, root_certificate: self.root_certificate.clone() };
+        let (store, wake) = open(address, &options).await?;
+        let wake = self.wake.clone().unwrap_or_else(|| Arc::new(wake));
+        Ok((Arc::new(store), wake))
+    }
+
+    #[cfg(not(feature = "remote"))]
+    async fn open_http(&self, _address: &str) -> Result<(Arc<dyn Store>, Arc<dyn Wake>), Error> {
+        Err(Error::NoRemote)
     }
 
     /// Opens a directory, or joins the process that has it open.

@@ -142,7 +142,12 @@ pub enum Error {
     #[error(
         "cannot open `{address}`: this build opens a directory such as `./jobs`, {databases}\
          or `memory:`",
-        databases = if cfg!(feature = "postgres") { "`postgres://host/database`, " } else { "" }
+        databases = match (cfg!(feature = "postgres"), cfg!(feature = "remote")) {
+            (true, true) => "`postgres://host/database`, `https://host:7878`, ",
+            (true, false) => "`postgres://host/database`, ",
+            (false, true) => "`https://host:7878`, ",
+            (false, false) => "",
+        }
     )]
     UnknownStore {
         /// The address.
@@ -157,8 +162,32 @@ pub enum Error {
     #[error("cannot open a PostgreSQL database: build with the feature `postgres`")]
     NoPostgres,
 
+    /// The address is that of a Windlass server, and this build has no client for it.
+    #[error("cannot reach a Windlass server: build with the feature `remote`")]
+    NoRemote,
+
+    /// What was given cannot be the address of a server, or its token or certificate. It is not
+    /// repeated here, because it may hold a secret.
+    #[error("that is not how a Windlass server is reached: {why}")]
+    ServerAddress {
+        /// What is wrong with it.
+        why: String,
+    },
+
+    /// The server was not reached, or is none that this program understands.
+    #[error("cannot open the Windlass server at {server}: {why}")]
+    Server {
+        /// Its address.
+        server: String,
+        /// What went wrong.
+        why: String,
+    },
+
     /// A job was to be part of a transaction, and its engine is not on PostgreSQL.
-    #[error("the engine does not keep its jobs in PostgreSQL, so they cannot join a transaction")]
+    #[error(
+        "the engine does not keep its jobs in a PostgreSQL database that it has open itself, so \
+         they cannot join a transaction"
+    )]
     NotPostgres,
 
     /// A statement in the caller's own transaction failed: roll it back.

@@ -17,6 +17,8 @@
 
 mod frame;
 mod hello;
+#[cfg(feature = "remote")]
+pub mod http;
 mod remote;
 mod rings;
 mod service;

@@ -16,6 +16,7 @@ use windlass::store::{Address, Durability};
 use windlass::{Engine, Error, Sharing};
 
 use crate::bench::Plan;
+use crate::bench::doors::{Door, OtherProcess};
 use crate::bench::process::processor_time;
 use crate::bench::result::Measurement;
 #[cfg(feature = "postgres")]
@@ -56,6 +57,10 @@ impl Ground {
                 bail!("the server decides what is durable; see its `synchronous_commit`")
             }
             Address::Postgres(address) => database = Some(address),
+            Address::Http(_) => bail!(
+                "a bench makes a store for each measurement; name a directory, and measure a \
+                 server with --mode doors"
+            ),
             Address::Memory if durability.is_some() => {
                 bail!(
                     "`memory:` keeps nothing, so there is no durability to choose; \
@@ -69,6 +74,11 @@ impl Ground {
 
     pub(crate) fn is_a_database(&self) -> bool {
         self.database.is_some()
+    }
+
+    /// When stores answer, if that was asked for.
+    pub(crate) fn durability(&self) -> Option<Durability> {
+        self.durability
     }
 
     /// The address of the database, if it is one.
@@ -165,7 +175,6 @@ impl Plot {
         self.path.as_deref()
     }
 
-    #[cfg(feature = "postgres")]
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
@@ -214,6 +223,8 @@ impl Drop for Plot {
 pub(crate) struct Subject {
     pub(crate) engine: Engine,
     pub(crate) plot: Plot,
+    /// The process that owns the store, if it is not this one.
+    pub(crate) other: Option<OtherProcess>,
     written_before: u64,
     worked_before: Option<Duration>,
     /// The database that is measured, and what it had done before; `None` where only the store's
@@ -226,7 +237,18 @@ impl Subject {
     /// A new engine on an empty store.
     pub(crate) async fn open(mode: Mode, plan: &Plan) -> anyhow::Result<Self> {
         let plot = plan.ground.plot(mode)?;
-        let engine = plot.open().await?;
+        let (engine, other) = match plan.door {
+            Door::Own => (plot.open().await?, None),
+            Door::Joined => {
+                let other = OtherProcess::start(plot.address())?;
+                let joined = Engine::open(plot.address()).await?;
+                (joined, Some(other))
+            }
+            Door::Http => {
+                let other = OtherProcess::start(plot.address())?;
+                (Engine::open(&other.url).await?, Some(other))
+            }
+        };
         #[cfg(feature = "postgres")]
         let server = match plan.ground.is_a_database() {
             true => Server::connect(plot.address()).await.ok().map(|it| (it, Work::default())),
@@ -235,6 +257,7 @@ impl Subject {
         let mut subject = Self {
             engine,
             plot,
+            other,
             written_before: 0,
             worked_before: None,
             #[cfg(feature = "postgres")]
@@ -277,7 +300,8 @@ impl Subject {
             let measured = measured.wrote(bytes - before.bytes);
             return Ok(measured.committed(commits - before.commits));
         }
-        if plan.ground.is_a_database() {
+        // What another process writes is not known here.
+        if plan.ground.is_a_database() || self.other.is_some() {
             return Ok(measured);
         }
         Ok(measured.wrote(self.space().written - self.written_before))

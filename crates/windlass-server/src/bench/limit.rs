@@ -69,6 +69,7 @@ impl LimitWork {
             | Mode::Reopen
             | Mode::Idle
             | Mode::Steady
+            | Mode::Doors
             | Mode::Limit
             | Mode::All => (1, plan.concurrency, 1, bytes(1.0)),
         };

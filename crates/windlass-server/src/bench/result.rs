@@ -144,6 +144,16 @@ pub(crate) enum Extra {
         /// How long what went on took.
         large_ms: Figure,
     },
+    Door {
+        /// What was measured: a mode, or `takeover`.
+        of: &'static str,
+        /// How the store is reached: `own`, `joined` or `http`.
+        door: &'static str,
+        /// How fast it was, as part of the speed of one's own store.
+        ratio_to_own: Figure,
+        /// How much longer half of the calls took at most.
+        p50_more_ms: Figure,
+    },
     Limit {
         /// The mode it is the limit of.
         of: &'static str,
@@ -228,6 +238,11 @@ impl Measurement {
         Self { extra, ..self }
     }
 
+    /// As a line of another mode, which has made it.
+    pub(crate) fn part_of_mode(self, mode: Mode) -> Self {
+        Self { mode: mode.name(), ..self }
+    }
+
     /// Without a payload, whatever was asked for.
     pub(crate) fn without_payload(self) -> Self {
         Self { payload_bytes: 0, ..self }
@@ -279,6 +294,11 @@ impl Measurement {
     pub(crate) fn part_of(&self, limit: &Measurement) -> Figure {
         let (reached, possible) = self.jobs_per_s.zip(limit.jobs_per_s)?;
         Some(rounded(reached / possible.max(1e-9), 3))
+    }
+
+    /// By how many milliseconds half of its calls were later than those of another.
+    pub(crate) fn later_than(&self, other: &Measurement) -> Figure {
+        self.p50_ms.zip(other.p50_ms).map(|(ours, theirs)| rounded(ours - theirs, 3))
     }
 
     /// Everything that differs from run to run, always in the same order.
@@ -347,6 +367,9 @@ impl Extra {
             }
             Extra::Idle { seconds: _, cpu_percent } => vec![cpu_percent],
             Extra::Steady { beside: _, jobs: _, stalls, large_ms } => vec![stalls, large_ms],
+            Extra::Door { of: _, door: _, ratio_to_own, p50_more_ms } => {
+                vec![ratio_to_own, p50_more_ms]
+            }
             Extra::Limit { of: _, writes_per_job: _, bytes_per_write: _, bytes_per_s } => {
                 vec![bytes_per_s]
             }
@@ -363,6 +386,7 @@ impl Extra {
             Extra::Continuous { objects, .. } => format!(" × {}", short(*objects)),
             Extra::Batch { batch, .. } => format!(" × {}", short(*batch)),
             Extra::Growth { of, .. } => format!(", {of}"),
+            Extra::Door { of, door, .. } => format!(", {of}, {door}"),
             Extra::Backlog { backlog, .. } => format!(" {}", short(*backlog)),
             Extra::Pinned { part, .. } => format!(", {part}"),
             Extra::Memory { of, state, .. } => format!(" {of}, {state}"),
@@ -403,6 +427,11 @@ impl Extra {
             }
             Extra::Memory { bytes_per_job, .. } => {
                 bytes_per_job.map_or_else(unknown, |bytes| format!("{bytes:.0} bytes of memory"))
+            }
+            Extra::Door { door: "own", .. } => String::new(),
+            Extra::Door { ratio_to_own: Some(ratio), .. } => format!("{ratio:.2} of one's own"),
+            Extra::Door { p50_more_ms, .. } => {
+                p50_more_ms.map_or_else(String::new, |more| format!("p50 {more:+.3} ms"))
             }
             Extra::Pool { ratio_to_plain, .. } => ratio_to_plain
                 .map_or_else(String::new, |ratio| format!("{ratio:.2} of the plain queue")),

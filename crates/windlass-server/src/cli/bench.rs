@@ -145,6 +145,13 @@ What `steady` tells:
   as many wait. First come the same calls to a bare log, or as bare inserts, and with nothing beside
   them. A stall is a call of more than 50 ms.
 
+What `doors` tells:
+  enqueue, bulk, drain and latency three times each: on a directory that this process owns, on one
+  that another process owns and this one has joined, and on one behind a server, over HTTP on the
+  loopback; `ratio_to_own` and `p50_more_ms` compare with the first. The other process is `windlass
+  serve`. Then ten takeovers: from the death of the owner until its successor answers an enqueue,
+  while a tenth of the jobs wait.
+
 What the modes with objects tell:
   pool        one line for a queue without lanes, one for the pool; `ratio_to_plain` compares them
   debounce    events per second until the last flush has run, and what a key takes in memory
@@ -200,9 +207,11 @@ pub(crate) enum Mode {
     Idle,
     /// A thousand small enqueues a second, beside one large work after another; see below
     Steady,
+    /// A directory that this process owns, one it has joined, and one behind a server; see below
+    Doors,
     /// What the disk could do at best; see below
     Limit,
-    /// All that the store has, but for `steady`, which takes minutes
+    /// All that the store has, but for `steady` and `doors`, which take longer
     All,
 }
 
@@ -224,6 +233,7 @@ impl Mode {
             Mode::Reopen => "reopen",
             Mode::Idle => "idle",
             Mode::Steady => "steady",
+            Mode::Doors => "doors",
             Mode::Limit => "limit",
             Mode::All => "all",
         }
@@ -231,7 +241,7 @@ impl Mode {
 
     /// Whether it only makes sense on a disk.
     pub(crate) fn needs_a_disk(self) -> bool {
-        matches!(self, Mode::Reopen | Mode::Limit)
+        matches!(self, Mode::Reopen | Mode::Limit | Mode::Doors)
     }
 
     /// Whether the bare log, or the bare database, can do the like.

@@ -244,6 +244,9 @@ fn store_path(text: &str) -> Result<PathBuf, String> {
         Ok(Address::Postgres(_)) => {
             Err("this looks into the files of a store; a database has none".to_string())
         }
+        Ok(Address::Http(_)) => {
+            Err("this looks into the files of a store; a server shows none".to_string())
+        }
         Err(error) => Err(windlass::Error::to_string(&error)),
     }
 }

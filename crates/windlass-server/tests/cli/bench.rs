@@ -43,6 +43,7 @@ fn keys_of(mode: &str) -> &'static [&'static str] {
         "continuous" => &["objects", "period_ms", "bytes_per_object"],
         "reopen" => &["open_ms", "disk_bytes", "live_bytes", "disk_ratio"],
         "idle" => &["seconds", "cpu_percent"],
+        "doors" => &["of", "door", "ratio_to_own", "p50_more_ms"],
         "limit" => &["of", "writes_per_job", "bytes_per_write", "bytes_per_s"],
         _ => &[],
     }
@@ -162,6 +163,23 @@ fn small_calls_are_measured_beside_each_large_work_and_alone() {
         let has_work = line["jobs"].as_u64() > Some(0);
         assert_eq!(line["large_ms"].as_f64() > Some(0.0), has_work, "{line}");
     }
+}
+
+#[test]
+fn a_store_is_measured_by_each_of_its_doors_and_a_takeover_is_timed() {
+    let scratch = Scratch::new();
+    let lines = check_bench(&scratch.path("bench"), &["--mode", "doors", "--jobs", "200"]);
+    let doors: Vec<_> = lines.iter().filter_map(|line| line["door"].as_str()).collect();
+    let (each, takeover) = doors.split_at(12);
+    assert!(each.chunks(3).all(|doors| doors == ["own", "joined", "http"]), "{doors:?}");
+    assert_eq!((takeover, &lines[12]["of"]), (&["joined"][..], &"takeover".into()));
+    for line in &lines[..9] {
+        let own = (line["door"] == "own").then_some(1.0);
+        let ratio = line["ratio_to_own"].as_f64();
+        assert!(ratio > Some(0.0) && own.is_none_or(|own| ratio == Some(own)), "{line}");
+    }
+    assert!(lines[12]["p50_ms"].as_f64() > Some(0.0), "{}", lines[12]);
+    check_refused(&["bench", "--mode", "doors"], 1, "`doors` measures a disk");
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod migrate;
 mod moving;
 mod objects;
 mod offline;
+mod serve;
 mod stores;
 
 use std::io::{BufRead, BufReader, Write};
@@ -84,6 +85,7 @@ fn help_lists_the_commands() {
     assert!(output.status.success());
     let commands = [
         "demo",
+        "serve",
         "bench",
         "doctor",
         "backup",

@@ -40,6 +40,12 @@ pub struct Pair {
 pub trait Cut: Send + Sync + std::fmt::Debug {
     /// Cuts all connections there are now.
     fn cut(&self);
+
+    /// Whether a ring may be lost meanwhile, so that everyone has to look. If not, whoever listens
+    /// hears after the cut what was rung during it.
+    fn loses_rings(&self) -> bool {
+        true
+    }
 }
 
 /// One promise, checked.
@@ -268,6 +274,9 @@ async fn after_a_cut_listeners_are_woken_once_and_later_rings_arrive(pair: Pair)
     // A connection that is known to be there.
     pass(&pair).await;
     cut.cut();
+    if !cut.loses_rings() {
+        pair.here.ring(&[queue("mail"), Ring::Cancel]).await;
+    }
     heard(&mut mail).await;
     heard(&mut cancels).await;
     pass(&pair).await;

@@ -15,6 +15,8 @@ pub enum Address {
     Directory(PathBuf),
     /// `postgres://…` or `postgresql://…`
     Postgres(String),
+    /// `http://…` or `https://…`: a Windlass server.
+    Http(String),
 }
 
 impl fmt::Debug for Address {
@@ -25,6 +27,22 @@ impl fmt::Debug for Address {
             Address::Directory(path) => f.debug_tuple("Directory").field(path).finish(),
             Address::Postgres(address) => {
                 f.debug_tuple("Postgres").field(&without_credentials(address)).finish()
+            }
+            Address::Http(address) => {
+                f.debug_tuple("Http").field(&without_credentials(address)).finish()
+            }
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    /// As it is written, without the password of a database.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Memory => f.write_str("memory:"),
+            Address::Directory(path) => write!(f, "{}", path.display()),
+            Address::Postgres(address) | Address::Http(address) => {
+                f.write_str(&without_credentials(address))
             }
         }
     }
@@ -42,6 +60,9 @@ impl FromStr for Address {
         }
         if address.starts_with("postgres://") || address.starts_with("postgresql://") {
             return Ok(Address::Postgres(address.to_string()));
+        }
+        if address.starts_with("http://") || address.starts_with("https://") {
+            return Ok(Address::Http(address.to_string()));
         }
         let path = match address.strip_prefix("file:") {
             Some(path) => path,
@@ -91,6 +112,10 @@ mod tests {
         for url in ["postgres://localhost/jobs", "postgresql://me@host"] {
             let address: Address = url.parse().expect(url);
             assert_eq!(address, Address::Postgres(url.to_string()));
+        }
+        for url in ["http://127.0.0.1:7878", "https://jobs.example/base"] {
+            let address: Address = url.parse().expect(url);
+            assert_eq!(address, Address::Http(url.to_string()));
         }
         assert_eq!("memory:".parse::<Address>().expect("it is known"), Address::Memory);
         for other in ["", "file:", "file://jobs", "redis://x", "sqlite:jobs", "memory:x", "no:"] {

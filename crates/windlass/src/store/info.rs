@@ -28,8 +28,8 @@ pub struct StoreInfo {
     /// The schema of a database in which a transaction of the caller's own can reach the store;
     /// `None` for a store that is in no database.
     pub schema: Option<Arc<str>>,
-    /// Whether this process owns the directory, or has joined the one that does; `None` for a store
-    /// that processes do not share in this way.
+    /// Whether this process owns the store, or another one does that answers its calls; `None` for
+    /// a store that processes do not share in this way.
     #[serde(default)]
     pub ownership: Option<Ownership>,
     /// What to do about jobs of lost workers, where that belongs to the store; `None` where it
@@ -38,14 +38,14 @@ pub struct StoreInfo {
     pub recovery: Option<Recovery>,
 }
 
-/// Who owns a directory that processes share.
+/// Who owns a store that processes share, and keeps it in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ownership {
     /// This process.
     Owner,
     /// Another one, which answers the calls of this one.
     Joined {
-        /// Which process, such as `process 4711 (web)`.
+        /// Which one, such as `process 4711 (web)`, or `the server at https://jobs.example`.
         owner: String,
     },
     /// Nobody is known to: the last owner has gone, and another is sought.

@@ -71,7 +71,13 @@ pub async fn move_store(from: &str, to: &str, force: bool) -> Result<Moved, Erro
             drop((name, stand));
             Err(Error::NoPostgres)
         }
+        Address::Http(_) => Err(not_through_a_server()),
     }
+}
+
+fn not_through_a_server() -> Error {
+    let why = "a store is not moved through a server; name the directory or the database itself";
+    Error::NotMoved { why: why.to_string() }
 }
 
 /// A store that is read.
@@ -104,6 +110,7 @@ impl Source {
                 let _ = force;
                 Err(Error::NoPostgres)
             }
+            Address::Http(_) => Err(not_through_a_server()),
         }
     }
 

@@ -85,6 +85,12 @@ impl Frames {
         &mut self.arrived
     }
 
+    /// Whether bytes have arrived that are not handed out: part of a message, or all of it.
+    #[cfg(feature = "remote")]
+    pub(super) fn has_more(&self) -> bool {
+        self.taken < self.arrived.len()
+    }
+
     /// The next message, without its length, if all of it has arrived. After an error the
     /// connection is of no more use: nobody knows where the next message begins.
     pub fn take(&mut self) -> Result<Option<&[u8]>, InvalidFrame> {

@@ -17,6 +17,8 @@ use windlass_core::object::Turn;
 use windlass_core::refusal::Refusal;
 
 use super::{Call, Fault, Reply, Response};
+#[cfg(feature = "remote")]
+use crate::store::Ownership;
 use crate::store::{
     AlterJobs, AlterQueue, Answer, ClaimedBatch, HeartbeatAnswer, JobActionResult, JobQuery,
     ObjectPage, ObjectQuery, Page, QueueActionDone, Store, StoreError, StoreInfo,
@@ -58,6 +60,13 @@ impl<C: Connection> RemoteStore<C> {
             }
             _ => Err(odd(doing)),
         }
+    }
+
+    /// The same, with who owns it: who that is at the other end says nothing here.
+    #[cfg(feature = "remote")]
+    pub(crate) fn owned_by(mut self, owner: String) -> Self {
+        self.info.ownership = Some(Ownership::Joined { owner });
+        self
     }
 
     async fn call(&self, call: Call) -> Answer<Reply> {

@@ -212,3 +212,20 @@ fn nightly_report_is_written_by_the_clocks_of_berlin() {
         &["(Europe/Berlin)", "report for north", "paused: true", ":30:00.000Z"],
     );
 }
+
+#[test]
+fn two_processes_share_a_directory() {
+    prints(
+        "two_processes",
+        &[
+            "the second process has joined the first",
+            "the second process hears: cat.jpg is small now",
+        ],
+    );
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn server_is_reached_by_a_program_elsewhere() {
+    prints("server", &["windlass: Seilwinde\n"]);
+}

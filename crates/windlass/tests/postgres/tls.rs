@@ -7,15 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use windlass::Engine;
 use windlass::wake::PostgresWake;
-use windlass_testbed::{Missing, Postgres, or_skip};
+use windlass_testbed::{Missing, Postgres, make_certificates, or_skip};
 
 /// A server with a certificate for `localhost`, and the root that has signed it.
 struct Secure {
     server: Postgres,
     directory: PathBuf,
 }
-
-const OPENSSL: Missing = Missing { what: "openssl", how_to_install: "apt-get install openssl" };
 
 fn secure() -> Result<&'static Secure, Missing> {
     static SECURE: OnceLock<Result<Secure, Missing>> = OnceLock::new();
@@ -27,7 +25,7 @@ impl Secure {
         let name = format!("windlass-tls-{}", std::process::id());
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         std::fs::create_dir_all(&directory).expect("it is new");
-        make_certificates(&directory).ok_or(OPENSSL)?;
+        make_certificates(&directory)?;
         let server = Postgres::start()?;
         // Beside the data, where a file that nobody else may read can be put.
         let data = server.sql("postgres", "show data_directory");
@@ -49,68 +47,6 @@ impl Secure {
         let encryption = encryption.replace("ROOTS", &roots);
         format!("postgres://postgres@{host}:{}/postgres?{encryption}", self.server.port())
     }
-}
-
-/// A root, a certificate for `localhost` that it has signed, and a root that has signed nothing.
-fn make_certificates(directory: &Path) -> Option<()> {
-    let openssl = |arguments: &[&str]| {
-        let mut command = Command::new("openssl");
-        command.current_dir(directory).args(arguments);
-        command.output().ok().filter(|output| output.status.success()).map(drop)
-    };
-    for (name, subject) in [("root", "/CN=our root"), ("other", "/CN=another root")] {
-        let (key, certificate) = (format!("{name}.key"), format!("{name}.pem"));
-        openssl(&[
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-days",
-            "3650",
-            "-subj",
-            subject,
-            "-keyout",
-            &key,
-            "-out",
-            &certificate,
-        ])?;
-    }
-    openssl(&[
-        "req",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-subj",
-        "/CN=localhost",
-        "-keyout",
-        "server.key",
-        "-out",
-        "server.csr",
-    ])?;
-    let extensions = "subjectAltName=DNS:localhost\nbasicConstraints=CA:FALSE\n";
-    std::fs::write(directory.join("extensions"), extensions).expect("it can be written");
-    openssl(&[
-        "x509",
-        "-req",
-        "-in",
-        "server.csr",
-        "-CA",
-        "root.pem",
-        "-CAkey",
-        "root.key",
-        "-CAcreateserial",
-        "-days",
-        "3650",
-        "-extfile",
-        "extensions",
-        "-out",
-        "server.crt",
-    ])
 }
 
 /// Whether all connections that the engine has are encrypted; it has at least two.

@@ -11,62 +11,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
-use windlass::clock::{BoxFuture, Clock};
 use windlass::conformance::wakes::{Pair, WakeHarness};
-use windlass::conformance::{Harness, cases, wakes};
+use windlass::conformance::{Harness, wakes};
 use windlass::core::job::{LeaseToken, NewJob, RequestId, StateName};
 use windlass::core::ledger::{Claim, KindClaim, Settlement};
 use windlass::core::outcome::Verdict;
-use windlass::core::time::{Now, Steady, Timestamp};
 use windlass::store::file::{FileOptions, LedgerOptions};
 use windlass::store::{ClaimedBatch, DirectoryOptions, DirectoryStore, OpenDirectory, Store};
 use windlass::{Engine, JobId, Limits, Name, Ownership, Received, Sharing, Topics};
 
 use crate::process::Directory;
-
-/// A clock that stands still until it is advanced, whichever thread asks. Whoever waits for longer
-/// than anybody takes advances it, unless it began to wait for another store.
-#[derive(Debug)]
-struct SetClock {
-    micros: Arc<watch::Sender<u64>>,
-    /// How many stores there have been.
-    stores: Arc<AtomicU64>,
-}
-
-/// How long it takes until nothing happens any more.
-const AT_REST: Duration = Duration::from_secs(1);
-
-impl SetClock {
-    fn new() -> Arc<Self> {
-        let micros = Arc::new(watch::Sender::new(1_000_000));
-        Arc::new(Self { micros, stores: Arc::default() })
-    }
-}
-
-impl Clock for SetClock {
-    fn now(&self) -> Now {
-        let micros = *self.micros.borrow();
-        let wall = Timestamp::from_micros(1_767_225_600_000_000) + Duration::from_micros(micros);
-        Now { wall, steady: Steady::from_micros(micros) }
-    }
-
-    fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
-        let (clock, mut now) = (self.micros.clone(), self.micros.subscribe());
-        let stores = self.stores.clone();
-        let began = stores.load(Ordering::SeqCst);
-        let length = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
-        let until = now.borrow().saturating_add(length);
-        Box::pin(async move {
-            let advanced = now.wait_for(|now| *now >= until);
-            if tokio::time::timeout(AT_REST, advanced).await.is_err()
-                && stores.load(Ordering::SeqCst) == began
-            {
-                clock.send_modify(|now| *now = (*now).max(until));
-            }
-        })
-    }
-}
+use crate::suite::{SetClock, keeps_every_promise};
 
 /// Two engines on one directory: one owns it, the other has joined.
 struct TwoEngines {
@@ -94,7 +49,7 @@ struct JoinedStores {
 #[async_trait]
 impl Harness for JoinedStores {
     async fn fresh(&self, limits: Limits) -> Arc<dyn Store> {
-        self.clock.stores.fetch_add(1, Ordering::SeqCst);
+        self.clock.begin_another_store();
         let before = std::mem::take(&mut *self.kept.lock().expect("nobody panicked"));
         for (owner, joined, _directory) in before {
             joined.store.close().await;
@@ -118,8 +73,7 @@ impl Harness for JoinedStores {
     }
 
     async fn advance(&self, by: Duration) {
-        let by = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
-        self.clock.micros.send_modify(|now| *now = now.saturating_add(by));
+        self.clock.advance(by);
     }
 }
 
@@ -127,19 +81,8 @@ impl Harness for JoinedStores {
 async fn a_joined_store_keeps_every_promise_of_the_suite() {
     let harness = JoinedStores { clock: SetClock::new(), kept: Mutex::default() };
     let harness: Arc<dyn Harness> = Arc::new(harness);
-    let mut told = Vec::new();
-    for case in cases() {
-        let checked = tokio::time::timeout(HANGS, case.check(harness.clone())).await;
-        match checked {
-            Ok(broken) => told.extend(broken.map(|it| format!("{}: {}", it.name, it.seen))),
-            Err(_) => told.push(format!("{}: it does not end", case.name)),
-        }
-    }
-    assert!(told.is_empty(), "{} are broken:\n{}", told.len(), told.join("\n"));
+    keeps_every_promise(harness).await;
 }
-
-/// Longer than any promise takes to be checked.
-const HANGS: Duration = Duration::from_secs(60);
 
 struct JoinedWakes(Mutex<Vec<TwoEngines>>);
 

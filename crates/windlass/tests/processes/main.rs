@@ -6,4 +6,6 @@
 
 mod joined;
 mod process;
+#[path = "../support/suite.rs"]
+mod suite;
 mod takeover;

@@ -274,7 +274,7 @@ impl JournalPath {
     ///
     /// Those who serve other processes are told by a task of theirs: the program's own runtime may
     /// be busy for as long as it likes (`a_program_that_blocks_its_runtime_still_serves_others` in
-    /// `tests/main/processes.rs`).
+    /// `tests/processes/takeover.rs`).
     pub(super) fn answer(&self, mut waiting: Vec<CommitWaiter>) {
         if let Some(serving) = self.serving.get() {
             let served = waiting.extract_if(.., |waiter| waiter.serves);
