@@ -172,10 +172,10 @@ pub enum Reply {
         /// Which process owns the directory, for people.
         owner: String,
     },
-    /// To no call: the program ends. It has answered every call up to this number, and makes none
-    /// of those after it.
+    /// To no call: the program ends. It has answered as many calls as it has read, and makes none of
+    /// those that were sent after them.
     Goodbye {
-        /// The number of the last call.
+        /// How many calls it has read.
         last: u64,
     },
 }

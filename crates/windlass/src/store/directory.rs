@@ -330,6 +330,11 @@ impl DirectoryStore {
                     return call.answered_by(&served).await.map_err(|it| it.into_error(doing));
                 }
                 DirectoryRole::Joined(joined) => match directory.send(&joined, &call).await {
+                    Ok(Response { answer: Err(fault), .. })
+                        if is_of_a_broken_store(&fault, call.may_repeat()) =>
+                    {
+                        fault
+                    }
                     Ok(response) => return response.answer.map_err(|it| it.into_error(doing)),
                     Err(fault @ Fault::Unknown { .. }) if !call.may_repeat() => {
                         return Err(fault.into_error(doing));
@@ -370,6 +375,15 @@ impl DirectoryStore {
             let why = format!("its worker cannot be named in the directory: {error}");
             Refusal::Unavailable { why }.into()
         })
+    }
+}
+
+/// Whether an owner answers so because its store has broken: it gives the directory up, and its
+/// successor can be asked.
+fn is_of_a_broken_store(fault: &Fault, may_repeat: bool) -> bool {
+    match fault {
+        Fault::Refused(refusal) => matches!(refusal, Refusal::StoreBroken { .. }),
+        Fault::Unknown { .. } => may_repeat,
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use windlass_core::refusal::Refusal;
 
@@ -129,6 +129,8 @@ async fn read_calls(
 ) -> Result<(), ConnectionError> {
     let room = Arc::new(Semaphore::new(CALL_BYTES / PIECE + CALLS));
     let places = Arc::new(Semaphore::new(CALLS));
+    // Whoever waits for something waits for nobody when this goes.
+    let (_here, gone) = watch::channel(());
     let mut last = 0;
     loop {
         while let Some(message) = frames.take()? {
@@ -137,15 +139,15 @@ async fn read_calls(
             }
             let pieces = u32::try_from(message.len() / PIECE + 1).unwrap_or(u32::MAX);
             let call = ReceivedCall::of(message)?;
-            last = call.number;
+            last += 1;
             let held = (
                 places.clone().acquire_owned().await,
                 room.clone().acquire_many_owned(pieces).await,
             );
-            let (service, answers) = (service.clone(), answers.clone());
+            let (service, answers, gone) = (service.clone(), answers.clone(), gone.clone());
             // Of nobody but itself: it is carried through however the connection ends.
             tokio::spawn(async move {
-                if let Some(answer) = call.answer(&*service).await {
+                if let Some(answer) = call.answer(&*service, gone).await {
                     // If nobody takes it any more, the connection has ended.
                     let _ = answers.send(answer).await;
                 }
@@ -196,13 +198,18 @@ impl ReceivedCall {
     }
 
     /// The answer; none if nobody is to be told any more.
-    async fn answer(self, service: &impl Service) -> Option<Vec<u8>> {
+    async fn answer(
+        self,
+        service: &impl Service,
+        mut gone: watch::Receiver<()>,
+    ) -> Option<Vec<u8>> {
         let number = self.number;
         let answer = match self.call {
             Some(call) if call.waits() => tokio::select! {
                 biased;
                 answer = service.answer(call) => answer,
                 () = service.closing() => return None,
+                _ = gone.changed() => return None,
             },
             Some(call) => service.answer(call).await,
             None => {

@@ -41,9 +41,18 @@ struct PendingCalls {
 
 #[derive(Default)]
 struct PendingByNumber {
-    by_number: HashMap<u64, oneshot::Sender<Result<Response, Fault>>>,
+    by_number: HashMap<u64, PendingCaller>,
+    /// How many calls were put on their way.
+    sent: u64,
     /// Why no more calls are made.
     ended: Option<String>,
+}
+
+/// Somebody who waits for an answer.
+struct PendingCaller {
+    tell: oneshot::Sender<Result<Response, Fault>>,
+    /// The place of its call among all that were sent.
+    place: u64,
 }
 
 impl PendingCalls {
@@ -65,15 +74,36 @@ impl PendingCalls {
         self.has_ended.send_replace(true);
     }
 
-    /// The other program makes no call after this number.
-    fn not_after(&self, last: u64) {
+    /// The other program has read so many calls, and makes none of those after them.
+    fn not_after(&self, read: u64) {
         let why = "the other program ends";
         self.refuse(why.to_string());
         let unmade: Vec<_> =
-            self.callers().by_number.extract_if(|number, _| *number > last).collect();
+            self.callers().by_number.extract_if(|_, caller| caller.place > read).collect();
         for (_, caller) in unmade {
-            let _ = caller.send(Err(not_made(why)));
+            let _ = caller.tell.send(Err(not_made(why)));
         }
+    }
+
+    /// Puts a call on its way, and whoever waits for its answer among the callers: both at once, so
+    /// that places are those in which calls are read at the other end.
+    fn send(
+        &self,
+        (number, bytes): (u64, Vec<u8>),
+        tell: Option<oneshot::Sender<Result<Response, Fault>>>,
+        way: mpsc::Permit<'_, Vec<u8>>,
+    ) -> Result<(), Fault> {
+        let mut callers = self.callers();
+        if let Some(why) = &callers.ended {
+            return Err(not_made(why));
+        }
+        callers.sent += 1;
+        if let Some(tell) = tell {
+            let place = callers.sent;
+            callers.by_number.insert(number, PendingCaller { tell, place });
+        }
+        way.send(bytes);
+        Ok(())
     }
 }
 
@@ -128,11 +158,14 @@ impl StreamConnection {
     /// Asks the other side whether it is there.
     pub(crate) fn ask(&self) -> impl Future<Output = ()> + Send + 'static {
         let (calls, number) = (self.calls.clone(), self.next.fetch_add(1, Ordering::Relaxed));
+        let waiting = self.waiting.clone();
         async move {
             let mut bytes = Vec::new();
-            if encode(&Request { number, call: Call::Info }, &mut bytes).is_ok() {
+            if encode(&Request { number, call: Call::Info }, &mut bytes).is_ok()
+                && let Ok(way) = calls.reserve().await
+            {
                 // Nobody waits for the answer: that one comes is what is seen.
-                let _ = calls.send(bytes).await;
+                let _ = waiting.send((number, bytes), None, way);
             }
         }
     }
@@ -143,22 +176,13 @@ impl StreamConnection {
         (self.waiting.received.load(Ordering::SeqCst), waiting)
     }
 
-    /// Takes a number for a caller who waits, until the answer is there or the caller goes.
-    fn expect(&self) -> Result<(PendingCall<'_>, PendingReply), Fault> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let (tell, told) = oneshot::channel();
-        let mut callers = self.waiting.callers();
-        if let Some(why) = &callers.ended {
-            return Err(not_made(why));
-        }
-        callers.by_number.insert(number, tell);
-        Ok((PendingCall { waiting: &self.waiting, number }, told))
+    /// Why no call is made any more.
+    fn gone(&self) -> String {
+        self.ended().unwrap_or_else(|| "the connection was closed".to_string())
     }
 }
 
-type PendingReply = oneshot::Receiver<Result<Response, Fault>>;
-
-/// The place of a caller among those who wait.
+/// A call that waits for its answer, until that is there or the caller goes.
 struct PendingCall<'a> {
     waiting: &'a PendingCalls,
     number: u64,
@@ -178,23 +202,23 @@ fn not_made(why: &str) -> Fault {
 #[async_trait]
 impl Connection for StreamConnection {
     async fn send(&self, call: Call) -> Result<Response, Fault> {
-        let (place, told) = self.expect()?;
+        if let Some(why) = self.ended() {
+            return Err(not_made(&why));
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut bytes = Vec::new();
-        let request = Request { number: place.number, call };
+        let request = Request { number, call };
         encode(&request, &mut bytes).map_err(|error| not_made(&error.to_string()))?;
         if bytes.len() > CALL_BYTES {
             let error = InvalidFrame::TooLong { bytes: bytes.len() as u64, most: CALL_BYTES };
             return Err(not_made(&error.to_string()));
         }
         drop(request);
-        if self.calls.send(bytes).await.is_err() {
-            let why = self.ended().unwrap_or_else(|| "the connection was closed".to_string());
-            return Err(not_made(&why));
-        }
-        told.await.unwrap_or_else(|_| {
-            let why = self.ended().unwrap_or_else(|| "the connection was closed".to_string());
-            Err(Fault::Unknown { why })
-        })
+        let Ok(way) = self.calls.reserve().await else { return Err(not_made(&self.gone())) };
+        let (tell, told) = oneshot::channel();
+        let _pending = PendingCall { waiting: &self.waiting, number };
+        self.waiting.send((number, bytes), Some(tell), way)?;
+        told.await.unwrap_or_else(|_| Err(Fault::Unknown { why: self.gone() }))
     }
 
     async fn close(&self) {
@@ -240,8 +264,31 @@ fn answers(frames: &mut Frames, waiting: &PendingCalls) -> Result<(), InvalidFra
         }
         let caller = waiting.callers().by_number.remove(&response.number);
         if let Some(caller) = caller {
-            let _ = caller.send(Ok(response));
+            let _ = caller.tell.send(Ok(response));
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_farewell_goes_by_the_order_in_which_calls_were_sent_and_not_by_their_numbers() {
+        let waiting = PendingCalls::default();
+        let (calls, _unsent) = mpsc::channel(2);
+        let mut told = Vec::new();
+        // Two callers took their numbers in one order and sent in the other.
+        for number in [2, 1] {
+            let (tell, hears) = oneshot::channel();
+            let way = calls.reserve().await.expect("there is room");
+            waiting.send((number, Vec::new()), Some(tell), way).expect("it is sent");
+            told.push(hears);
+        }
+        waiting.not_after(1);
+        assert!(told[0].try_recv().is_err(), "the first that was sent is still answered");
+        let second = told[1].try_recv().expect("it is told");
+        assert!(matches!(second, Err(Fault::Refused(_))), "{second:?}");
+    }
 }

@@ -306,3 +306,16 @@ async fn who_takes_no_answer_is_left_also_if_it_asks_for_nothing_more() {
     let ended = ended.expect_err("it takes nothing");
     assert!(ended.to_string().contains("did not take"), "{ended}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_ends_with_its_peer_although_a_call_waits() {
+    let store = fresh();
+    let (mut gone, served) = stranger(&store).await;
+    gone.write_all(&message(&Hello::ours())).await.expect("it is sent");
+    let call = Call::Events { after: 0, limit: 10, wait: Duration::from_secs(3_600) };
+    gone.write_all(&message(&Request { number: 1, call })).await.expect("it is sent");
+    tokio::task::yield_now().await;
+    drop(gone);
+    let ended = tokio::time::timeout(Duration::from_secs(60), served).await;
+    let _ = ended.expect("it is not kept until the call has waited").expect("it does not panic");
+}

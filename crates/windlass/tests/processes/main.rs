@@ -4,6 +4,7 @@
 //! ([`process::Process`]). Nothing asserts how long something took, except that it is less than a
 //! lease of ten minutes: whatever needs one would not end here.
 
+mod failures;
 mod joined;
 mod process;
 #[path = "../support/suite.rs"]

@@ -84,7 +84,8 @@ impl Process {
         started
     }
 
-    fn begin(path: &Path, sharing: &str) -> Self {
+    /// Starts one without waiting.
+    pub(crate) fn begin(path: &Path, sharing: &str) -> Self {
         let own = std::env::current_exe().expect("a test has a path");
         let mut process = Command::new(own)
             .args(["--exact", "process::a_process_that_does_what_it_is_told", "--nocapture"])
@@ -167,6 +168,12 @@ impl Drop for Process {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// What this program is called, as processes name it.
+pub(crate) fn own_name() -> String {
+    let own = std::env::current_exe().expect("a test has a path");
+    own.file_name().expect("a name").to_string_lossy().into_owned()
 }
 
 fn say(line: &str) {

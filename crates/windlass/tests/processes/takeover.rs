@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::process::{Directory, Process};
+use crate::process::{Directory, Process, own_name};
 
 #[test]
 fn what_ran_in_an_owner_that_is_killed_is_recovered_at_once_and_living_workers_go_on() {
@@ -195,10 +195,4 @@ fn a_directory_with_a_long_path_can_be_shared() {
     assert!(next.owns());
     let members = std::fs::read_dir(path.join("members")).expect("there are some");
     assert_eq!(members.count(), 1);
-}
-
-/// What this program is called, as processes name it.
-fn own_name() -> String {
-    let own = std::env::current_exe().expect("a test has a path");
-    own.file_name().expect("a name").to_string_lossy().into_owned()
 }

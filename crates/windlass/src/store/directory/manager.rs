@@ -91,14 +91,9 @@ pub(super) fn start(directory: Arc<Directory>, tell: OpeningTold) -> io::Result<
     let run = move || {
         this_thread_serves();
         let run = async {
-            let (takeovers, time) = (VecDeque::new(), Arc::new(SystemClock::new()));
-            let manager = Manager {
-                directory: directory.clone(),
-                takeovers,
-                time,
-                broken: false,
-                tired: false,
-            };
+            let (directory, time) = (directory.clone(), Arc::new(SystemClock::new()));
+            let takeovers = RecentTakeovers::default();
+            let manager = Manager { directory, takeovers, time, broken: false };
             manager.run(tell).await;
         };
         let ended = crate::panics::catch(|| runtime.block_on(run));
@@ -113,14 +108,37 @@ pub(super) fn start(directory: Arc<Directory>, tell: OpeningTold) -> io::Result<
 
 struct Manager {
     directory: Arc<Directory>,
-    /// When this process took over, lately.
-    takeovers: VecDeque<Steady>,
+    takeovers: RecentTakeovers,
     /// Real time: what a program's clock shows does not matter to other processes.
     time: Arc<SystemClock>,
     /// The store broke in this process: it does not open it again.
     broken: bool,
-    /// It has taken over too often, lately.
-    tired: bool,
+}
+
+/// When this process took over, lately. Whoever has done so too often leaves it to others: what
+/// ends its ownership again and again may be its own fault.
+#[derive(Default)]
+struct RecentTakeovers {
+    times: VecDeque<Steady>,
+    told: bool,
+}
+
+impl RecentTakeovers {
+    fn note(&mut self, now: Steady) {
+        self.times.push_back(now);
+    }
+
+    fn are_too_many(&mut self, now: Steady) -> bool {
+        while self.times.front().is_some_and(|at| now.since(*at) > TAKEOVERS_WITHIN) {
+            self.times.pop_front();
+        }
+        let too_many = self.times.len() >= TAKEOVERS;
+        if too_many && !self.told {
+            tracing::warn!("this process has taken over {TAKEOVERS} times in a minute, and waits");
+        }
+        self.told = too_many;
+        too_many
+    }
 }
 
 impl Manager {
@@ -226,7 +244,9 @@ impl Manager {
             return Ok(NextRole::Follow(joined));
         }
         let may_own = match sharing {
-            Sharing::OwnOrJoin => first || !self.broken && !self.is_tired(),
+            Sharing::OwnOrJoin => {
+                first || !self.broken && !self.takeovers.are_too_many(self.time.now().steady)
+            }
             Sharing::OwnOrFail | Sharing::NeverTakeOver => first,
             Sharing::JoinOrFail => false,
         };
@@ -237,28 +257,13 @@ impl Manager {
         match RealDisk::open(&self.directory.path) {
             Ok(disk) => {
                 if !first {
-                    self.takeovers.push_back(self.time.now().steady);
+                    self.takeovers.note(self.time.now().steady);
                 }
                 self.take(disk, first).await.map(NextRole::Own).map_err(NotYet::Never)
             }
             Err(error @ OpenError::InUse { .. }) => Err(NotYet::Later(error)),
             Err(error) => Err(NotYet::Never(error)),
         }
-    }
-
-    /// Whether this process has taken over so often that it leaves it to others.
-    fn is_tired(&mut self) -> bool {
-        let now = self.time.now().steady;
-        while self.takeovers.front().is_some_and(|at| now.since(*at) > TAKEOVERS_WITHIN) {
-            self.takeovers.pop_front();
-        }
-        let tired = self.takeovers.len() >= TAKEOVERS;
-        if tired && !self.tired {
-            let times = TAKEOVERS;
-            tracing::warn!("this process has taken over {times} times in a minute, and waits");
-        }
-        self.tired = tired;
-        tired
     }
 
     /// Opens the store, of which the lock was taken.
@@ -411,9 +416,7 @@ impl Manager {
     /// Joins whoever owns the directory; nobody if nobody listens.
     async fn join(&mut self) -> Result<Option<Arc<JoinedOwner>>, NotYet> {
         let directory = &self.directory;
-        let Ok(stream) = socket::connect(&directory.path).and_then(UnixStream::from_std) else {
-            return Ok(None);
-        };
+        let Ok(stream) = socket::connect(&directory.path).await else { return Ok(None) };
         let later = |why: String| {
             let (path, holder) = (directory.path.display().to_string(), directory.holder());
             NotYet::Later(OpenError::NotJoined { path, holder, why })
@@ -559,5 +562,22 @@ impl Directory {
                 dead.forget();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_taken_over_three_times_in_a_minute_leaves_it_to_others_until_it_has_passed() {
+        let mut takeovers = RecentTakeovers::default();
+        let at = |seconds: u64| Steady::from_micros(seconds * 1_000_000);
+        for (second, too_many) in [(0, false), (20, false), (40, true)] {
+            takeovers.note(at(second));
+            assert_eq!(takeovers.are_too_many(at(second)), too_many, "second {second}");
+        }
+        assert!(takeovers.are_too_many(at(60)));
+        assert!(!takeovers.are_too_many(at(61)));
     }
 }

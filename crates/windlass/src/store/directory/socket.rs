@@ -4,8 +4,10 @@ use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+
+use tokio::net::UnixStream;
 
 /// Its name in the directory.
 const SOCKET: &str = "socket";
@@ -47,11 +49,11 @@ pub(super) fn remove(directory: &Path) {
     let _ = fs::remove_file(directory.join(SOCKET));
 }
 
-/// Reaches whoever owns the directory.
-pub(super) fn connect(directory: &Path) -> io::Result<UnixStream> {
-    let stream = UnixStream::connect(short(directory)?.path)?;
-    stream.set_nonblocking(true)?;
-    Ok(stream)
+/// Reaches whoever owns the directory. It is not waited for: where too many are waiting already, it
+/// is an error, and can be tried again.
+pub(super) async fn connect(directory: &Path) -> io::Result<UnixStream> {
+    let short = short(directory)?;
+    UnixStream::connect(&short.path).await
 }
 
 /// Whether whoever has come may: the user that the directory belongs to, or root.
