@@ -1,5 +1,6 @@
-//! One contract, three stores: the same random commands through memory, files and PostgreSQL give
-//! the same answers, and leave the same jobs, objects and counters.
+//! One contract, and a store of each kind: the same random commands through memory, files,
+//! PostgreSQL, a directory that another has open and a server over HTTP give the same answers, and
+//! leave the same jobs, objects and counters.
 //!
 //! What may differ, and nothing else: lease tokens; places in the order of acceptance, of which a
 //! database loses some to refused calls; ids of jobs that queues ask for themselves; and how exact
@@ -12,13 +13,13 @@
 mod answers;
 #[path = "twin/commands.rs"]
 mod commands;
-#[path = "stores/three.rs"]
-mod three;
+#[path = "stores/each.rs"]
+mod each;
 
 use windlass_sim::Random;
 use windlass_testbed::{Postgres, or_skip};
 
-use crate::three::{Server, Three};
+use crate::each::{EachStore, Server};
 
 const COMMANDS: usize = 60;
 
@@ -28,7 +29,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn memory_files_and_postgresql_answer_alike() {
+async fn stores_of_every_kind_answer_alike() {
     let Some(postgres) = or_skip(Postgres::shared()) else { return };
     // The isolation level that sessions have by default changes nothing.
     let mut servers = Vec::new();
@@ -41,13 +42,13 @@ async fn memory_files_and_postgresql_answer_alike() {
     for seed in first..first + cases {
         let mut random = Random::new(seed);
         let server = &servers[seed as usize % servers.len()];
-        let mut three = Three::new(server, &mut random).await;
+        let mut each = EachStore::new(server, &mut random).await;
         for step in 0..COMMANDS {
-            let taken = three.step(&mut random).await;
+            let taken = each.step(&mut random).await;
             taken.unwrap_or_else(|difference| {
                 panic!("seed {seed}, command {step}: {difference}");
             });
         }
-        three.end().await;
+        each.end().await;
     }
 }

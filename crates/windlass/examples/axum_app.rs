@@ -45,7 +45,8 @@ async fn show(State(engine): State<Engine>, Path(id): Path<String>) -> Result<St
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     engine.queue("images")?.max_depth(Some(1_000)).await?;
     let worker = engine.worker().handle(thumbnail).start().await?;
 

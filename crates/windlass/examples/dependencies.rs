@@ -50,7 +50,8 @@ async fn load(_: Load, attempt: Attempt) -> Result<u64, Failure> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
 
     let mut batch = engine.batch();
     let source = batch.add(Extract)?;

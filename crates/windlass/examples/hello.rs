@@ -19,7 +19,8 @@ async fn greet(job: Greet) -> Result<String, Failure> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let worker = engine.worker().handle(greet).start().await?;
 
     let handle = engine.enqueue(Greet { name: "Ada".to_string() }).await?;

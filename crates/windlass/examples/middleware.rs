@@ -49,7 +49,8 @@ async fn main() -> Result<(), Error> {
     // The library's own spans carry job, kind, attempt, worker and trace id, for `tracing` users.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
 
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let worker = engine.worker().middleware(with_context).middleware(with_result);
     let worker = worker.handle(resize).start().await?;
     engine.enqueue(Resize { image: "cat.png".to_string() }).await?.outcome().await?;

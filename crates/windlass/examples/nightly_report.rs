@@ -19,7 +19,8 @@ async fn write_report(job: NightlyReport) -> Result<String, Failure> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let worker = engine.worker().handle(write_report).start().await?;
 
     let night = Schedule::cron("30 2 * * *")?.in_zone("Europe/Berlin")?;

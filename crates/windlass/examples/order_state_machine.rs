@@ -59,11 +59,11 @@ impl StateMachine for Orders {
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let orders = Task::new("orders", Orders);
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let mut ended = engine.subscribe(Topics::all().topic("task.terminated"))?;
     let worker = engine.worker().primitive(orders.clone()).start().await?;
     let client = engine.task(&orders);
-
     client.send("order-7", Event::Placed(500)).await?;
     client.send("order-7", Event::Shipped).await?; // not yet
     client.send_once("order-7", "payment-1", Event::Paid(500)).await?;

@@ -34,7 +34,8 @@ async fn main() -> Result<(), Error> {
             Ok::<_, Failure>(())
         });
 
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let mut ended = engine.subscribe(Topics::all().topic("job.completed").topic("job.dead"))?;
     let worker = engine.worker().pool(&shipping).start().await?;
     let pool = engine.pool(&shipping);

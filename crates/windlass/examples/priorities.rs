@@ -26,7 +26,8 @@ async fn handle(job: Say) -> Result<(), Failure> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
 
     // Nobody runs them yet, so they wait and are sorted.
     let last = engine.enqueue(say("5: later")).delay(Duration::from_millis(100)).await?;

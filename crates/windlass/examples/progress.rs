@@ -28,7 +28,8 @@ async fn import(job: Import, attempt: Attempt) -> Result<u32, Failure> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let mut events = engine.subscribe(Topics::all().topic("job.*"))?;
     let worker = engine.worker().handle(import).start().await?;
     let handle = engine.enqueue(Import { files: 4 }).await?;

@@ -46,7 +46,8 @@ async fn charge(
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let provider = Arc::new(Provider { down: AtomicBool::new(true) });
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let worker = engine.worker().state(provider.clone()).handle(charge).start().await?;
 
     let handle = engine.enqueue(Charge { cents: 999 }).await?;

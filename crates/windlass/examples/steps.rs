@@ -47,7 +47,8 @@ async fn fulfil(order: Order, attempt: Attempt) -> Result<String, Failure> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let worker = engine.worker().handle(fulfil).start().await?;
     let handle = engine.enqueue(Order { number: 7 }).await?;
     println!("done: {}", handle.outcome().await?);

@@ -27,7 +27,8 @@ async fn refresh(mut tick: Tick<Token>) -> Result<Tick<Token>, Failure> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let every = Schedule::every(Duration::from_millis(200))?;
     let refresher = Continuous::new("token-refresher", every, refresh)
         .options(|options| options.retry(Retry::constant(Duration::from_millis(10))));

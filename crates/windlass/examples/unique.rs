@@ -22,7 +22,8 @@ async fn remind(job: Remind) -> Result<(), Failure> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
 
     // However often the button is clicked, one reminder waits.
     let first = engine.enqueue(Remind { user: 7 }).unique("user-7").await?;

@@ -30,7 +30,8 @@ async fn main() -> Result<(), Error> {
         })
         .options(|options| options.retry(Retry::constant(Duration::from_millis(50))));
 
-    let engine = Engine::open("memory:").await?;
+    let store = std::env::args().nth(1).unwrap_or_else(|| "memory:".to_string());
+    let engine = Engine::open(&store).await?;
     let mut flushed = engine.subscribe(Topics::all().topic("debounce.flushed"))?;
     let worker = engine.worker().primitive(webhooks.clone()).start().await?;
     let client = engine.debounce(&webhooks);

@@ -172,8 +172,8 @@ pub enum Reply {
         /// Which process owns the directory, for people.
         owner: String,
     },
-    /// To no call: the program ends. It has answered as many calls as it has read, and makes none of
-    /// those that were sent after them.
+    /// To no call: the program ends. It has answered as many calls as it has read, and makes none
+    /// of those that were sent after them.
     Goodbye {
         /// How many calls it has read.
         last: u64,

@@ -6,6 +6,10 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use windlass::Engine;
+
+use crate::common::Directory;
+
 fn examples() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     let deps = test.parent().expect("it lies in deps");
@@ -21,10 +25,31 @@ fn prints(example: &str, expected: &[&str]) {
     prints_with(example, &[], expected);
 }
 
+/// The same on `memory:`, on a directory that another program has open, and over HTTP.
+#[track_caller]
+fn prints_anywhere(example: &str, expected: &[&str]) {
+    prints(example, expected);
+    let stores = OtherProgram::start();
+    for address in &stores.addresses {
+        prints_on(&[address], example, &[], expected);
+    }
+}
+
 /// The same with variables in its environment.
 #[track_caller]
 fn prints_with(example: &str, environment: &[(&str, &str)], expected: &[&str]) {
+    prints_on(&[], example, environment, expected);
+}
+
+#[track_caller]
+fn prints_on(
+    arguments: &[&String],
+    example: &str,
+    environment: &[(&str, &str)],
+    expected: &[&str],
+) {
     let mut child = Command::new(examples().join(example))
+        .args(arguments)
         .envs(environment.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -49,9 +74,50 @@ fn prints_with(example: &str, environment: &[(&str, &str)], expected: &[&str]) {
     }
 }
 
+/// A program that has stores open which examples reach: a directory, and one behind a server.
+struct OtherProgram {
+    addresses: Vec<String>,
+    end: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl OtherProgram {
+    fn start() -> Self {
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().expect("it starts");
+            runtime.block_on(async {
+                let directory = Directory::new();
+                let address = directory.path().join("store").display().to_string();
+                let engine = Engine::open(&address).await.expect("it opens");
+                let mut addresses = vec![address];
+                #[cfg(feature = "remote")]
+                let served = crate::http::Server::start().await;
+                #[cfg(feature = "remote")]
+                addresses.push(served.url());
+                tell.send(addresses).expect("they are waited for");
+                let _ = ended.await;
+                engine.close().await;
+                #[cfg(feature = "remote")]
+                served.close().await;
+            });
+        });
+        let addresses = told.recv().expect("it tells");
+        Self { addresses, end: Some(end), thread: Some(thread) }
+    }
+}
+
+impl Drop for OtherProgram {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}
+
 #[test]
 fn hello_greets() {
-    prints("hello", &["Hello, Ada!", "1 completed"]);
+    prints_anywhere("hello", &["Hello, Ada!", "1 completed"]);
 }
 
 #[test]
@@ -68,7 +134,7 @@ fn survive_recovers_the_job_of_a_process_that_died() {
 
 #[test]
 fn retries_fails_dies_and_is_replayed() {
-    prints(
+    prints_anywhere(
         "retries",
         &[
             "attempt 3 of 3 fails",
@@ -82,17 +148,17 @@ fn retries_fails_dies_and_is_replayed() {
 
 #[test]
 fn priorities_run_in_order() {
-    prints("priorities", &["1: critical\n2: high\n3: normal\n4: low\n5: later"]);
+    prints_anywhere("priorities", &["1: critical\n2: high\n3: normal\n4: low\n5: later"]);
 }
 
 #[test]
 fn dependencies_load_what_was_transformed() {
-    prints("dependencies", &["3 jobs wait for the first", "loaded 600"]);
+    prints_anywhere("dependencies", &["3 jobs wait for the first", "loaded 600"]);
 }
 
 #[test]
 fn unique_jobs_are_recognised() {
-    prints(
+    prints_anywhere(
         "unique",
         &[
             "the second is a duplicate: true",
@@ -104,6 +170,7 @@ fn unique_jobs_are_recognised() {
 
 #[test]
 fn graceful_stop_gives_the_long_job_back() {
+    // On a clock that only a store in the same process can share.
     prints(
         "graceful_stop",
         &["told to stop: Shutdown", "short: 10 steps", "long: ready, 0 attempts counted"],
@@ -112,17 +179,20 @@ fn graceful_stop_gives_the_long_job_back() {
 
 #[test]
 fn middleware_puts_the_job_on_every_line() {
-    prints("middleware", &["[resize attempt 1] reading cat.png", "[resize attempt 1] succeeded"]);
+    prints_anywhere(
+        "middleware",
+        &["[resize attempt 1] reading cat.png", "[resize attempt 1] succeeded"],
+    );
 }
 
 #[test]
 fn progress_is_seen() {
-    prints("progress", &["25 %", "100 %", "done in about", "log: file 4 imported"]);
+    prints_anywhere("progress", &["25 %", "100 %", "done in about", "log: file 4 imported"]);
 }
 
 #[test]
 fn axum_app_enqueues_over_http() {
-    prints("axum_app", &["HTTP/1.1 200 OK", "{\"id\":\""]);
+    prints_anywhere("axum_app", &["HTTP/1.1 200 OK", "{\"id\":\""]);
 }
 
 #[test]
@@ -146,7 +216,7 @@ fn one_crash_point_can_be_run_alone() {
 }
 #[test]
 fn steps_charge_once_and_ship_once() {
-    prints(
+    prints_anywhere(
         "steps",
         &[
             "the handler runs\norder 7 is charged\nthe handler runs\nthe handler runs\n\
@@ -158,7 +228,7 @@ fn steps_charge_once_and_ship_once() {
 
 #[test]
 fn webhook_debounce_delivers_each_burst_once() {
-    prints(
+    prints_anywhere(
         "webhook_debounce",
         &[
             "acme: 3 gathered\nagain is a duplicate: true\n",
@@ -171,7 +241,7 @@ fn webhook_debounce_delivers_each_burst_once() {
 
 #[test]
 fn order_state_machine_ships_one_order_and_gives_up_the_other() {
-    prints(
+    prints_anywhere(
         "order_state_machine",
         &[
             "order-7: New -> Unpaid(500)\n",
@@ -184,16 +254,19 @@ fn order_state_machine_ships_one_order_and_gives_up_the_other() {
 
 #[test]
 fn ordered_pool_ships_in_the_order_of_each_customer() {
-    prints(
+    prints_anywhere(
         "ordered_pool",
         &["acme 1 is shipped (run 2)\nacme 2 is shipped (run 1)", "initech 14 is shipped (run 1)"],
     );
-    prints("ordered_pool", &["initech 13 is lost: nobody ships that", "3 shipped, 0 waiting"]);
+    prints_anywhere(
+        "ordered_pool",
+        &["initech 13 is lost: nobody ships that", "3 shipped, 0 waiting"],
+    );
 }
 
 #[test]
 fn token_refresher_keeps_its_token_over_a_failure() {
-    prints(
+    prints_anywhere(
         "token_refresher",
         &[
             "created: true\n",
@@ -207,7 +280,7 @@ fn token_refresher_keeps_its_token_over_a_failure() {
 
 #[test]
 fn nightly_report_is_written_by_the_clocks_of_berlin() {
-    prints(
+    prints_anywhere(
         "nightly_report",
         &["(Europe/Berlin)", "report for north", "paused: true", ":30:00.000Z"],
     );

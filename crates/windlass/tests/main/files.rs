@@ -28,7 +28,7 @@ use windlass::core::filter::Filter;
 use windlass::core::job::{Dependency, NewJob, OnFailure, StateName};
 use windlass::core::ledger::{
     BulkProgress, Cancel, Claim, Enqueue, KindClaim, QueueChange, Recovery, RecoveryMode, Renewal,
-    Settled, Settlement,
+    Rescue, Settled, Settlement,
 };
 use windlass::core::outcome::{ErrorText, Verdict};
 use windlass::core::record::{LogLine, Progress, Report};
@@ -44,7 +44,8 @@ use windlass::store::{
 use windlass::testing::VirtualClock;
 use windlass::wake::LocalWake;
 use windlass::{
-    DeadReason, Engine, Error, JobId, JobRecord, Limits, Name, Refusal, Start, Timestamp,
+    DeadReason, Engine, Error, JobId, JobRecord, Limits, Name, RecoveryReason, Refusal, Start,
+    Timestamp,
 };
 
 use self::failing::{Failing, LARGE, Switches};

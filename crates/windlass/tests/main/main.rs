@@ -16,6 +16,8 @@ mod extremes;
 mod faults;
 mod files;
 mod golden;
+#[cfg(feature = "remote")]
+mod http;
 mod journey;
 mod kit;
 mod lost_leases;

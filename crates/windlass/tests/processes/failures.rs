@@ -1,5 +1,5 @@
-//! What goes wrong around a directory that processes share: disks, locks, sockets, and programs that
-//! are no help.
+//! What goes wrong around a directory that processes share: disks, locks, sockets, and programs
+//! that are no help.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;

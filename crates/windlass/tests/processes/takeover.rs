@@ -148,6 +148,7 @@ fn a_stopped_owner_is_not_robbed_and_goes_on_where_it_was() {
     assert!(refused.contains(&format!("process {}", owner.id())), "{refused}");
     owner.signal("CONT");
     assert_eq!(joined.ask("enqueue 3"), "accepted 3");
+    assert_eq!(joined.ask("count"), "2", "what was given up is not done behind the caller's back");
     assert!(owner.owns());
     assert_eq!(joined.ask("state 1"), "running attempts 1 recoveries 0");
     joined.tell("outcome 1");

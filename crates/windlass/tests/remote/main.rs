@@ -12,3 +12,4 @@ mod strangers;
 #[path = "../support/suite.rs"]
 mod suite;
 mod tls;
+mod verbs;

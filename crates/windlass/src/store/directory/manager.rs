@@ -26,7 +26,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::store::file::{FileOptions, LedgerOptions, OpenError, RealDisk, this_thread_serves};
 use crate::store::{FileStore, Store, StoreError};
 use crate::wire::{
-    Call, Connection, ConnectionError, Joining, Reply, StreamConnection, last_ring,
+    Call, Connection, ConnectionError, Joining, Reply, Service, StreamConnection, last_ring,
     pass_rings_on_after, serve,
 };
 
@@ -375,6 +375,10 @@ impl Manager {
                 () = someone_left.notified() => directory.look_for_the_dead(&store, recovery).await,
                 () = self.time.sleep(TICK) => {
                     directory.clock.now();
+                    if !service.is_awake() {
+                        // What has arrived meanwhile is overdue: whoever asked has given up.
+                        connections.abort_all();
+                    }
                     service.note_awake();
                     directory.look_for_the_dead(&store, recovery).await;
                     if let Some(error) = store.broken() {

@@ -334,3 +334,72 @@ async fn a_backup_carries_values_orders_and_the_audit_trail() {
     drop(store);
     assert_eq!(windlass::store::file::check(&bench.path()).expect("checked").objects, 0);
 }
+
+/// A clock that stands still but for what a slow disk takes.
+#[derive(Debug, Default)]
+struct SlowReadingClock(AtomicU64);
+
+impl Clock for SlowReadingClock {
+    fn now(&self) -> Now {
+        let micros = self.0.load(Ordering::SeqCst);
+        let wall = Timestamp::from_micros(1_767_225_600_000_000) + Duration::from_micros(micros);
+        Now { wall, steady: Steady::from_micros(micros) }
+    }
+
+    fn sleep(&self, _: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// A disk that takes a minute to open a file.
+#[derive(Debug)]
+struct SlowDisk(RealDisk, Arc<SlowReadingClock>);
+
+impl Disk for SlowDisk {
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.0.list()
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        self.1.0.fetch_add(60_000_000, Ordering::SeqCst);
+        self.0.open(name)
+    }
+
+    fn create(&self, name: &str, bytes: u64) -> io::Result<Arc<dyn DiskFile>> {
+        self.0.create(name, bytes)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.0.remove(name)
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        self.0.sync_directory()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_kept_begins_anew_when_all_was_read() {
+    let mut bench = Bench::new();
+    let store = bench.open();
+    accept(&store, [job(1)]).await;
+    claim(&store, 1).await;
+    store.close().await;
+    drop(store);
+    bench.options.ledger.living_workers = BTreeSet::from(["w".into()]);
+    let clock = Arc::new(SlowReadingClock::default());
+    let disk = RealDisk::open(&bench.path()).expect("nobody has it");
+    let disk = Arc::new(SlowDisk(disk, clock.clone()));
+    let wake = Arc::new(LocalWake::new());
+    let store = FileStore::on_disk(disk, &bench.options, clock.clone(), wake);
+    let store = store.expect("it opens");
+    assert!(clock.now().steady >= Steady::from_micros(60_000_000), "reading took its time");
+    let rescue = Rescue { recovery: Recovery::default(), reason: RecoveryReason::LeaseExpired };
+    let rescued = store.rescue(rescue).await.expect("it is answered");
+    assert!(rescued.jobs.is_empty(), "its worker lives");
+    assert_eq!(rescued.next_in, Some(Duration::from_secs(30)), "the whole lease is left");
+}

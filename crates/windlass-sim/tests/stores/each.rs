@@ -1,20 +1,29 @@
-//! Three stores, one clock, and what is asked of all of them.
+//! A store of each kind, one clock, and what is asked of all of them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::convert::Infallible;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
 use tokio_postgres::{Client, NoTls};
+use windlass::Sharing;
 use windlass::clock::{BoxFuture, Clock};
 use windlass::store::file::{FileOptions, LedgerOptions};
 use windlass::store::postgres::PostgresStore;
 use windlass::store::{
-    AlterJobs, AlterQueue, Durability, FileStore, JobAction, MemoryStore, ObjectFilter,
-    QueueAction, Selection, Store, StoreExt,
+    AlterJobs, AlterQueue, DirectoryOptions, DirectoryStore, Durability, FileStore, JobAction,
+    MemoryStore, ObjectFilter, QueueAction, Selection, Store, StoreExt,
 };
 use windlass::wake::LocalWake;
+use windlass::wire::http::{HttpConnection, HttpDoor, HttpOptions};
+use windlass::wire::{RemoteStore, Served};
 use windlass_core::audit::Actor;
 use windlass_core::event::{Event, EventKind, EventResult, RecoveryReason, Subject};
 use windlass_core::filter::Filter;
@@ -35,7 +44,8 @@ use crate::commands;
 /// How the stores differ, in words.
 pub(crate) type Same = Result<(), String>;
 
-const NAMES: [&str; 3] = ["memory", "files", "postgresql"];
+const STORES: usize = 5;
+const NAMES: [&str; STORES] = ["memory", "files", "postgresql", "joined", "http"];
 
 /// A clock that only tests move.
 #[derive(Debug, Default)]
@@ -106,22 +116,65 @@ impl Server {
     }
 }
 
-/// A lease that is or was held: the job, and its token in each store.
-type Held = (JobId, [LeaseToken; 3]);
+/// Opens a directory, or joins whoever has opened it.
+async fn share(path: &Path, options: &FileOptions, clock: &Arc<Still>) -> Arc<dyn Store> {
+    let options = DirectoryOptions {
+        file: options.clone(),
+        sharing: Sharing::OwnOrJoin,
+        clock: Some(clock.clone()),
+        wake: Some(Arc::new(LocalWake::new())),
+    };
+    DirectoryStore::open(path, options).await.expect("it opens").store
+}
 
-pub(crate) struct Three<'a> {
+/// A server on the loopback. Dropping it ends it.
+struct HttpServer(tokio::task::JoinHandle<()>);
+
+impl Drop for HttpServer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The store as a program on another machine has it.
+async fn over_http(store: Arc<dyn Store>) -> (Arc<dyn Store>, HttpServer) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
+    let url = format!("http://{}", listener.local_addr().expect("it is bound"));
+    let door = HttpDoor::to(Served { store, wake: Arc::new(LocalWake::new()) });
+    let server = tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let door = door.clone();
+            let answer = service_fn(move |request| {
+                let door = door.clone();
+                async move { Ok::<_, Infallible>(door.answer(request).await) }
+            });
+            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), answer));
+        }
+    });
+    let connection = HttpConnection::to(&url, &HttpOptions::default()).expect("an address");
+    let store = RemoteStore::over(connection).await.expect("it is there");
+    (Arc::new(store), HttpServer(server))
+}
+
+/// A lease that is or was held: the job, and its token in each store.
+type Held = (JobId, [LeaseToken; STORES]);
+
+pub(crate) struct EachStore<'a> {
     server: &'a Server,
     schema: String,
     directory: PathBuf,
     clock: Arc<Still>,
-    stores: [Arc<dyn Store>; 3],
+    stores: [Arc<dyn Store>; STORES],
+    /// Those that answer behind the last two.
+    behind: [Arc<dyn Store>; 2],
+    _server: HttpServer,
     recovery: Recovery,
     held: Vec<Held>,
     /// Claims that can be repeated.
     requested: BTreeMap<RequestId, Claim>,
 }
 
-impl<'a> Three<'a> {
+impl<'a> EachStore<'a> {
     pub(crate) async fn new(server: &'a Server, random: &mut Random) -> Self {
         let limits = Limits {
             dead_letters: if random.coin() { 3 } else { 1_000 },
@@ -141,14 +194,33 @@ impl<'a> Three<'a> {
         let (postgres, schema) = server.store(limits.clone()).await;
         let directory = format!("windlass-stores-{}-{schema}", std::process::id());
         let directory = std::env::temp_dir().join(directory);
-        let ledger = LedgerOptions { limits, recovery, ..LedgerOptions::default() };
+        let ledger = LedgerOptions { limits: limits.clone(), recovery, ..LedgerOptions::default() };
         let options = FileOptions { ledger, durability: Durability::Relaxed(Duration::MAX) };
-        let files = FileStore::open(&directory, &options, clock.clone(), wake()).expect("opens");
-        let stores: [Arc<dyn Store>; 3] = [Arc::new(memory), Arc::new(files), Arc::new(postgres)];
+        let files = directory.join("files");
+        let files = FileStore::open(&files, &options, clock.clone(), wake()).expect("opens");
+        let shared = directory.join("shared");
+        let (owner, joined) =
+            (share(&shared, &options, &clock).await, share(&shared, &options, &clock).await);
+        let served: Arc<dyn Store> = Arc::new(MemoryStore::new(limits, clock.clone(), wake()));
+        let (http, _server) = over_http(served.clone()).await;
+        let stores: [Arc<dyn Store>; STORES] =
+            [Arc::new(memory), Arc::new(files), Arc::new(postgres), joined, http];
+        let behind = [owner, served];
         let (held, requested) = (Vec::new(), BTreeMap::new());
-        let three = Self { server, schema, directory, clock, stores, recovery, held, requested };
-        three.set_clock().await;
-        three
+        let each = Self {
+            server,
+            schema,
+            directory,
+            clock,
+            stores,
+            behind,
+            _server,
+            recovery,
+            held,
+            requested,
+        };
+        each.set_clock().await;
+        each
     }
 
     async fn set_clock(&self) {
@@ -158,7 +230,7 @@ impl<'a> Three<'a> {
 
     /// Lets go of everything.
     pub(crate) async fn end(self) {
-        for store in &self.stores {
+        for store in self.stores.iter().chain(&self.behind) {
             store.close().await;
         }
         let drop = format!("set client_min_messages = error; drop schema {} cascade", self.schema);
@@ -302,7 +374,7 @@ impl<'a> Three<'a> {
             .collect();
         alike("a claim", &claim, &seen)?;
         for (index, job) in handed[0].jobs.iter().enumerate() {
-            let tokens = [0, 1, 2].map(|store: usize| handed[store].jobs[index].lease.token);
+            let tokens = std::array::from_fn(|store| handed[store].jobs[index].lease.token);
             if !self.held.contains(&(job.job.id, tokens)) {
                 self.held.push((job.job.id, tokens));
             }
