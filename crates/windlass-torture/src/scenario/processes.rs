@@ -1,0 +1,253 @@
+//! Several processes on one directory: one owns it, the others have joined, and any of them is
+//! killed or stopped at any moment.
+//!
+//! Each round does something terrible to a few victims that work on one store, and starts others in
+//! their place. What the dead leave unanswered is repeated by those who come. After some rounds all
+//! are killed, and a last victim, alone, brings every job to its end. `ledger/together.rs` says what
+//! all of them are held to.
+
+use std::time::{Duration, Instant};
+
+use super::{Life, Settings, Verdict, millis};
+use crate::facts::{Fact, Role, Stamp, stamp};
+use crate::ledger::Tally;
+use crate::ledger::together::Ended;
+use crate::machine::Machine;
+use crate::plan::{Id, Plan};
+use crate::process::{Process, Said};
+use crate::random::Random;
+
+/// Rounds in one store's life.
+const ROUNDS: u64 = 12;
+
+/// How many victims live at once, after each round.
+const FEWEST: u64 = 2;
+const MOST: u64 = 4;
+
+/// How long a living victim may take to own the directory, or to go on.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// More than any stop; and less than most.
+const LONG_LEASE_MS: u64 = 30_000;
+const SHORT_LEASE_MS: u64 = 1_000;
+
+pub(super) fn run(machine: &Machine, rounds: u64, mut random: Random) -> anyhow::Result<Verdict> {
+    let (mut verdict, mut tally) = (Verdict::default(), Tally::default());
+    let mut left = rounds;
+    while left > 0 && verdict.wrong.is_empty() {
+        let life = begin(machine, &mut random);
+        let path = life.path.clone();
+        let life = live(life, left.min(ROUNDS), &mut random)?;
+        left -= left.min(ROUNDS);
+        verdict.add(&mut tally, life);
+        if verdict.wrong.is_empty() {
+            std::fs::remove_dir_all(path)?;
+        }
+    }
+    if rounds >= ROUNDS && tally.takeovers == 0 && verdict.wrong.is_empty() {
+        verdict.wrong.push("nobody took anything over: this shows nothing".into());
+    }
+    verdict.summary = format!("{} takeovers, {tally}", tally.takeovers);
+    Ok(verdict)
+}
+
+fn begin(machine: &Machine, random: &mut Random) -> Life {
+    let settings = Settings {
+        // What was answered survives a kill under either.
+        durability: random.one_in(4).then(|| "relaxed:50".to_string()),
+        remove: random.one_in(2),
+        shared: true,
+        ..Settings::default()
+    };
+    let session = (random.next() as u32) & !0xffff;
+    let disk = random.one_in(2);
+    let path = if disk { machine.directory("processes") } else { machine.memory("processes") };
+    Life::new(path, machine.aside(), settings, session)
+}
+
+/// A store's life, to its end.
+fn live(life: Life, rounds: u64, random: &mut Random) -> anyhow::Result<Life> {
+    let lease_ms = if random.one_in(4) { SHORT_LEASE_MS } else { LONG_LEASE_MS };
+    let began = (Instant::now(), stamp());
+    let mut crowd = Crowd { life, lease_ms, living: Vec::new(), ended: Vec::new() };
+    crowd.fill(random)?;
+    for _ in 0..rounds {
+        crowd.round(random)?;
+        crowd.fill(random)?;
+        if !crowd.life.ledger.wrong.is_empty() {
+            break;
+        }
+    }
+    crowd.everyone_goes_on();
+    crowd.kill_all()?;
+    let Crowd { mut life, ended, .. } = crowd;
+    let (real, wall) = (began.0.elapsed(), Duration::from_micros(stamp().saturating_sub(began.1)));
+    let same = real.abs_diff(wall) < Duration::from_millis(20);
+    anyhow::ensure!(same, "the wall clock was set meanwhile, by which victims are put in order");
+    life.ledger.take_over_together(&ended, lease_ms == LONG_LEASE_MS);
+    // Either somebody looks first, or the last victim is the first to see what was left.
+    if random.one_in(2) {
+        life.check()?;
+    }
+    if life.ledger.wrong.is_empty() {
+        let said = life.victim_that_repeats()?.option("--producers", 0).run()?;
+        life.drained(&said)?;
+    }
+    Ok(life)
+}
+
+/// The victims of one store.
+struct Crowd {
+    life: Life,
+    lease_ms: u64,
+    living: Vec<Living>,
+    ended: Vec<Ended>,
+}
+
+struct Living {
+    process: Process,
+    victim: u32,
+}
+
+impl Living {
+    fn role(&self) -> Option<Role> {
+        let role = |fact: &Fact| match fact {
+            Fact::Role(role) => Some(*role),
+            _ => None,
+        };
+        self.process.last(role)
+    }
+
+    /// Sends the signal that nobody survives, and says until when it was alive.
+    fn strike(self) -> anyhow::Result<Struck> {
+        let alive = stamp();
+        self.process.signal("KILL")?;
+        Ok(Struck { living: self, alive })
+    }
+}
+
+/// A victim that dies.
+struct Struck {
+    living: Living,
+    alive: Stamp,
+}
+
+impl Crowd {
+    /// Starts a victim that repeats what the dead were not answered.
+    fn start(&mut self) -> anyhow::Result<Living> {
+        let launch = self.life.victim_that_repeats()?.option("--lease-ms", self.lease_ms);
+        let launch = launch.option("--mixes", "mixed,keyed,mixed");
+        Ok(Living { process: launch.start()?, victim: self.life.session() })
+    }
+
+    /// Starts as many as are missing, and lets all of them work for a while.
+    fn fill(&mut self, random: &mut Random) -> anyhow::Result<()> {
+        let wanted = random.between(FEWEST, MOST) as usize;
+        let before = self.living.len();
+        while self.living.len() < wanted {
+            let new = self.start()?;
+            self.living.push(new);
+        }
+        for new in self.living.iter().skip(before) {
+            if !new.process.is_open() {
+                let wrong = format!("{} could not open the store", new.victim);
+                self.life.ledger.wrong.push(wrong);
+            }
+        }
+        std::thread::sleep(millis(random, 20, 200));
+        Ok(())
+    }
+
+    fn round(&mut self, random: &mut Random) -> anyhow::Result<()> {
+        let Some(owner) = self.owner() else { return Ok(()) };
+        let joined = self.joined(random);
+        match random.below(4) {
+            0..4 => self.kill(vec![owner]),
+            _ => self.kill(joined.into_iter().collect()),
+        }
+    }
+
+    /// Where the victim is that owns the store; somebody must, before long.
+    fn owner(&mut self) -> Option<usize> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let owns = |one: &Living| one.role() == Some(Role::Owner);
+            if let Some(owner) = self.living.iter().position(owns) {
+                return Some(owner);
+            }
+            if Instant::now() > deadline {
+                let wrong = format!("nobody owned the store for {PATIENCE:?}");
+                self.life.ledger.wrong.push(wrong);
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// One of those that do not own it.
+    fn joined(&self, random: &mut Random) -> Option<usize> {
+        let joined: Vec<usize> = (0..self.living.len())
+            .filter(|at| self.living[*at].role() != Some(Role::Owner))
+            .collect();
+        (!joined.is_empty()).then(|| *random.choose(&joined))
+    }
+
+    /// Kills these, at the same time.
+    fn kill(&mut self, mut which: Vec<usize>) -> anyhow::Result<()> {
+        which.sort_unstable();
+        let taken = which.into_iter().rev().map(|at| self.living.swap_remove(at));
+        let struck: anyhow::Result<Vec<Struck>> = taken.map(Living::strike).collect();
+        struck?.into_iter().try_for_each(|struck| self.bury(struck))
+    }
+
+    fn kill_all(&mut self) -> anyhow::Result<()> {
+        self.kill((0..self.living.len()).collect())
+    }
+
+    fn bury(&mut self, struck: Struck) -> anyhow::Result<()> {
+        let Struck { living: Living { process, victim }, alive } = struck;
+        let said = process.finish()?;
+        let dead = stamp();
+        if said.status.code().is_some() {
+            let wrong = format!("{victim} ended by itself, with {}", said.status);
+            self.life.ledger.wrong.push(wrong);
+        }
+        self.life.ledger.to_repeat(unanswered(&said, self.life.settings.remove));
+        self.ended.push(Ended { victim, said, alive, dead });
+        Ok(())
+    }
+
+    /// Every living victim is answered again, whatever became of the others.
+    fn everyone_goes_on(&mut self) {
+        let marks: Vec<usize> = self.living.iter().map(|one| one.process.mark()).collect();
+        for (one, mark) in self.living.iter().zip(marks) {
+            let acknowledged = |facts: &[(Stamp, Fact)]| {
+                facts.iter().any(|(_, fact)| matches!(fact, Fact::Ack(_)))
+            };
+            if !one.process.wait_for(mark, PATIENCE, acknowledged) {
+                let wrong = format!("{} is not answered any more", one.victim);
+                self.life.ledger.wrong.push(wrong);
+            }
+        }
+    }
+}
+
+/// Calls of a dead victim that were not answered, to be repeated by another. None of a job that may
+/// be deleted, if some are: it would start over.
+fn unanswered(said: &Said, some_are_deleted: bool) -> Vec<Vec<Id>> {
+    let mut calls: Vec<Vec<Id>> = Vec::new();
+    for (_, fact) in &said.facts {
+        let answered = match fact {
+            Fact::Try(ids) => {
+                calls.push(ids.clone());
+                continue;
+            }
+            Fact::Ack(ids) | Fact::Refused(_, ids) => ids.clone(),
+            Fact::Same(id, _) => vec![*id],
+            _ => continue,
+        };
+        calls.retain(|call| *call != answered);
+    }
+    calls.retain(|call| !some_are_deleted || !call.iter().any(|id| Plan::of(*id).removable));
+    calls
+}
