@@ -424,7 +424,7 @@ impl Ledger {
     }
 
     /// The next victim is to repeat these calls.
-    pub(crate) fn to_repeat(&mut self, calls: Vec<Vec<Id>>) {
+    pub(crate) fn repeat(&mut self, calls: Vec<Vec<Id>>) {
         self.again.extend(calls);
     }
 

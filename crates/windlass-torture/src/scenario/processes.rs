@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Life, Settings, Verdict, millis};
-use crate::facts::{Fact, Role, Stamp, stamp};
+use crate::facts::{Fact, Role, Stamp, Why, stamp};
 use crate::ledger::Tally;
 use crate::ledger::together::Ended;
 use crate::machine::Machine;
@@ -161,9 +161,69 @@ impl Crowd {
     fn round(&mut self, random: &mut Random) -> anyhow::Result<()> {
         let Some(owner) = self.owner() else { return Ok(()) };
         let joined = self.joined(random);
+        match random.below(12) {
+            0..3 => self.kill(vec![owner]),
+            3..5 => self.kill(joined.into_iter().collect()),
+            5 => self.kill(joined.into_iter().chain([owner]).collect()),
+            6 => self.kill_all(),
+            7 => self.kill_one_that_opens(random),
+            8..10 => self.kill_one_that_takes_over(owner, random),
+            _ => self.stop_one(random),
+        }
+    }
+
+    fn kill_one_that_opens(&mut self, random: &mut Random) -> anyhow::Result<()> {
+        let new = self.start()?;
+        new.process.hears(PATIENCE, |fact| *fact == Fact::Opening);
+        std::thread::sleep(millis(random, 0, 8));
+        self.living.push(new);
+        self.kill(vec![self.living.len() - 1])
+    }
+
+    /// Or one that joins whoever does.
+    fn kill_one_that_takes_over(
+        &mut self,
+        owner: usize,
+        random: &mut Random,
+    ) -> anyhow::Result<()> {
+        self.kill(vec![owner])?;
+        std::thread::sleep(millis(random, 0, 12));
+        let next = random.below(self.living.len().max(1) as u64) as usize;
+        self.kill((0..self.living.len()).filter(|at| *at == next).collect())
+    }
+
+    /// Stops one for a while. Others may die meanwhile, or come.
+    fn stop_one(&mut self, random: &mut Random) -> anyhow::Result<()> {
+        let stopped = random.below(self.living.len() as u64) as usize;
+        let stopped = self.living.swap_remove(stopped);
+        stopped.process.signal("STOP")?;
+        let pause = self.pause(random);
+        std::thread::sleep(pause / 2);
         match random.below(4) {
-            0..4 => self.kill(vec![owner]),
-            _ => self.kill(joined.into_iter().collect()),
+            0 => {
+                let other = random.below(self.living.len().max(1) as u64) as usize;
+                self.kill((0..self.living.len()).filter(|at| *at == other).collect())?;
+            }
+            1 => {
+                let new = self.start()?;
+                self.living.push(new);
+            }
+            _ => {}
+        }
+        std::thread::sleep(pause / 2);
+        stopped.process.signal("CONT")?;
+        self.living.push(stopped);
+        Ok(())
+    }
+
+    /// How long one is stopped. A serving thread that was away for two seconds knows that it was
+    /// stopped; a lease that is short ends while its victim sleeps.
+    fn pause(&self, random: &mut Random) -> Duration {
+        match random.below(4) {
+            _ if self.lease_ms == SHORT_LEASE_MS => millis(random, 1_050, 1_400),
+            0 => millis(random, 2_050, 3_000),
+            1 => millis(random, 600, 2_000),
+            _ => millis(random, 200, 600),
         }
     }
 
@@ -212,9 +272,23 @@ impl Crowd {
             let wrong = format!("{victim} ended by itself, with {}", said.status);
             self.life.ledger.wrong.push(wrong);
         }
-        self.life.ledger.to_repeat(unanswered(&said, self.life.settings.remove));
+        self.complain_of_answers(victim, &said);
+        self.life.ledger.repeat(unanswered(&said, self.life.settings.remove));
         self.ended.push(Ended { victim, said, alive, dead });
         Ok(())
+    }
+
+    /// Somebody always owned the store again, or went on, before anybody ran out of patience: so all
+    /// that callers saw is a pause.
+    fn complain_of_answers(&mut self, victim: u32, said: &Said) {
+        let refused = said.facts.iter().filter(|(_, fact)| match fact {
+            Fact::Refused(why, _) => *why != Why::Dependency,
+            other => matches!(other, Fact::Unknown(_)),
+        });
+        for (at, fact) in refused {
+            let wrong = format!("{victim} was told more than to wait: {at} {fact}");
+            self.life.ledger.wrong.push(wrong);
+        }
     }
 
     /// Every living victim is answered again, whatever became of the others.
