@@ -172,6 +172,13 @@ impl Process {
         self.wait_for(0, patience, |facts| facts.iter().any(|(_, fact)| wanted(fact)))
     }
 
+    /// What was heard from `mark` on, and the mark behind it.
+    pub(crate) fn heard_since(&self, mark: usize) -> (Vec<Fact>, usize) {
+        let lines = self.heard.lock();
+        let fresh = lines.facts.get(mark..).unwrap_or_default();
+        (fresh.iter().map(|(_, fact)| fact.clone()).collect(), lines.facts.len())
+    }
+
     /// What the last fact that shows it shows.
     pub(crate) fn last<T>(&self, shown: impl Fn(&Fact) -> Option<T>) -> Option<T> {
         self.heard.lock().facts.iter().rev().find_map(|(_, fact)| shown(fact))

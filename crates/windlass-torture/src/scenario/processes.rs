@@ -6,6 +6,7 @@
 //! are killed, and a last victim, alone, brings every job to its end. `ledger/together.rs` says what
 //! all of them are held to.
 
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::{Life, Settings, Verdict, millis};
@@ -79,6 +80,7 @@ fn live(life: Life, rounds: u64, random: &mut Random) -> anyhow::Result<Life> {
         }
     }
     crowd.everyone_goes_on();
+    crowd.nothing_waits();
     crowd.kill_all()?;
     let Crowd { mut life, ended, .. } = crowd;
     let (real, wall) = (began.0.elapsed(), Duration::from_micros(stamp().saturating_sub(began.1)));
@@ -111,11 +113,7 @@ struct Living {
 
 impl Living {
     fn role(&self) -> Option<Role> {
-        let role = |fact: &Fact| match fact {
-            Fact::Role(role) => Some(*role),
-            _ => None,
-        };
-        self.process.last(role)
+        self.process.last(|fact| if let Fact::Role(role) = fact { Some(*role) } else { None })
     }
 
     /// Sends the signal that nobody survives, and says until when it was alive.
@@ -278,13 +276,48 @@ impl Crowd {
         Ok(())
     }
 
+    /// Whatever can start does, and what the dead ran runs again. Victims go on all the time, so only
+    /// what was there at the beginning is looked for.
+    fn nothing_waits(&mut self) {
+        let mut due = Due::default();
+        let mut of_the_dead = HashSet::new();
+        for (_, fact) in self.ended.iter().flat_map(|one| &one.said.facts) {
+            due.note(fact);
+            if let Fact::Run { token, .. } = fact {
+                of_the_dead.insert(*token);
+            }
+        }
+        let mut marks = vec![0; self.living.len()];
+        let mut first: Option<HashSet<Id>> = None;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            for (one, mark) in self.living.iter().zip(&mut marks) {
+                let (facts, next) = one.process.heard_since(*mark);
+                *mark = next;
+                facts.iter().for_each(|fact| due.note(fact));
+            }
+            let now = due.waiting(&of_the_dead);
+            let left = first.get_or_insert_with(|| now.clone());
+            left.retain(|id| now.contains(id));
+            if left.is_empty() {
+                return;
+            }
+            if Instant::now() > deadline {
+                let wrong = left.iter().map(|id| format!("{id} does not start, and could"));
+                return self.life.ledger.wrong.extend(wrong);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Somebody always owned the store again, or went on, before anybody ran out of patience: so all
     /// that callers saw is a pause.
     fn complain_of_answers(&mut self, victim: u32, said: &Said) {
-        let refused = said.facts.iter().filter(|(_, fact)| match fact {
-            Fact::Refused(why, _) => *why != Why::Dependency,
-            other => matches!(other, Fact::Unknown(_)),
-        });
+        let more = |fact: &Fact| {
+            matches!(fact, Fact::Unknown(_))
+                || matches!(fact, Fact::Refused(why, _) if *why != Why::Dependency)
+        };
+        let refused = said.facts.iter().filter(|(_, fact)| more(fact));
         for (at, fact) in refused {
             let wrong = format!("{victim} was told more than to wait: {at} {fact}");
             self.life.ledger.wrong.push(wrong);
@@ -309,19 +342,68 @@ impl Crowd {
 /// Calls of a dead victim that were not answered, to be repeated by another. None of a job that may
 /// be deleted, if some are: it would start over.
 fn unanswered(said: &Said, some_are_deleted: bool) -> Vec<Vec<Id>> {
-    let mut calls: Vec<Vec<Id>> = Vec::new();
+    let mut calls: Vec<&Vec<Id>> = Vec::new();
     for (_, fact) in &said.facts {
-        let answered = match fact {
-            Fact::Try(ids) => {
-                calls.push(ids.clone());
-                continue;
-            }
-            Fact::Ack(ids) | Fact::Refused(_, ids) => ids.clone(),
-            Fact::Same(id, _) => vec![*id],
-            _ => continue,
-        };
-        calls.retain(|call| *call != answered);
+        if let Fact::Try(ids) = fact {
+            calls.push(ids);
+        } else if let Fact::Ack(ids) | Fact::Refused(_, ids) = fact {
+            calls.retain(|call| *call != ids);
+        } else if let Fact::Same(id, _) = fact {
+            calls.retain(|call| **call != [*id]);
+        }
     }
     calls.retain(|call| !some_are_deleted || !call.iter().any(|id| Plan::of(*id).removable));
-    calls
+    calls.into_iter().cloned().collect()
+}
+
+/// What must start before long: jobs that were acknowledged and wait for nothing, and those that
+/// ran in a victim that died.
+///
+/// A lease would hold up a job of a dead victim, or of a claim that lost its answer, for longer than
+/// anybody waits here.
+#[derive(Default)]
+struct Due {
+    acknowledged: HashSet<Id>,
+    /// The last start of each job, whoever told of it first.
+    starts: HashMap<Id, LastStart>,
+    ended: HashSet<Id>,
+}
+
+#[derive(Clone, Copy)]
+struct LastStart {
+    token: u64,
+    is_over: bool,
+}
+
+impl Due {
+    fn note(&mut self, fact: &Fact) {
+        if let Fact::Ack(ids) = fact {
+            self.acknowledged.extend(ids);
+        } else if let Fact::Run { id, token, .. } = fact {
+            let new = LastStart { token: *token, is_over: false };
+            let known = self.starts.entry(*id).or_insert(new);
+            if known.token < *token {
+                *known = new;
+            }
+        } else if let Fact::Left { id, token } = fact {
+            let known = self.starts.get_mut(id).filter(|known| known.token == *token);
+            known.into_iter().for_each(|known| known.is_over = true);
+        } else if let Fact::End(id, _) = fact {
+            self.ended.insert(*id);
+        }
+    }
+
+    /// Those that have not started yet, and those whose last start was in a victim that died.
+    fn waiting(&self, of_the_dead: &HashSet<u64>) -> HashSet<Id> {
+        let can_start = |id: &&Id| {
+            let plan = Plan::of(**id);
+            let waits = plan.delay.is_some() || plan.depends_on.is_some();
+            !waits && !self.starts.contains_key(*id)
+        };
+        let lost =
+            |(_, start): &(&Id, &LastStart)| !start.is_over && of_the_dead.contains(&start.token);
+        let unseen = self.acknowledged.iter().filter(can_start);
+        let lost = self.starts.iter().filter(lost).map(|(id, _)| id);
+        unseen.chain(lost).filter(|id| !self.ended.contains(*id)).copied().collect()
+    }
 }
