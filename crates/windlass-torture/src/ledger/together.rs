@@ -1,8 +1,8 @@
 //! Victims that live at the same time: what each of them said, held against the others.
 //!
 //! Each says its facts on a pipe of its own. A fact carries when it was said, before whatever it
-//! announces and after whatever it reports, so what all of them said, in that order, is one story in
-//! which every rule for a single victim holds. (Nobody may set the wall clock meanwhile; the
+//! announces and after whatever it reports, so what all of them said, in that order, is one story
+//! in which every rule for a single victim holds. (Nobody may set the wall clock meanwhile; the
 //! scenario looks.) A victim that is killed was alive until the signal was sent, and dead when its
 //! process was waited for; nothing is concluded from the time in between.
 //!
@@ -15,10 +15,15 @@
 //! - L6 What was acknowledged before another job of its key was asked for starts before it. A key
 //!   starts nothing while a job of it runs.
 //!
-//! What cannot be told: whether a handler that had not said that it starts was started, so a start
-//! of which the victim died is only counted by the store; which of two calls that overlap was
-//! accepted first; and the list of a store that others change while it is read, so it is listed only
-//! when nobody lives.
+//! What cannot be told:
+//! - Whether a handler that had not said that it starts was started. So the store may count more
+//!   starts than were seen, never fewer.
+//! - Which of two calls that overlap was accepted first.
+//! - What a store holds that others change while it is listed: so it is listed when nobody lives.
+//! - Whether a token is above all that were given away before it, as two owners may have given them
+//!   to victims that say so at the same time. That none comes twice, and that those of one job only
+//!   grow, is told.
+//! - How a job that was deleted was counted: its record is gone.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -264,4 +269,111 @@ fn overlaps(what: &str, runs: &[Run]) -> Vec<String> {
         )
     };
     overlapping.map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+    use crate::plan::Mix;
+
+    /// The first job with a plan like this.
+    fn job(mix: Mix, from: u32, wanted: impl Fn(&Plan) -> bool) -> Id {
+        let ids = (from..10_000).map(|number| Id { session: 1, producer: 0, mix, number });
+        ids.into_iter().find(|id| wanted(&Plan::of(*id))).expect("there is one")
+    }
+
+    /// One that only completes.
+    fn simple() -> Id {
+        job(Mix::Plain, 0, |_| true)
+    }
+
+    fn run(id: Id, attempt: u32, token: u64) -> Fact {
+        Fact::Run { id, attempt, token }
+    }
+
+    fn victim(victim: Victim, alive: Stamp, facts: Vec<(Stamp, Fact)>) -> Ended {
+        let status = ExitStatus::from_raw(9);
+        let said = Said { facts, nonsense: Vec::new(), errors: String::new(), status };
+        Ended { victim, said, alive, dead: alive + 1 }
+    }
+
+    /// What is wrong with a story, if leases are long.
+    fn wrong(ended: &[Ended]) -> Vec<String> {
+        let mut ledger = Ledger::default();
+        ledger.take_over_together(ended, true);
+        ledger.wrong
+    }
+
+    #[test]
+    fn a_job_of_a_victim_that_was_killed_may_run_again_in_another() {
+        let id = simple();
+        let asked = vec![(1, Fact::Try(vec![id])), (2, Fact::Ack(vec![id])), (3, run(id, 1, 1))];
+        let next = vec![(12, run(id, 2, 2)), (13, Fact::Left { id, token: 2 })];
+        let told = (15, Fact::End(id, End::Completed));
+        let next = [next, vec![told.clone()]].concat();
+        let all = [victim(1, 10, asked), victim(2, 20, next), victim(3, 20, vec![told])];
+        assert_eq!(wrong(&all), [""; 0]);
+    }
+
+    #[test]
+    fn a_job_of_a_victim_that_lives_may_not() {
+        let id = simple();
+        let asked = vec![(1, Fact::Try(vec![id])), (3, run(id, 1, 1))];
+        let all = [victim(1, 30, asked), victim(2, 30, vec![(12, run(id, 2, 2))])];
+        let wrong = wrong(&all);
+        assert_eq!(wrong.len(), 2, "{wrong:?}");
+        assert!(wrong[0].contains("lived") && wrong[1].starts_with("L5:"), "{wrong:?}");
+    }
+
+    #[test]
+    fn a_start_that_was_not_counted_is_seen() {
+        let id = simple();
+        let asked = vec![(1, Fact::Try(vec![id])), (3, run(id, 1, 1))];
+        let wrong = wrong(&[victim(1, 10, asked), victim(2, 30, vec![(12, run(id, 1, 2))])]);
+        assert!(wrong[0].contains("as attempt 1 and then as 1"), "{wrong:?}");
+    }
+
+    #[test]
+    fn an_end_that_two_victims_tell_differently_is_seen() {
+        let id = simple();
+        let asked = vec![(1, Fact::Try(vec![id])), (9, Fact::End(id, End::Completed))];
+        let other = vec![(8, Fact::End(id, End::Cancelled))];
+        let wrong = wrong(&[victim(1, 10, asked), victim(2, 30, other)]);
+        assert!(wrong[0].starts_with("L4:"), "{wrong:?}");
+    }
+
+    /// Two jobs of one key, of two victims.
+    fn of_one_key() -> (Id, Id) {
+        let first = job(Mix::Keyed, 0, |_| true);
+        let key = Plan::of(first).key;
+        (first, job(Mix::Keyed, 1, |plan| plan.key == key))
+    }
+
+    #[test]
+    fn a_key_that_starts_what_came_later_first_is_seen() {
+        let (first, second) = of_one_key();
+        let ran = |id, token, at| vec![(at, run(id, 1, token)), (at + 1, Fact::Left { id, token })];
+        let asked = |id, at| vec![(at, Fact::Try(vec![id])), (at + 1, Fact::Ack(vec![id]))];
+        let story = |second_at, first_starts, second_starts| {
+            let one = [asked(first, 1), ran(second, 2, second_starts)].concat();
+            let other = [asked(second, second_at), ran(first, 1, first_starts)].concat();
+            wrong(&[victim(1, 99, one), victim(2, 99, other)])
+        };
+        assert_eq!(story(5, 20, 30), [""; 0]);
+        let told = story(5, 30, 20);
+        assert!(told.iter().any(|wrong| wrong.starts_with("L6:")), "{told:?}");
+        assert_eq!(story(2, 30, 20), [""; 0], "nobody knows which of the two came first");
+    }
+
+    #[test]
+    fn a_key_that_runs_two_jobs_at_once_is_seen() {
+        let (first, second) = of_one_key();
+        let one = vec![(1, Fact::Try(vec![first, second])), (10, run(first, 1, 1))];
+        let other = vec![(11, run(second, 1, 2)), (12, Fact::Left { id: second, token: 2 })];
+        let wrong = wrong(&[victim(1, 99, one), victim(2, 99, other)]);
+        assert!(wrong[0].starts_with("L6:"), "{wrong:?}");
+    }
 }

@@ -1,10 +1,10 @@
 //! Several processes on one directory: one owns it, the others have joined, and any of them is
 //! killed or stopped at any moment.
 //!
-//! Each round does something terrible to a few victims that work on one store, and starts others in
-//! their place. What the dead leave unanswered is repeated by those who come. After some rounds all
-//! are killed, and a last victim, alone, brings every job to its end. `ledger/together.rs` says what
-//! all of them are held to.
+//! Each round does something terrible to a few victims that work on one store, and starts others
+//! in their place. What the dead leave unanswered is repeated by those who come. After some rounds
+//! all are killed, and a last victim, alone, brings every job to its end. `ledger/together.rs` says
+//! what all of them are held to.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -276,8 +276,8 @@ impl Crowd {
         Ok(())
     }
 
-    /// Whatever can start does, and what the dead ran runs again. Victims go on all the time, so only
-    /// what was there at the beginning is looked for.
+    /// Whatever can start does, and what the dead ran runs again. Victims go on all the time, so
+    /// only what was there at the beginning is looked for.
     fn nothing_waits(&mut self) {
         let mut due = Due::default();
         let mut of_the_dead = HashSet::new();
@@ -310,8 +310,8 @@ impl Crowd {
         }
     }
 
-    /// Somebody always owned the store again, or went on, before anybody ran out of patience: so all
-    /// that callers saw is a pause.
+    /// Somebody always owned the store again, or went on, before anybody ran out of patience: so
+    /// all that callers saw is a pause.
     fn complain_of_answers(&mut self, victim: u32, said: &Said) {
         let more = |fact: &Fact| {
             matches!(fact, Fact::Unknown(_))
@@ -359,8 +359,8 @@ fn unanswered(said: &Said, some_are_deleted: bool) -> Vec<Vec<Id>> {
 /// What must start before long: jobs that were acknowledged and wait for nothing, and those that
 /// ran in a victim that died.
 ///
-/// A lease would hold up a job of a dead victim, or of a claim that lost its answer, for longer than
-/// anybody waits here.
+/// A lease would hold up a job of a dead victim, or of a claim that lost its answer, for longer
+/// than anybody waits here.
 #[derive(Default)]
 struct Due {
     acknowledged: HashSet<Id>,
