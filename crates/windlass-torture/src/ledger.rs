@@ -301,7 +301,8 @@ impl Ledger {
         self.asked.push((victim, ids.to_vec()));
         for id in ids {
             let entry = self.entry(*id);
-            if entry.answer == Answer::Absent {
+            // What was not there may be there now: also because whoever held its key has ended.
+            if matches!(entry.answer, Answer::Absent | Answer::Replaced) {
                 entry.answer = Answer::Unknown;
             }
         }

@@ -138,8 +138,7 @@ pub(crate) async fn work(options: WorkOptions) -> anyhow::Result<()> {
     Arc::new(victim).live().await
 }
 
-fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
-    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+fn file_options(options: &WorkOptions) -> FileOptions {
     let ledger = LedgerOptions {
         limits: limits(),
         recovery: recovery(),
@@ -147,7 +146,12 @@ fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
         checkpoint_bytes: options.checkpoint_bytes,
         ..LedgerOptions::default()
     };
-    let how = FileOptions { ledger, durability: options.durability };
+    FileOptions { ledger, durability: options.durability }
+}
+
+fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let how = file_options(options);
     let store = FileStore::open(&options.path, &how, clock.clone(), wake.clone())?;
     let builder = Engine::builder().recovery(recovery());
     Ok(builder.on_store(Arc::new(store), wake, clock)?)

@@ -345,6 +345,16 @@ mod tests {
         assert!(wrong[0].starts_with("L4:"), "{wrong:?}");
     }
 
+    #[test]
+    fn what_another_stood_for_may_run_when_it_is_asked_for_again() {
+        let (first, second) = (simple(), job(Mix::Plain, 1, |_| true));
+        let replaced = [Fact::Try(vec![second]), Fact::Same(second, first)];
+        let again = [Fact::Try(vec![second]), run(second, 1, 7)];
+        let facts = [vec![Fact::Try(vec![first])], replaced.to_vec(), again.to_vec()].concat();
+        let facts = facts.into_iter().zip(1..).map(|(fact, at)| (at, fact)).collect();
+        assert_eq!(wrong(&[victim(1, 99, facts)]), [""; 0]);
+    }
+
     /// Two jobs of one key, of two victims.
     fn of_one_key() -> (Id, Id) {
         let first = job(Mix::Keyed, 0, |_| true);

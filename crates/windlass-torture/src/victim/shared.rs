@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use windlass::store::{DirectoryOptions, DirectoryStore, OpenDirectory};
 use windlass::{Engine, Ownership, StateName};
 
-use super::{WorkOptions, limits, recovery, say_opened};
+use super::{WorkOptions, file_options, limits, recovery, say_opened};
 use crate::facts::{Fact, Role, Speaker};
 
 /// How often a victim looks whether it owns the directory: whoever kills owners wants to know soon.
@@ -19,11 +20,17 @@ const LOOK: Duration = Duration::from_millis(2);
 /// How often it counts what is open.
 const COUNT: Duration = Duration::from_millis(20);
 
-/// Opens the directory, or joins the process that has it open.
+/// Opens the directory, or joins the process that has it open. How the journal is cut cannot be
+/// said to an engine, so with that it is the store that is opened, as an engine does.
 pub(super) async fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
-    let path = options.path.to_str().context("the path is no text")?;
     let builder = Engine::builder().limits(limits()).recovery(recovery());
-    Ok(builder.durability(options.durability).open(path).await?)
+    if options.segment_bytes.is_none() && options.checkpoint_bytes.is_none() {
+        let path = options.path.to_str().context("the path is no text")?;
+        return Ok(builder.durability(options.durability).open(path).await?);
+    }
+    let how = DirectoryOptions { file: file_options(options), ..DirectoryOptions::default() };
+    let OpenDirectory { store, clock, wake } = DirectoryStore::open(&options.path, how).await?;
+    Ok(builder.on_store(store, wake, clock)?)
 }
 
 /// Who owns it now.
