@@ -375,6 +375,7 @@ struct Due {
 #[derive(Clone, Copy)]
 struct LastStart {
     token: u64,
+    attempt: u32,
     is_over: bool,
 }
 
@@ -382,8 +383,8 @@ impl Due {
     fn note(&mut self, fact: &Fact) {
         if let Fact::Ack(ids) = fact {
             self.acknowledged.extend(ids);
-        } else if let Fact::Run { id, token, .. } = fact {
-            let new = LastStart { token: *token, is_over: false };
+        } else if let Fact::Run { id, attempt, token } = fact {
+            let new = LastStart { token: *token, attempt: *attempt, is_over: false };
             let known = self.starts.entry(*id).or_insert(new);
             if known.token < *token {
                 *known = new;
