@@ -2,7 +2,8 @@
 //!
 //! A fact is written with one call, before whatever it announces and after whatever it reports, so
 //! a victim that is killed at any instruction has said at most too little: a line that is cut off
-//! counts as not said.
+//! counts as not said. It begins with when it was said, by the wall clock: so what several victims
+//! said is put in order, however late their pipes are read.
 
 use std::fmt;
 use std::fs::File;
@@ -10,6 +11,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::sync::Mutex;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use windlass::StateName;
 
@@ -22,6 +24,8 @@ pub(crate) enum Fact {
     Opening,
     /// It was opened, and this was found.
     Opened { jobs: u64, recovered: u64, torn: bool, micros: u64 },
+    /// Who owns the store, from now on.
+    Role(Role),
     /// It could not be opened, or the victim could not go on.
     Failed(String),
     /// These are about to be enqueued, in one call.
@@ -40,10 +44,13 @@ pub(crate) enum Fact {
     Gone(Vec<Id>),
     /// A handler starts.
     Run { id: Id, attempt: u32, token: u64 },
+    /// The handler that was started under this token has ended, or was dropped.
+    Left { id: Id, token: u64 },
     /// An outcome was told.
     End(Id, End),
-    /// The store holds this job.
-    Have { id: Id, standing: Standing, attempts: u32, recoveries: u32 },
+    /// The store holds this job. `lost` are the attempts that its record says were lost with their
+    /// worker: unlike `recoveries`, they do not begin anew when it completes.
+    Have { id: Id, standing: Standing, attempts: u32, recoveries: u32, lost: u32 },
     /// How many jobs the counters say there are, in the order of [`StateName::ALL`].
     Counted([u64; 7]),
     /// Everything that is wrong with the store was told, and every job in it.
@@ -52,6 +59,32 @@ pub(crate) enum Fact {
     Drained,
     /// Something that must never be.
     Wrong(String),
+}
+
+/// Who owns the store, as a victim sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// This victim.
+    Owner,
+    /// Another one, which it has joined.
+    Joined,
+    /// Nobody that is known.
+    Seeking,
+}
+
+/// When something was said or done: microseconds of the wall clock, which is one for all processes.
+pub(crate) type Stamp = u64;
+
+/// This moment.
+pub(crate) fn stamp() -> Stamp {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_micros() as Stamp
+}
+
+/// A line as it is said, and as it is read.
+pub(crate) fn read_line(line: &str) -> Result<(Stamp, Fact), String> {
+    let (at, fact) = line.split_once(' ').ok_or("it has no stamp")?;
+    Ok((number(at)?, fact.parse()?))
 }
 
 /// Why an enqueue was refused.
@@ -81,6 +114,7 @@ impl fmt::Display for Fact {
             Fact::Opened { jobs, recovered, torn, micros } => {
                 write!(f, "opened {jobs} {recovered} {torn} {micros}")
             }
+            Fact::Role(role) => write!(f, "role {}", role.word()),
             Fact::Failed(why) => write!(f, "failed {}", one_line(why)),
             Fact::Try(ids) => several(f, "try", ids),
             Fact::Ack(ids) => several(f, "ack", ids),
@@ -90,9 +124,10 @@ impl fmt::Display for Fact {
             Fact::Drop(ids) => several(f, "drop", ids),
             Fact::Gone(ids) => several(f, "gone", ids),
             Fact::Run { id, attempt, token } => write!(f, "run {id} {attempt} {token}"),
+            Fact::Left { id, token } => write!(f, "left {id} {token}"),
             Fact::End(id, end) => write!(f, "end {id} {end}"),
-            Fact::Have { id, standing, attempts, recoveries } => {
-                write!(f, "have {id} {standing} {attempts} {recoveries}")
+            Fact::Have { id, standing, attempts, recoveries, lost } => {
+                write!(f, "have {id} {standing} {attempts} {recoveries} {lost}")
             }
             Fact::Counted(states) => {
                 f.write_str("counted")?;
@@ -132,6 +167,7 @@ impl FromStr for Fact {
                 torn: at(2) == "true",
                 micros: number(at(3))?,
             },
+            "role" => Fact::Role(Role::of(at(0))?),
             "failed" => Fact::Failed(rest.to_string()),
             "try" => Fact::Try(ids(0)?),
             "ack" => Fact::Ack(ids(0)?),
@@ -145,12 +181,14 @@ impl FromStr for Fact {
                 attempt: number(at(1))? as u32,
                 token: number(at(2))?,
             },
+            "left" => Fact::Left { id: at(0).parse()?, token: number(at(1))? },
             "end" => Fact::End(at(0).parse()?, at(1).parse()?),
             "have" => Fact::Have {
                 id: at(0).parse()?,
                 standing: at(1).parse()?,
                 attempts: number(at(2))? as u32,
                 recoveries: number(at(3))? as u32,
+                lost: number(at(4))? as u32,
             },
             "counted" => {
                 let mut states = [0; 7];
@@ -169,6 +207,23 @@ impl FromStr for Fact {
 
 fn number(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| format!("`{text}` is no number"))
+}
+
+impl Role {
+    const ALL: [Role; 3] = [Role::Owner, Role::Joined, Role::Seeking];
+
+    fn word(self) -> &'static str {
+        match self {
+            Role::Owner => "owner",
+            Role::Joined => "joined",
+            Role::Seeking => "seeking",
+        }
+    }
+
+    fn of(word: &str) -> Result<Self, String> {
+        let role = Self::ALL.into_iter().find(|role| role.word() == word);
+        role.ok_or_else(|| format!("`{word}` is no role"))
+    }
 }
 
 impl Why {
@@ -225,8 +280,10 @@ impl Speaker {
 
     /// Says facts in one write.
     pub(crate) fn say_all(&self, facts: &[Fact]) {
-        let lines: String = facts.iter().map(|fact| format!("{fact}\n")).collect();
         let mut out = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Read with the pipe in hand, so that no line is older than the one before it.
+        let now = stamp();
+        let lines: String = facts.iter().map(|fact| format!("{now} {fact}\n")).collect();
         if out.write_all(lines.as_bytes()).is_err() {
             std::process::exit(3);
         }
@@ -248,6 +305,7 @@ mod tests {
         let facts = [
             Fact::Opening,
             Fact::Opened { jobs: 3, recovered: 2, torn: true, micros: 9 },
+            Fact::Role(Role::Seeking),
             Fact::Failed("no such luck".to_string()),
             Fact::Try(vec![id, other]),
             Fact::Ack(vec![id]),
@@ -257,15 +315,16 @@ mod tests {
             Fact::Drop(vec![id]),
             Fact::Gone(vec![id]),
             Fact::Run { id, attempt: 2, token: 1 << 40 },
+            Fact::Left { id, token: 7 },
             Fact::End(id, End::Dead(DeadReason::Crashed)),
-            Fact::Have { id, standing, attempts: 1, recoveries: 0 },
+            Fact::Have { id, standing, attempts: 2, recoveries: 0, lost: 1 },
             Fact::Counted([1, 2, 3, 4, 5, 6, 7]),
             Fact::Listed,
             Fact::Drained,
             Fact::Wrong("this".to_string()),
         ];
         for fact in facts {
-            assert_eq!(fact.to_string().parse(), Ok(fact));
+            assert_eq!(read_line(&format!("12 {fact}")), Ok((12, fact)));
         }
     }
 }

@@ -9,13 +9,16 @@
 //! - L4 An outcome that was told is the recorded one, and the job never runs again.
 //! - Tokens only grow; starts are bounded; counters agree with what is listed; the deleted stay
 //!   gone.
+//!
+//! What victims that live at the same time are held to besides is in [`together`].
+
+pub(crate) mod together;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::Instant;
 
 use windlass::StateName;
 
-use crate::facts::{Fact, Standing};
+use crate::facts::{Fact, Stamp, Standing};
 use crate::plan::{Behaviour, End, Id, Plan};
 use crate::process::Said;
 use crate::victim::recovery;
@@ -47,8 +50,8 @@ struct Entry {
     answer: Answer,
     deletion: Deletion,
     end: Option<End>,
-    /// The end was told, not only seen in a list.
-    told: bool,
+    /// Victims that were told the end; nobody, if it was only seen in a list.
+    told: Vec<Victim>,
     runs: u32,
     last_token: u64,
     /// Starts in the present session.
@@ -63,7 +66,7 @@ impl Default for Entry {
             answer: Answer::Asked,
             deletion: Deletion::No,
             end: None,
-            told: false,
+            told: Vec::new(),
             runs: 0,
             last_token: 0,
             runs_in_session: 0,
@@ -71,6 +74,12 @@ impl Default for Entry {
         }
     }
 }
+
+/// Which victim speaks: its session, where several live at the same time.
+pub(crate) type Victim = u32;
+
+/// The victim where only one lives at a time.
+const ALONE: Victim = 0;
 
 /// What all victims of a scenario did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,6 +94,8 @@ pub(crate) struct Tally {
     pub(crate) longest_opening_micros: u64,
     pub(crate) torn: u64,
     pub(crate) lost: u64,
+    /// How often a victim that had joined became the owner.
+    pub(crate) takeovers: u64,
 }
 
 impl Tally {
@@ -99,6 +110,7 @@ impl Tally {
         self.longest_opening_micros = self.longest_opening_micros.max(other.longest_opening_micros);
         self.torn += other.torn;
         self.lost += other.lost;
+        self.takeovers += other.takeovers;
     }
 }
 
@@ -127,7 +139,7 @@ impl std::fmt::Display for Tally {
 pub(crate) struct Ledger {
     jobs: HashMap<Id, Entry>,
     /// Calls of the present session that were not answered yet.
-    asked: Vec<Vec<Id>>,
+    asked: Vec<(Victim, Vec<Id>)>,
     /// Calls of earlier sessions whose answer nobody heard, until a listing shows what became of
     /// them.
     unanswered: Vec<Vec<Id>>,
@@ -137,6 +149,8 @@ pub(crate) struct Ledger {
     /// The greatest token of all sessions before this one.
     token_floor: u64,
     greatest_token: u64,
+    /// No crash took a claim, so the store knows of every start.
+    every_start_is_counted: bool,
     listing: Vec<Listed>,
     counted: [u64; 7],
     pub(crate) tally: Tally,
@@ -152,6 +166,7 @@ struct Listed {
     standing: Standing,
     attempts: u32,
     recoveries: u32,
+    lost: u32,
 }
 
 impl Ledger {
@@ -190,16 +205,16 @@ impl Ledger {
         self.log.extend(said.errors.lines().map(|line| format!("-- {line}")));
     }
 
-    pub(crate) fn hear(&mut self, facts: &[(Instant, Fact)]) {
+    pub(crate) fn hear(&mut self, facts: &[(Stamp, Fact)]) {
         for (_, fact) in facts {
             self.log.push(fact.to_string());
-            self.hear_one(fact);
+            self.hear_one(ALONE, fact);
         }
     }
 
-    fn hear_one(&mut self, fact: &Fact) {
+    fn hear_one(&mut self, victim: Victim, fact: &Fact) {
         match fact {
-            Fact::Opening | Fact::Drained => {}
+            Fact::Opening | Fact::Role(_) | Fact::Left { .. } | Fact::Drained => {}
             Fact::Opened { recovered, torn, micros, .. } => {
                 self.tally.recoveries += recovered;
                 self.tally.torn += u64::from(*torn);
@@ -207,19 +222,19 @@ impl Ledger {
                 self.tally.longest_opening_micros = longest;
             }
             Fact::Failed(why) => self.wrong.push(format!("a victim could not go on: {why}")),
-            Fact::Try(ids) => self.ask(ids),
-            Fact::Ack(ids) => self.acknowledge(ids),
+            Fact::Try(ids) => self.ask(victim, ids),
+            Fact::Ack(ids) => self.acknowledge(victim, ids),
             Fact::Same(id, holder) => {
-                self.answered(&[*id]);
+                self.answered(victim, &[*id]);
                 if !self.jobs.contains_key(holder) {
                     self.wrong.push(format!("{id} has a stranger for its double: {holder}"));
                 }
                 self.entry(*id).answer = Answer::Replaced;
             }
-            Fact::Refused(_, ids) => self.refuse(ids),
+            Fact::Refused(_, ids) => self.refuse(victim, ids),
             Fact::Unknown(ids) => {
                 self.tally.unknown += ids.len() as u64;
-                self.answered(ids);
+                self.answered(victim, ids);
                 self.unanswered.push(ids.clone());
                 self.again.push(ids.clone());
                 self.no_answer(ids);
@@ -232,12 +247,13 @@ impl Ledger {
                 ids.iter().for_each(|id| self.entry(*id).deletion = Deletion::Done);
             }
             Fact::Run { id, token, .. } => self.run(*id, *token),
-            Fact::End(id, end) => self.end(*id, *end),
-            Fact::Have { id, standing, attempts, recoveries } => self.listing.push(Listed {
+            Fact::End(id, end) => self.end(victim, *id, *end),
+            Fact::Have { id, standing, attempts, recoveries, lost } => self.listing.push(Listed {
                 id: *id,
                 standing: *standing,
                 attempts: *attempts,
                 recoveries: *recoveries,
+                lost: *lost,
             }),
             Fact::Counted(counted) => self.counted = *counted,
             Fact::Listed => self.compare(),
@@ -248,7 +264,7 @@ impl Ledger {
     /// Takes note of what may have happened.
     fn overhear(&mut self, fact: &Fact) {
         match fact {
-            Fact::Try(ids) => self.ask(ids),
+            Fact::Try(ids) => self.ask(ALONE, ids),
             Fact::Drop(ids) => {
                 ids.iter().for_each(|id| self.entry(*id).deletion = Deletion::Asked);
             }
@@ -261,6 +277,8 @@ impl Ledger {
             Fact::Wrong(what) => self.wrong.push(what.clone()),
             Fact::Opening
             | Fact::Opened { .. }
+            | Fact::Role(_)
+            | Fact::Left { .. }
             | Fact::Failed(_)
             | Fact::Ack(_)
             | Fact::Same(..)
@@ -279,26 +297,28 @@ impl Ledger {
         self.jobs.entry(id).or_default()
     }
 
-    fn ask(&mut self, ids: &[Id]) {
-        self.asked.push(ids.to_vec());
+    fn ask(&mut self, victim: Victim, ids: &[Id]) {
+        self.asked.push((victim, ids.to_vec()));
         for id in ids {
             let entry = self.entry(*id);
-            if entry.answer == Answer::Absent {
+            // What was not there may be there now: also because whoever held its key has ended.
+            if matches!(entry.answer, Answer::Absent | Answer::Replaced) {
                 entry.answer = Answer::Unknown;
             }
         }
     }
 
-    fn answered(&mut self, ids: &[Id]) {
-        if let Some(at) = self.asked.iter().position(|asked| asked == ids) {
+    fn answered(&mut self, victim: Victim, ids: &[Id]) {
+        let is_it = |(who, asked): &(Victim, Vec<Id>)| *who == victim && asked == ids;
+        if let Some(at) = self.asked.iter().position(is_it) {
             self.asked.swap_remove(at);
         } else {
             self.wrong.push(format!("an answer to a question nobody asked: {ids:?}"));
         }
     }
 
-    fn acknowledge(&mut self, ids: &[Id]) {
-        self.answered(ids);
+    fn acknowledge(&mut self, victim: Victim, ids: &[Id]) {
+        self.answered(victim, ids);
         for id in ids {
             let entry = self.entry(*id);
             let before = std::mem::replace(&mut entry.answer, Answer::Acknowledged);
@@ -306,8 +326,8 @@ impl Ledger {
         }
     }
 
-    fn refuse(&mut self, ids: &[Id]) {
-        self.answered(ids);
+    fn refuse(&mut self, victim: Victim, ids: &[Id]) {
+        self.answered(victim, ids);
         self.tally.refused += ids.len() as u64;
         for id in ids {
             let entry = self.entry(*id);
@@ -366,9 +386,12 @@ impl Ledger {
         }
     }
 
-    fn end(&mut self, id: Id, end: End) {
+    fn end(&mut self, victim: Victim, id: Id, end: End) {
         let entry = self.entry(id);
-        let told = std::mem::replace(&mut entry.told, true);
+        let told = entry.told.contains(&victim);
+        if !told {
+            entry.told.push(victim);
+        }
         let before = entry.end.replace(end);
         if let Some(before) = before.filter(|before| told || *before != end) {
             self.wrong.push(format!("L4: {id} was told as {before} and then as {end}"));
@@ -377,13 +400,7 @@ impl Ledger {
 
     /// The victim is gone: whatever was not answered never will be.
     fn end_session(&mut self) {
-        let asked = std::mem::take(&mut self.asked);
-        for ids in &asked {
-            self.tally.unknown += ids.len() as u64;
-            self.no_answer(ids);
-        }
-        self.again.extend(asked.iter().cloned());
-        self.unanswered.extend(asked);
+        self.never_answered(ALONE);
         self.token_floor = self.greatest_token;
         // A list that was cut off says nothing.
         self.listing.clear();
@@ -396,13 +413,29 @@ impl Ledger {
         }
     }
 
+    /// What this victim asked and was not answered never will be.
+    fn never_answered(&mut self, victim: Victim) {
+        let asked = self.asked.extract_if(.., |(who, _)| *who == victim);
+        for ids in asked.map(|(_, ids)| ids).collect::<Vec<_>>() {
+            self.tally.unknown += ids.len() as u64;
+            self.no_answer(&ids);
+            self.again.push(ids.clone());
+            self.unanswered.push(ids);
+        }
+    }
+
+    /// The next victim is to repeat these calls.
+    pub(crate) fn repeat(&mut self, calls: Vec<Vec<Id>>) {
+        self.again.extend(calls);
+    }
+
     /// Calls whose answer nobody heard, to be repeated. None of a job that was seen to have gone on
     /// since: it may have been deleted, and would start over.
     pub(crate) fn take_again(&mut self) -> Vec<Vec<Id>> {
         let mut again = std::mem::take(&mut self.again);
         let untouched = |id: &Id| {
-            let entry = &self.jobs[id];
-            entry.deletion == Deletion::No && entry.end.is_none()
+            let entry = self.jobs.get(id);
+            entry.is_none_or(|it| it.deletion == Deletion::No && it.end.is_none())
         };
         again.retain(|ids| ids.iter().all(untouched));
         again
@@ -469,7 +502,7 @@ impl Ledger {
     }
 
     fn compare_found(&mut self, listed: &Listed) {
-        let Listed { id, standing, attempts, recoveries } = *listed;
+        let Listed { id, standing, attempts, recoveries, .. } = *listed;
         let plan = Plan::of(id);
         let Some(entry) = self.jobs.get_mut(&id) else {
             self.wrong.push(format!("{id} is there, and nobody enqueued it"));
@@ -502,6 +535,9 @@ impl Ledger {
         if entry.runs > allowed && !matches!(plan.behaviour, Behaviour::Snooze(_)) {
             let runs = entry.runs;
             self.wrong.push(format!("{id} ran {runs} times, {allowed} are allowed"));
+        }
+        if self.every_start_is_counted {
+            self.compare_starts(listed, &plan);
         }
     }
 

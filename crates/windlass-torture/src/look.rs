@@ -5,7 +5,10 @@ use std::path::Path;
 use windlass::core::filter::Filter;
 use windlass::store::file::{self, OfflineStore};
 use windlass::store::{Cursor, Page};
-use windlass::{Counts, DeadReason, Engine, JobRecord, JobState, OpenError, StateName};
+use windlass::{
+    AttemptEnd, AttemptRecord, Counts, DeadReason, Engine, JobRecord, JobState, OpenError,
+    StateName,
+};
 
 use crate::facts::{Fact, Speaker, Standing};
 use crate::plan::{End, Id};
@@ -70,8 +73,15 @@ fn have(record: &JobRecord) -> Fact {
     let Some(id) = Id::of(record.id()) else {
         return Fact::Wrong(format!("the store holds a stranger: {}", record.id()));
     };
-    let attempts = record.status.attempts;
-    Fact::Have { id, standing: standing(record), attempts, recoveries: record.status.recoveries }
+    let lost =
+        |attempt: &&AttemptRecord| matches!(attempt.ended, Some((_, AttemptEnd::Crashed(_))));
+    Fact::Have {
+        id,
+        standing: standing(record),
+        attempts: record.status.attempts,
+        recoveries: record.status.recoveries,
+        lost: record.attempts.iter().filter(lost).count() as u32,
+    }
 }
 
 /// Where a job stands.

@@ -54,6 +54,8 @@ enum Verb {
     Flips(Extent),
     /// Wall clocks that jump.
     Clock(Extent),
+    /// Several processes on one directory, killed and stopped.
+    Processes(Extent),
     /// All of them.
     All {
         /// The sizes that every run of the tests can afford; ten times as much without.
@@ -94,6 +96,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Verb::Full(extent) => extent.of(Scenario::Full),
         Verb::Flips(extent) => extent.of(Scenario::Flips),
         Verb::Clock(extent) => extent.of(Scenario::Clock),
+        Verb::Processes(extent) => extent.of(Scenario::Processes),
         Verb::All { ci, seed } => {
             let times = if ci { 1 } else { 10 };
             let all = Scenario::ALL.map(|scenario| (scenario, scenario.rounds() * times));

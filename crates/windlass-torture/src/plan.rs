@@ -10,7 +10,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use windlass::core::job::{Dependency, NewJob, Unique, UniqueScope};
-use windlass::{DeadReason, JobId, Name, OnFailure, Start};
+use windlass::{DeadReason, JobId, Lane, Name, OnFailure, Start};
 
 use crate::random::{Random, mix};
 
@@ -36,10 +36,13 @@ pub(crate) enum Mix {
     Bulky,
     /// Quick and harmless: nothing but completions.
     Plain,
+    /// Of a few keys, each of which starts its jobs in the order of acceptance, one at a time.
+    Keyed,
 }
 
 impl Mix {
-    const ALL: [Mix; 5] = [Mix::Mixed, Mix::Poison, Mix::Delayed, Mix::Bulky, Mix::Plain];
+    const ALL: [Mix; 6] =
+        [Mix::Mixed, Mix::Poison, Mix::Delayed, Mix::Bulky, Mix::Plain, Mix::Keyed];
 
     fn letter(self) -> char {
         match self {
@@ -48,6 +51,7 @@ impl Mix {
             Mix::Delayed => 'd',
             Mix::Bulky => 'b',
             Mix::Plain => 'q',
+            Mix::Keyed => 'k',
         }
     }
 }
@@ -134,6 +138,8 @@ pub(crate) struct Plan {
     pub(crate) max_attempts: u32,
     /// May be deleted when it has finished.
     pub(crate) removable: bool,
+    /// Jobs with the same start in order, one at a time, whoever made them.
+    pub(crate) key: Option<u64>,
     unique: Option<u64>,
     payload_bytes: usize,
 }
@@ -144,6 +150,10 @@ pub(crate) const LONG: Duration = Duration::from_secs(1_800);
 /// The kind and the queues of all jobs.
 pub(crate) const KIND: &str = "torture";
 const QUEUES: [&str; 3] = ["left", "right", "middle"];
+
+/// The queue of jobs with a key, and how many keys there are.
+const POOL: &str = "pool";
+const KEYS: u64 = 12;
 
 impl Plan {
     pub(crate) fn of(id: Id) -> Self {
@@ -156,6 +166,7 @@ impl Plan {
             on_failure: OnFailure::Cascade,
             max_attempts: 20,
             removable: false,
+            key: None,
             unique: None,
             payload_bytes: 20,
         };
@@ -180,7 +191,20 @@ impl Plan {
                 let behaviour = Behaviour::Complete(Duration::from_millis(random.below(3)));
                 Self { behaviour, ..plain }
             }
+            Mix::Keyed => Self::keyed(plain, &mut random),
         }
+    }
+
+    /// Mostly quick, so that there is much to put in order; some fail, and hold the others back
+    /// until they are tried again.
+    fn keyed(plain: Plan, random: &mut Random) -> Self {
+        let behaviour = match random.below(20) {
+            0..14 => Behaviour::Complete(Duration::from_millis(random.below(4))),
+            14..16 => Behaviour::Complete(Duration::from_millis(random.between(20, 120))),
+            16..19 => Behaviour::FailFirst(1),
+            _ => Behaviour::Permanent,
+        };
+        Self { behaviour, key: Some(random.below(KEYS)), removable: random.one_in(4), ..plain }
     }
 
     fn mixed(plain: Plan, random: &mut Random) -> Self {
@@ -226,7 +250,10 @@ impl Plan {
     /// The job as its producer hands it over. Unique keys only in calls of one: a batch is then
     /// either wholly there or not at all.
     pub(crate) fn new_job(&self, alone: bool) -> anyhow::Result<NewJob> {
-        let queue = QUEUES[self.id.number as usize % QUEUES.len()];
+        let queue = match self.key {
+            Some(_) => POOL,
+            None => QUEUES[self.id.number as usize % QUEUES.len()],
+        };
         let payload = format!("\"{}\"", self.text());
         let id = self.id.job();
         let dependency = |on: Id| Dependency { on: on.job(), on_failure: self.on_failure };
@@ -234,6 +261,7 @@ impl Plan {
             start: self.delay.map_or(Start::Now, Start::After),
             depends_on: self.depends_on.map(dependency).into_iter().collect(),
             max_attempts: Some(self.max_attempts),
+            lane: self.key.map(|key| Lane::Key(format!("key {key}"))),
             unique: self.unique.filter(|_| alone).map(|key| Unique {
                 key: format!("key {key}"),
                 scope: UniqueScope::Open,

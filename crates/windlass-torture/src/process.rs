@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use crate::facts::Fact;
+use crate::facts::{Fact, Stamp, read_line};
 
 /// How a process is started.
 #[derive(Clone, Debug, Default)]
@@ -83,7 +83,7 @@ struct Received {
 
 #[derive(Default)]
 struct Lines {
-    facts: Vec<(Instant, Fact)>,
+    facts: Vec<(Stamp, Fact)>,
     nonsense: Vec<String>,
     over: bool,
 }
@@ -97,13 +97,12 @@ impl Received {
         let mut out = BufReader::with_capacity(1 << 16, out);
         let mut line = Vec::new();
         while out.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-            let now = Instant::now();
             // A line that was cut off was not said.
             if let Some(text) = line.strip_suffix(b"\n") {
                 let text = String::from_utf8_lossy(text);
                 let mut lines = self.lock();
-                match text.parse() {
-                    Ok(fact) => lines.facts.push((now, fact)),
+                match read_line(&text) {
+                    Ok(said) => lines.facts.push(said),
                     Err(why) => lines.nonsense.push(format!("{why}: {text}")),
                 }
                 self.more.notify_all();
@@ -126,7 +125,7 @@ pub(crate) struct Process {
 /// Everything a process said, and how it ended.
 #[derive(Debug)]
 pub(crate) struct Said {
-    pub(crate) facts: Vec<(Instant, Fact)>,
+    pub(crate) facts: Vec<(Stamp, Fact)>,
     pub(crate) nonsense: Vec<String>,
     pub(crate) errors: String,
     pub(crate) status: ExitStatus,
@@ -149,7 +148,7 @@ impl Process {
         &self,
         mut mark: usize,
         patience: Duration,
-        mut wanted: impl FnMut(&[(Instant, Fact)]) -> bool,
+        mut wanted: impl FnMut(&[(Stamp, Fact)]) -> bool,
     ) -> bool {
         let deadline = Instant::now() + patience;
         let mut lines = self.heard.lock();
@@ -171,6 +170,18 @@ impl Process {
     /// Waits for one fact.
     pub(crate) fn hears(&self, patience: Duration, wanted: impl Fn(&Fact) -> bool) -> bool {
         self.wait_for(0, patience, |facts| facts.iter().any(|(_, fact)| wanted(fact)))
+    }
+
+    /// What was heard from `mark` on, and the mark behind it.
+    pub(crate) fn heard_since(&self, mark: usize) -> (Vec<Fact>, usize) {
+        let lines = self.heard.lock();
+        let fresh = lines.facts.get(mark..).unwrap_or_default();
+        (fresh.iter().map(|(_, fact)| fact.clone()).collect(), lines.facts.len())
+    }
+
+    /// What the last fact that shows it shows.
+    pub(crate) fn last<T>(&self, shown: impl Fn(&Fact) -> Option<T>) -> Option<T> {
+        self.heard.lock().facts.iter().rev().find_map(|(_, fact)| shown(fact))
     }
 
     /// Waits until the store is open.

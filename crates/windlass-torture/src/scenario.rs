@@ -7,6 +7,7 @@ mod full;
 mod kill;
 mod plug;
 mod poison;
+mod processes;
 mod site;
 
 use std::fmt;
@@ -29,10 +30,11 @@ pub(crate) enum Scenario {
     Full,
     Flips,
     Clock,
+    Processes,
 }
 
 impl Scenario {
-    pub(crate) const ALL: [Scenario; 7] = [
+    pub(crate) const ALL: [Scenario; 8] = [
         Scenario::Kill,
         Scenario::Poison,
         Scenario::Plug,
@@ -40,6 +42,7 @@ impl Scenario {
         Scenario::Full,
         Scenario::Flips,
         Scenario::Clock,
+        Scenario::Processes,
     ];
 
     pub(crate) fn word(self) -> &'static str {
@@ -51,6 +54,7 @@ impl Scenario {
             Scenario::Full => "full",
             Scenario::Flips => "flips",
             Scenario::Clock => "clock",
+            Scenario::Processes => "processes",
         }
     }
 
@@ -64,6 +68,7 @@ impl Scenario {
             Scenario::Full => 3,
             Scenario::Flips => 2_000,
             Scenario::Clock => 6,
+            Scenario::Processes => 60,
         }
     }
 
@@ -78,6 +83,7 @@ impl Scenario {
             Scenario::Full => full::run,
             Scenario::Flips => flips::run,
             Scenario::Clock => clock::run,
+            Scenario::Processes => processes::run,
         };
         let judged = run(machine, rounds, random);
         let result = match judged {
@@ -162,6 +168,8 @@ pub(crate) struct Settings {
     pub(crate) segment_bytes: Option<u32>,
     pub(crate) checkpoint_bytes: Option<u64>,
     pub(crate) remove: bool,
+    /// As users open it, and not as the file store alone.
+    pub(crate) shared: bool,
 }
 
 impl Settings {
@@ -173,6 +181,7 @@ impl Settings {
             segment_bytes: *random.choose(&[Some(64 << 10), Some(64 << 10), Some(256 << 10), None]),
             checkpoint_bytes: *random.choose(&[Some(8 << 10), Some(100 << 10), None]),
             remove: !random.one_in(4),
+            shared: false,
         }
     }
 }
@@ -199,6 +208,9 @@ impl Life {
         }
         if self.settings.remove {
             launch = launch.with("--remove");
+        }
+        if self.settings.shared {
+            launch = launch.with("--shared");
         }
         launch
     }

@@ -3,6 +3,8 @@
 //! It is made to be killed, stopped, starved of space and lied to by its disk, so it keeps nothing
 //! of its own: everything it knows is in the store or was said.
 
+mod shared;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -17,10 +19,10 @@ use windlass::store::{AlterJobs, FileStore, JobAction, Selection};
 use windlass::wake::LocalWake;
 use windlass::{
     Acceptance, Attempt, Durability, Engine, Error, EventKind, Failure, Job, JobActionDone, JobId,
-    Limits, Received, Recovery, Refusal, State, StateName, Topics, Worker,
+    Limits, Opened, Received, Recovery, Refusal, State, StateName, Topics, Worker,
 };
 
-use crate::facts::{Fact, Speaker, Why};
+use crate::facts::{Fact, Role, Speaker, Why};
 use crate::look;
 use crate::plan::{Behaviour, End, Id, KIND, Mix, Plan};
 use crate::random::Random;
@@ -75,6 +77,9 @@ pub(crate) struct WorkOptions {
     /// Delete finished jobs, so that the journal has something to clear.
     #[arg(long)]
     pub(crate) remove: bool,
+    /// Own the directory or join whoever does, as users' programs do.
+    #[arg(long)]
+    pub(crate) shared: bool,
 }
 
 fn durability(text: &str) -> Result<Durability, String> {
@@ -109,23 +114,31 @@ pub(crate) fn limits() -> Limits {
 pub(crate) async fn work(options: WorkOptions) -> anyhow::Result<()> {
     let speaker = Arc::new(Speaker::new()?);
     speaker.say(Fact::Opening);
-    let engine = match open(&options) {
+    let opened = match options.shared {
+        true => shared::open(&options).await,
+        false => open(&options),
+    };
+    let engine = match opened {
         Ok(engine) => engine,
         Err(error) => {
             speaker.say(Fact::Failed(format!("{error:#}")));
             std::process::exit(2);
         }
     };
-    say_opened(&engine, &speaker);
+    if options.shared {
+        let role = shared::role(&engine);
+        speaker.say(Fact::Role(role));
+        tokio::spawn(shared::watch_role(engine.clone(), speaker.clone(), role));
+    }
+    say_opened(engine.opened(), &speaker);
     if options.list {
         look::list(&engine, &speaker).await?;
     }
-    let victim = Victim { engine, speaker, options, open: AtomicI64::new(0) };
+    let victim = Victim { engine, speaker, options, open: Arc::default() };
     Arc::new(victim).live().await
 }
 
-fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
-    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+fn file_options(options: &WorkOptions) -> FileOptions {
     let ledger = LedgerOptions {
         limits: limits(),
         recovery: recovery(),
@@ -133,14 +146,19 @@ fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
         checkpoint_bytes: options.checkpoint_bytes,
         ..LedgerOptions::default()
     };
-    let how = FileOptions { ledger, durability: options.durability };
+    FileOptions { ledger, durability: options.durability }
+}
+
+fn open(options: &WorkOptions) -> anyhow::Result<Engine> {
+    let (clock, wake) = (Arc::new(SystemClock::new()), Arc::new(LocalWake::new()));
+    let how = file_options(options);
     let store = FileStore::open(&options.path, &how, clock.clone(), wake.clone())?;
     let builder = Engine::builder().recovery(recovery());
     Ok(builder.on_store(Arc::new(store), wake, clock)?)
 }
 
-fn say_opened(engine: &Engine, speaker: &Speaker) {
-    let opened = engine.opened().cloned().unwrap_or_default();
+fn say_opened(opened: Option<&Opened>, speaker: &Speaker) {
+    let opened = opened.cloned().unwrap_or_default();
     speaker.say(Fact::Opened {
         jobs: opened.jobs,
         recovered: opened.recovered.len() as u64,
@@ -154,23 +172,28 @@ struct Victim {
     speaker: Arc<Speaker>,
     options: WorkOptions,
     /// Jobs that were accepted and have not ended, as far as this victim knows.
-    open: AtomicI64,
+    open: Arc<AtomicI64>,
 }
 
 impl Victim {
     async fn live(self: Arc<Self>) -> anyhow::Result<()> {
         let (ended, to_remove) = mpsc::unbounded_channel();
-        // From the first event on: what opening told is part of the story.
         let topics = ["job.completed", "job.dead", "job.cancelled"]
             .iter()
             .fold(Topics::all(), |topics, topic| topics.topic(*topic));
-        let mut events = self.engine.subscribe_after(topics, Some(0))?;
+        // From the first event on: what opening told is part of the story. Whoever joins has others
+        // to tell what was before.
+        let joined = self.options.shared && shared::role(&self.engine) != Role::Owner;
+        let mut events = self.engine.subscribe_after(topics, (!joined).then_some(0))?;
         let hearing = self.clone();
         tokio::spawn(async move {
             loop {
                 hearing.hear(events.next().await, &ended);
             }
         });
+        if self.options.shared {
+            tokio::spawn(shared::count_open(self.engine.clone(), self.open.clone()));
+        }
         let worker = self.start_worker().await?;
         self.repeat().await?;
         if self.options.remove {
@@ -205,7 +228,10 @@ impl Victim {
         };
         self.speaker.say(Fact::End(id, end));
         self.open.fetch_sub(1, Ordering::Relaxed);
-        let _ = ended.send(id);
+        // Of many who hear it, one deletes it: whoever made it, and knows that it was answered.
+        if !self.options.shared || id.session == self.options.session {
+            let _ = ended.send(id);
+        }
     }
 
     async fn start_worker(&self) -> anyhow::Result<Worker> {
@@ -373,6 +399,19 @@ impl Job for Work {
     type Output = ();
 }
 
+/// A handler that runs, until it returns or is dropped.
+struct Running {
+    id: Id,
+    token: u64,
+    speaker: State<Arc<Speaker>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.speaker.say(Fact::Left { id: self.id, token: self.token });
+    }
+}
+
 /// Runs one attempt as its plan says.
 async fn run(
     work: Work,
@@ -386,7 +425,9 @@ async fn run(
     };
     let fence = attempt.fence();
     let token = fence.rsplit('-').next().and_then(|token| token.parse().ok());
-    speaker.say(Fact::Run { id, attempt: attempt.number(), token: token.unwrap_or(0) });
+    let token = token.unwrap_or(0);
+    speaker.say(Fact::Run { id, attempt: attempt.number(), token });
+    let _running = Running { id, token, speaker: speaker.clone() };
     let plan = Plan::of(id);
     if work.0 != plan.text() {
         speaker.say(Fact::Wrong(format!("{id} has another payload: {:.80}", work.0)));

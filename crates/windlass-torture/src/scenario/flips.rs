@@ -93,7 +93,8 @@ impl Store {
         let (path, copy) = (machine.memory("flips"), machine.memory("flips-copy"));
         let session = (random.next() as u32) & !0xffff;
         let segment_bytes = Some(64 << 10);
-        let settings = Settings { segment_bytes, checkpoint_bytes, remove: true, durability: None };
+        let settings =
+            Settings { segment_bytes, checkpoint_bytes, remove: true, ..Settings::default() };
         let mut life = Life::new(path.clone(), machine.aside(), settings, session);
         let launch = life.victim().option("--mixes", "mixed,delayed,mixed");
         match ended {
