@@ -33,11 +33,13 @@ pub enum Profile {
     PoisonHandlers,
     /// Bits flip and files are cut.
     BitRot,
+    /// Several processes share the directory: they join, die, are stopped and take over.
+    Processes,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 8] = [
+    pub const ALL: [Profile; 9] = [
         Profile::Calm,
         Profile::Crashy,
         Profile::SlowDisk,
@@ -46,6 +48,7 @@ impl Profile {
         Profile::ClockStorm,
         Profile::PoisonHandlers,
         Profile::BitRot,
+        Profile::Processes,
     ];
 
     /// The profile of a seed of which none was named.
@@ -64,6 +67,7 @@ impl Profile {
             Profile::ClockStorm => "clock-storm",
             Profile::PoisonHandlers => "poison-handlers",
             Profile::BitRot => "bit-rot",
+            Profile::Processes => "processes",
         }
     }
 }
@@ -93,8 +97,10 @@ pub struct Rates {
     pub power_loss: u64,
     /// The power is lost at one of the next calls to the disk.
     pub trap: u64,
-    /// The process is killed.
+    /// The process is killed, or of several the owner, another, both or all.
     pub kill: u64,
+    /// A process is stopped for a while.
+    pub stop: u64,
     /// The store is closed and opened.
     pub close: u64,
     /// The wall clock is stepped.
@@ -151,6 +157,8 @@ pub struct Settings {
     pub clients: usize,
     /// Workers at work.
     pub workers: usize,
+    /// Processes that share the directory.
+    pub processes: usize,
     /// Queues in use.
     pub queues: Vec<Name>,
     /// How the store is opened.
@@ -200,6 +208,7 @@ impl Settings {
             jobs: random.between(40, 160),
             clients: random.between(1, 5) as usize,
             workers: random.between(1, 5) as usize,
+            processes: 1,
             queues,
             options,
             rules,
@@ -245,6 +254,14 @@ impl Settings {
                 clock_step: up_to(1_500),
                 ..Rates::default()
             },
+            Profile::Processes => Rates {
+                power_loss: up_to(80),
+                trap: up_to(80),
+                kill: up_to(800),
+                stop: up_to(500),
+                close: up_to(100),
+                ..Rates::default()
+            },
             Profile::BitRot => {
                 Rates { power_loss: up_to(50), damage: up_to(400), ..Rates::default() }
             }
@@ -258,6 +275,11 @@ impl Settings {
                 self.mix.late = random.between(50, 300);
             }
             Profile::Crashy => self.open_crash = random.between(100, 600),
+            Profile::Processes => {
+                self.processes = random.between(2, 4) as usize;
+                self.clients = random.between(2, 5) as usize;
+                self.workers = random.between(2, 5) as usize;
+            }
             Profile::Calm | Profile::FullDisk | Profile::ClockStorm | Profile::BitRot => {}
         }
     }
