@@ -35,11 +35,13 @@ pub enum Profile {
     BitRot,
     /// Several processes share the directory: they join, die, are stopped and take over.
     Processes,
+    /// The same, with steps that take long, a disk that fails and fills up, and openings that crash.
+    FailingOwners,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 9] = [
+    pub const ALL: [Profile; 10] = [
         Profile::Calm,
         Profile::Crashy,
         Profile::SlowDisk,
@@ -49,6 +51,7 @@ impl Profile {
         Profile::PoisonHandlers,
         Profile::BitRot,
         Profile::Processes,
+        Profile::FailingOwners,
     ];
 
     /// The profile of a seed of which none was named.
@@ -68,6 +71,7 @@ impl Profile {
             Profile::PoisonHandlers => "poison-handlers",
             Profile::BitRot => "bit-rot",
             Profile::Processes => "processes",
+            Profile::FailingOwners => "failing-owners",
         }
     }
 }
@@ -257,9 +261,18 @@ impl Settings {
             Profile::Processes => Rates {
                 power_loss: up_to(80),
                 trap: up_to(80),
-                kill: up_to(800),
-                stop: up_to(500),
+                kill: up_to(500),
+                stop: up_to(400),
                 close: up_to(100),
+                ..Rates::default()
+            },
+            Profile::FailingOwners => Rates {
+                power_loss: up_to(80),
+                trap: up_to(80),
+                kill: up_to(300),
+                stop: up_to(300),
+                close: up_to(100),
+                space: up_to(300),
                 ..Rates::default()
             },
             Profile::BitRot => {
@@ -275,13 +288,25 @@ impl Settings {
                 self.mix.late = random.between(50, 300);
             }
             Profile::Crashy => self.open_crash = random.between(100, 600),
-            Profile::Processes => {
-                self.processes = random.between(2, 4) as usize;
-                self.clients = random.between(2, 5) as usize;
-                self.workers = random.between(2, 5) as usize;
+            Profile::Processes => self.share(random),
+            Profile::FailingOwners => {
+                self.share(random);
+                self.faults = faults(random);
+                self.open_crash = random.between(50, 400);
+                self.mix.poison = random.between(0, 20);
+                if random.coin() {
+                    self.slowest_step = random.spread(5_000, 1_000_000);
+                }
             }
             Profile::Calm | Profile::FullDisk | Profile::ClockStorm | Profile::BitRot => {}
         }
+    }
+
+    /// Several processes share the directory, each with clients or workers.
+    fn share(&mut self, random: &mut Random) {
+        self.processes = random.between(2, 4) as usize;
+        self.clients = random.between(2, 5) as usize;
+        self.workers = random.between(2, 5) as usize;
     }
 }
 

@@ -278,18 +278,18 @@ impl World {
         let joined = self.processes.that(|process| process.lives);
         let joined: Vec<usize> = joined.into_iter().filter(|process| *process != owner).collect();
         let other = (!joined.is_empty()).then(|| *self.random.pick(&joined));
-        match (self.random.below(10), other) {
-            (0..=4, _) => self.kill_process(owner),
-            (5..=7, Some(other)) => self.kill_process(other),
-            (8, Some(other)) => {
+        match (self.random.below(16), other) {
+            (0..=4, Some(other)) => self.kill_process(other),
+            (5..=6, Some(other)) => {
                 self.machine.cover.hit(Point::DiedTogether);
                 self.kill_process(other);
                 self.kill_process(owner);
             }
-            _ => {
+            (7, _) => {
                 self.everybody_dies();
                 self.machine.kill();
             }
+            (_, _) => self.kill_process(owner),
         }
     }
 
