@@ -1,4 +1,4 @@
-//! One machine: a disk, a clock, and a process with a file store.
+//! One machine: a disk, a clock, and a process with a file store: the owner, if several share it.
 //!
 //! The store is the one that ships: calls go through [`SharedLedger::decide`], and the steps of its
 //! [`Writer`] are taken one at a time, whenever the caller likes, so that anything can happen in

@@ -35,7 +35,7 @@ pub enum Profile {
     BitRot,
     /// Several processes share the directory: they join, die, are stopped and take over.
     Processes,
-    /// The same, with steps that take long, a disk that fails and fills up, and openings that crash.
+    /// The same, on a disk that is slow, fails and fills up, with openings that crash.
     FailingOwners,
 }
 

@@ -1,4 +1,5 @@
-//! Clients and workers around one machine, and everything that happens to it, from one seed.
+//! Clients and workers around one machine, and everything that happens to it, from one seed. They
+//! are outside of the store's process, or in one of several that share its directory.
 //!
 //! Two phases. First things go wrong, and the judge must find everything safe after every step.
 //! Then nothing goes wrong any more: every job that can end must end within bounded time.
@@ -8,6 +9,7 @@ mod chaos;
 mod client;
 mod objects;
 mod processes;
+mod takeover;
 mod worker;
 
 use std::cmp::Reverse;

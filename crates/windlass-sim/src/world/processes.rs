@@ -1,8 +1,8 @@
-//! Processes that share the directory: they join, die, are stopped, and take over.
+//! Processes that share the directory: they begin, die, are stopped and go on.
 //!
-//! One of them owns the store; the calls of the others travel ([`super::calls`]). Who lives is
-//! told to the judge as it happens, and to an opening as the locks of member files would tell it.
-//! What a process says when it joins, and when, is as in `store/directory/manager.rs`.
+//! One of them owns the store ([`super::takeover`]); the calls of the others travel
+//! ([`super::calls`]). Who lives is told to the judge as it happens, and to an opening as the locks
+//! of member files would tell it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,19 +10,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use windlass::store::HeldLeases;
-use windlass_core::ledger::{LostWorkers, RescueLost};
 
 use super::calls::Journey;
 use super::{Caller, Client, Turn, World};
 use crate::Checked;
-use crate::answer::{Answer, Reply, Request, Ticket};
+use crate::answer::Ticket;
 use crate::cover::Point;
 
 /// An owner that was not there for longer has been stopped, and knows it. In microseconds.
 const STOPPED: u64 = 2_000_000;
 
 /// How often an owner looks who lives, in microseconds.
-const TICK: u64 = 100_000;
+pub(super) const TICK: u64 = 100_000;
 
 /// The longest time that a call or an answer travels, in microseconds.
 pub(super) const TRAVEL: u64 = 2_000;
@@ -48,7 +47,7 @@ pub(super) struct Process {
     /// Calls of an earlier connection do not arrive.
     pub(super) connection: u64,
     /// Since when it is stopped, and until when.
-    stopped: Option<(u64, u64)>,
+    pub(super) stopped: Option<(u64, u64)>,
     /// The leases of jobs that another process has handed to its workers.
     pub(super) held: HeldLeases,
 }
@@ -60,9 +59,9 @@ pub(super) struct Processes {
     /// Who has the lock.
     pub(super) owner: Option<usize>,
     /// Who is about to take it.
-    opener: usize,
+    pub(super) opener: usize,
     /// Workers of processes that died, until their jobs are recovered.
-    unnoticed: BTreeMap<u64, BTreeSet<Arc<str>>>,
+    pub(super) unnoticed: BTreeMap<u64, BTreeSet<Arc<str>>>,
     deaths: u64,
     pub(super) journeys: BTreeMap<Ticket, Journey>,
     /// For which call a ticket of the machine stands.
@@ -83,7 +82,7 @@ impl Processes {
         Self { all, ..Self::default() }
     }
 
-    fn that(&self, holds: impl Fn(&Process) -> bool) -> Vec<usize> {
+    pub(super) fn that(&self, holds: impl Fn(&Process) -> bool) -> Vec<usize> {
         (0..self.all.len()).filter(|process| holds(&self.all[*process])).collect()
     }
 }
@@ -193,7 +192,7 @@ impl World {
         (0..self.workers.len()).filter(|number| self.home(*number) == process).collect()
     }
 
-    fn names_of(&self, process: usize) -> BTreeSet<Arc<str>> {
+    pub(super) fn names_of(&self, process: usize) -> BTreeSet<Arc<str>> {
         self.workers_of(process).iter().map(|worker| self.workers[*worker].name()).collect()
     }
 
@@ -319,7 +318,7 @@ impl World {
 
     /// A process that was stopped goes on. Of an owner the time counts for no lease, and what has
     /// come meanwhile is dropped with its connection.
-    fn go_on(&mut self, process: usize) -> Checked {
+    pub(super) fn go_on(&mut self, process: usize) -> Checked {
         let Some((since, _)) = self.processes.all[process].stopped.take() else { return Ok(()) };
         let micros = self.machine.clock.elapsed() - since;
         self.machine.trace.line(|| format!("process {process} goes on"));
@@ -353,135 +352,6 @@ impl World {
         }
         self.processes.owner = None;
         self.machine.set_living(BTreeSet::new());
-    }
-
-    /// Somebody who lives gets the lock; if nobody does, somebody begins.
-    pub(super) fn choose_opener(&mut self) -> Checked {
-        if !self.is_shared() {
-            return Ok(());
-        }
-        let living = self.processes.that(|process| process.lives);
-        let awake = self.processes.that(|process| process.lives && process.stopped.is_none());
-        self.processes.opener = match (awake.is_empty(), living.first()) {
-            (false, _) => *self.random.pick(&awake),
-            (true, Some(stopped)) => {
-                self.go_on(*stopped)?;
-                *stopped
-            }
-            (true, None) => {
-                let process = self.random.index(self.processes.all.len());
-                self.rise(process);
-                process
-            }
-        };
-        let living = self.processes.that(|process| process.lives);
-        let names = living.into_iter().flat_map(|process| self.names_of(process)).collect();
-        self.machine.set_living(names);
-        Ok(())
-    }
-
-    /// The store was opened: what ran in dead processes is recovered, and those who live join.
-    pub(super) fn took_over(&mut self) -> Checked {
-        if !self.is_shared() {
-            return Ok(());
-        }
-        let owner = self.processes.opener;
-        self.machine.trace.line(|| format!("process {owner} owns the store"));
-        self.processes.owner = Some(owner);
-        self.processes.unnoticed.clear();
-        self.deliver_all(owner)?;
-        self.processes.all[owner].standing = Standing::Joined;
-        if let Some(held) = self.processes.all[owner].held.known() {
-            let join = Request::Join(self.names_of(owner), held);
-            self.ask_here(Caller::Nobody, join)?;
-        }
-        self.processes.all[owner].held.forget_all();
-        self.depart_all(owner)?;
-        for other in self.processes.that(|process| process.lives) {
-            if other != owner {
-                self.machine.cover.hit(Point::TookOver);
-                let micros = self.random.spread(TRAVEL + 1, 60_000);
-                self.after(micros, Turn::Join(other));
-            }
-        }
-        Ok(())
-    }
-
-    /// The owner has closed, died, or lost its disk: everyone seeks another.
-    pub(super) fn owner_is_gone(&mut self, closed: bool) -> Checked {
-        if self.processes.owner.take().is_none() {
-            return Ok(());
-        }
-        for process in 0..self.processes.all.len() {
-            self.lose_connection(process, closed)?;
-        }
-        self.processes.arrived.clear();
-        Ok(())
-    }
-
-    /// A process joins whoever owns the store: it says what it holds before it asks for anything.
-    pub(super) fn join_turn(&mut self, process: usize) -> Checked {
-        let owner = self.processes.owner;
-        let seeks = self.processes.all[process].standing == Standing::Seeking;
-        if owner.is_none() || owner == Some(process) || !seeks || !self.processes.all[process].lives
-        {
-            return Ok(());
-        }
-        // Answers that have come are read first.
-        self.deliver_all(process)?;
-        self.processes.all[process].standing = Standing::Joining;
-        let Some(held) = self.processes.all[process].held.known() else {
-            return self.joined(process);
-        };
-        let join = Request::Join(self.names_of(process), held);
-        self.ask_here(Caller::Join(process), join)?;
-        Ok(())
-    }
-
-    pub(super) fn join_answer(&mut self, process: usize, answer: &Answer) -> Checked {
-        if self.processes.all[process].standing != Standing::Joining {
-            return Ok(());
-        }
-        if let Ok(Reply::Joined(_)) = answer {
-            return self.joined(process);
-        }
-        self.processes.all[process].standing = Standing::Seeking;
-        self.after(TICK, Turn::Join(process));
-        Ok(())
-    }
-
-    fn joined(&mut self, process: usize) -> Checked {
-        self.machine.trace.line(|| format!("process {process} has joined"));
-        self.processes.all[process].standing = Standing::Joined;
-        self.depart_all(process)
-    }
-
-    /// The owner finds that a member is dead.
-    pub(super) fn notice_turn(&mut self, death: u64) -> Checked {
-        let Some(workers) = self.processes.unnoticed.get(&death) else { return Ok(()) };
-        if self.processes.owner.is_none() {
-            return Ok(());
-        }
-        let lost = LostWorkers::These(workers.clone());
-        let rescue = RescueLost { recovery: self.settings.rules.recovery, lost };
-        self.ask_here(Caller::Notice(death), Request::RescueLost(rescue))?;
-        Ok(())
-    }
-
-    pub(super) fn notice_answer(&mut self, death: u64, answer: &Answer) {
-        match answer {
-            Ok(Reply::Rescued(rescued)) if !rescued.more => {
-                self.processes.unnoticed.remove(&death);
-            }
-            Ok(_) | Err(_) => self.after(TICK, Turn::Notice(death)),
-        }
-    }
-
-    /// How soon the store is opened again.
-    pub(super) fn opening_delay(&mut self) -> u64 {
-        let lives = |process: &Process| process.lives;
-        let most = if self.processes.all.iter().any(lives) { 100_000 } else { 4_000_000 };
-        self.random.spread(1_000, most)
     }
 
     /// How long ago it was, in microseconds.
