@@ -1,14 +1,15 @@
 //! What is asked of the store, and what it answers: the verbs of the Store contract as values.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use windlass::store::file::Basis;
 use windlass::store::{ClaimedBatch, StoreError};
 use windlass_core::explain::Explanation;
-use windlass_core::job::{JobId, NewJob, Start, StateName};
+use windlass_core::job::{JobId, LeaseToken, NewJob, Start, StateName};
 use windlass_core::ledger::{
     CancelAnswer, Claim, Cleared, Counts, Enqueued, Promoted, QueueChange, Renewal, Renewed,
-    Rescue, Rescued, Settled, Settlement, Turned,
+    Rescue, RescueLost, Rescued, Settled, Settlement, Turned,
 };
 use windlass_core::name::Name;
 use windlass_core::object::{Alarm, ObjectView, Turn};
@@ -30,6 +31,9 @@ pub enum Request {
     Settle(Vec<Settlement>),
     Turn(Box<Turn>),
     Rescue(Rescue),
+    RescueLost(RescueLost),
+    /// A process joins: these are its workers, and what they hold.
+    Join(BTreeSet<Arc<str>>, BTreeSet<LeaseToken>),
     Promote,
     Cancel(Vec<JobId>),
     Reschedule(Vec<JobId>, Start),
@@ -55,6 +59,8 @@ pub enum Reply {
     Settled(Vec<Result<Settled, Refusal>>),
     Turned(Turned),
     Rescued(Rescued),
+    /// What was given back, because the answer to its claim was lost.
+    Joined(Vec<(Settlement, Result<Settled, Refusal>)>),
     Promoted(Promoted),
     Cancelled(Vec<Result<CancelAnswer, Refusal>>),
     Rescheduled(Vec<Result<StateName, Refusal>>),
@@ -76,6 +82,33 @@ impl Request {
             Request::Claim(_) => Basis::Claim,
             Request::Find(jobs) => Basis::Jobs(jobs),
             _ => Basis::Everything,
+        }
+    }
+
+    /// Whether making it twice may do it twice, or tell a caller what is not so: as the contract
+    /// of the store has it, whatever the product believes.
+    pub(crate) fn happens_each_time(&self) -> bool {
+        match self {
+            Request::Turn(_)
+            | Request::Cancel(_)
+            | Request::Reschedule(..)
+            | Request::Replay(_)
+            | Request::Remove(_)
+            | Request::RemoveGraph(_)
+            | Request::ReplayEdited(..)
+            | Request::Clear(_) => true,
+            Request::Claim(claim) => claim.request.is_none(),
+            Request::Enqueue(_)
+            | Request::Renew(_)
+            | Request::Settle(_)
+            | Request::Rescue(_)
+            | Request::RescueLost(_)
+            | Request::Join(..)
+            | Request::Promote
+            | Request::Configure(..)
+            | Request::Find(_)
+            | Request::Explain(_)
+            | Request::Audit => false,
         }
     }
 

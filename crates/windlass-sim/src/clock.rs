@@ -17,13 +17,21 @@ pub struct Clock {
     elapsed: u64,
     /// When the process began.
     process: u64,
+    /// How long the process was stopped, in microseconds.
+    stopped: u64,
     /// How far the wall clock is off, in microseconds.
     step: i64,
 }
 
 impl Clock {
-    /// Both readings.
+    /// Both readings. Time for which the process was stopped does not count on the steady clock.
     pub fn now(&self) -> Now {
+        let Now { wall, steady } = self.machine_now();
+        Now { wall, steady: Steady::from_micros(steady.as_micros() - self.stopped) }
+    }
+
+    /// Both readings of the machine's clocks, which do not know that a process was stopped.
+    pub(crate) fn machine_now(&self) -> Now {
         let elapsed = i64::try_from(self.elapsed).expect("a run of less than 292,000 years");
         Now {
             wall: Timestamp::from_micros(BEGINNING + elapsed + self.step),
@@ -53,7 +61,12 @@ impl Clock {
 
     /// A process begins: its steady clock starts at zero.
     pub fn restart(&mut self) {
-        self.process = self.elapsed;
+        (self.process, self.stopped) = (self.elapsed, 0);
+    }
+
+    /// The process has been stopped for so many microseconds until now.
+    pub fn was_stopped(&mut self, micros: u64) {
+        self.stopped += micros;
     }
 }
 

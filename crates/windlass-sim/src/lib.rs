@@ -7,6 +7,15 @@
 //! [`World`] puts clients and workers around the machine that do what programs do, and draws what
 //! goes wrong. [`run`] is one seed; [`swarm`] runs thousands.
 //!
+//! In some worlds clients and workers live in several processes that share the directory. One owns
+//! the store, and the calls of the others travel to it; each may die, be stopped, or take over. The
+//! sockets and member files of the product are not simulated, and neither are its threads: what is
+//! simulated is what they amount to, and the rules are those that ship, such as who is recovered
+//! ([`LedgerOptions::living_workers`](windlass::store::file::LedgerOptions::living_workers)), what
+//! a process says it holds ([`HeldLeases`](windlass::store::HeldLeases)), which calls are made
+//! again ([`Call::may_repeat`](windlass::wire::Call::may_repeat)), and how an owner measures time
+//! ([`AwakeClock`](windlass::clock::AwakeClock)).
+//!
 //! No threads, no sleeping, no other source of chance: a seed that fails once fails for ever.
 
 mod answer;

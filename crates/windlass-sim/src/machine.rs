@@ -1,4 +1,4 @@
-//! One machine: a disk, a clock, and a process with a file store.
+//! One machine: a disk, a clock, and a process with a file store: the owner, if several share it.
 //!
 //! The store is the one that ships: calls go through [`SharedLedger::decide`], and the steps of its
 //! [`Writer`] are taken one at a time, whenever the caller likes, so that anything can happen in
@@ -9,7 +9,7 @@ mod boot;
 mod decide;
 mod writer;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use windlass::store::StoreError;
@@ -18,6 +18,7 @@ use windlass::store::file::{
     SharedLedger, WantedSpare, Writer,
 };
 use windlass_core::refusal::Refusal;
+use windlass_core::time::Now;
 
 use crate::answer::{Answer, Decided, Failure, Reply, Request, Snapshot, Ticket};
 use crate::clock::{Clock, ProcessClock};
@@ -46,6 +47,8 @@ pub struct Machine {
     /// What happened.
     pub trace: Trace,
     options: LedgerOptions,
+    /// Several processes share the directory: the owner's clock knows when it was stopped.
+    shared: bool,
     process: Option<Process>,
     answers: VecDeque<(Ticket, Answer)>,
     /// Answers that were given so far.
@@ -63,6 +66,8 @@ pub struct Machine {
 struct Process {
     store: Arc<SharedLedger<JournalPath>>,
     clock: Arc<ProcessClock>,
+    /// The same, as the store reads it.
+    reading: Arc<dyn windlass::clock::Clock>,
     writer: Writer,
     /// Calls whose commit has not landed, in order.
     waiting: VecDeque<Waiting>,
@@ -124,6 +129,7 @@ impl Machine {
             cover: Cover::default(),
             trace,
             options,
+            shared: false,
             process: None,
             answers: VecDeque::new(),
             given: 0,
@@ -132,6 +138,16 @@ impl Machine {
             may_break: false,
             crashes: 0,
         }
+    }
+
+    /// From now on several processes share the directory; so far nobody has opened it.
+    pub fn share(&mut self) {
+        self.shared = true;
+    }
+
+    /// Whoever opens the store next finds that these workers live.
+    pub fn set_living(&mut self, workers: BTreeSet<Arc<str>>) {
+        self.options.living_workers = workers;
     }
 
     /// Whether no process runs.
@@ -171,15 +187,14 @@ impl Machine {
 
     /// Makes a call. Its answer comes by [`Machine::next_answer`], at once or after some work.
     pub fn submit(&mut self, request: Request) -> Checked<Ticket> {
-        self.next_ticket += 1;
-        let ticket = Ticket(self.next_ticket);
+        let ticket = self.ticket();
         self.oracle.asked(&request);
         let now = self.clock.now();
         let Some(process) = self.process.as_mut() else {
             self.give(ticket, &request, Err(Failure::Unknown));
             return Ok(ticket);
         };
-        process.clock.set(now);
+        process.clock.set(self.clock.machine_now());
         let (mut seen, disk, asked) = (None, &self.disk, request.clone());
         let outcome = process.store.decide("simulate", request.basis(), |ledger, now| {
             let writes_here = matches!(asked, Request::Claim(_));
@@ -210,6 +225,12 @@ impl Machine {
         let landing = outcome.map_err(|error| Failure::from(&error));
         self.wait_or_give(decided, &seen, landing)?;
         Ok(ticket)
+    }
+
+    /// A name for a call.
+    pub fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        Ticket(self.next_ticket)
     }
 
     /// Gives the answer now, if the store says so, or waits until it does.
@@ -341,8 +362,8 @@ impl Machine {
 
     /// Everything a user can see right now, landed or not; `None` if the store does not answer.
     fn look(&mut self) -> Option<Snapshot> {
-        let now = self.clock.now();
         let process = self.process.as_mut()?;
+        let now = process.now(&self.clock);
         match process.store.inspect(|ledger| decide::decide(ledger, Request::Audit, now))? {
             Ok(Reply::Audited(snapshot)) => Some(*snapshot),
             Ok(_) | Err(_) => None,
@@ -364,6 +385,14 @@ impl Machine {
         let wrong = wrong.unwrap_or_default();
         ensure!(wrong.is_empty(), "the store is unsound: {}", wrong.join("; "));
         Ok(())
+    }
+}
+
+impl Process {
+    /// What time it is for the store.
+    fn now(&self, clock: &Clock) -> Now {
+        self.clock.set(clock.machine_now());
+        self.reading.now()
     }
 }
 

@@ -14,7 +14,7 @@ windlass-sim [--seed S] [--seeds N] [--profile P] [--seconds T] [--threads N] [-
   --seed S     the first seed (default 1)
   --seeds N    how many seeds (default 1; without end if --seconds is given)
   --profile P  what goes wrong (default: each seed chooses): calm, crashy, slow-disk, full-disk,
-               flaky-disk, clock-storm, poison-handlers, bit-rot
+               flaky-disk, clock-storm, poison-handlers, bit-rot, processes, failing-owners
   --seconds T  begin no new seed after so long
   --threads N  how many seeds at once (default: one per core)
   --trace      print every step of the first seed

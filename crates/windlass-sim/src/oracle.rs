@@ -5,11 +5,15 @@
 //! ([`model`]). What it compares with is what any user can see: answers, records, counters,
 //! explanations.
 //!
+//! It knows which process ran what ([`members`]), so it says whether an opening has recovered the
+//! jobs of the dead and left those of the living alone.
+//!
 //! The events of a commit count when the commit has landed. After a crash a commit that was in the
 //! air has landed or not; the number of the last event tells which, so the ledgers are exact again
 //! and every answer of that commit must be true as a whole, or none of it.
 
 mod audit;
+mod members;
 mod model;
 mod objects;
 mod runs;
@@ -27,6 +31,7 @@ use windlass_core::name::Name;
 use windlass_core::rate::Rate;
 use windlass_core::time::Now;
 
+use self::members::Members;
 use self::model::{Around, Model};
 use self::runs::Runs;
 use crate::answer::{Answer, Decided, Reply, Request, Snapshot, jobs_of};
@@ -77,6 +82,7 @@ pub struct Oracle {
     rules: Rules,
     model: Model,
     runs: Runs,
+    members: Members,
     sent: BTreeMap<JobId, Arc<NewJob>>,
     unsure: Vec<Unsure>,
     /// Jobs of which nobody knows how many log lines are kept.
@@ -94,6 +100,7 @@ impl Oracle {
             model: Model::new(rules.clone()),
             rules,
             runs: Runs::default(),
+            members: Members::default(),
             sent: BTreeMap::new(),
             unsure: Vec::new(),
             unsure_lines: Vec::new(),
@@ -157,7 +164,7 @@ impl Oracle {
                 Ok(())
             }
             (Request::Claim(claim), Reply::ClaimedBatch(handed)) => {
-                self.runs.handed(claim, handed, now, &self.sent, &self.rules)
+                self.runs.handed(claim, handed, now, &self.sent, &self.rules, cover)
             }
             (Request::Renew(renewals), Reply::Renewed(answers)) => {
                 let mut each = renewals.iter().zip(answers);
@@ -180,6 +187,12 @@ impl Oracle {
                 Ok(())
             }
             (Request::Rescue(_), Reply::Rescued(rescued)) => self.runs.rescued(rescued, now),
+            (Request::RescueLost(rescue), Reply::Rescued(rescued)) => {
+                self.runs.recovered(&rescue.lost, rescued)
+            }
+            (Request::Join(workers, held), Reply::Joined(answers)) => {
+                self.runs.joined(workers, held, answers, cover)
+            }
             (Request::Replay(_), Reply::Replayed(answers)) => {
                 let replayed = answers.iter().filter(|(_, answer)| answer.is_ok());
                 replayed.for_each(|(job, _)| self.runs.replayed(*job));
@@ -203,6 +216,7 @@ impl Oracle {
         for each in decided {
             let mut around = Around { cause: Some(each), sent: &self.sent, cover };
             while let Some(event) = events.next_if(|event| event.number <= each.mark) {
+                self.check_cause(event, &each.request)?;
                 self.model.take(event, &mut around)?;
             }
             self.model.end_command()?;
@@ -283,6 +297,7 @@ impl Oracle {
         opening: &[Event],
         last_event: u64,
         opened: &Opened,
+        now: Now,
         cover: &mut Cover,
     ) -> Checked {
         self.keep_visible(last_event - opening.len() as u64, cover)?;
@@ -299,7 +314,8 @@ impl Oracle {
         for job in std::mem::take(&mut self.unsure_lines) {
             self.model.jobs.entry(job).and_modify(|told| told.lines = None);
         }
-        self.runs.reopened();
+        let kept = self.survivors(cover)?;
+        self.runs.reopened(kept, now);
         for rescued in &opened.recovered {
             let Some(told) = self.model.jobs.get(&rescued.id) else { continue };
             let (is, was) = (told.stand.name(), rescued.state);
@@ -313,6 +329,7 @@ impl Oracle {
     }
 
     fn take_opening(&mut self, events: &[Event], cover: &mut Cover) -> Checked {
+        events.iter().try_for_each(|event| self.check_opening(event))?;
         let mut around = Around { cause: None, sent: &self.sent, cover };
         events.iter().try_for_each(|event| self.model.take(event, &mut around))?;
         self.model.end_command()

@@ -33,11 +33,15 @@ pub enum Profile {
     PoisonHandlers,
     /// Bits flip and files are cut.
     BitRot,
+    /// Several processes share the directory: they join, die, are stopped and take over.
+    Processes,
+    /// The same, on a disk that is slow, fails and fills up, with openings that crash.
+    FailingOwners,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Profile; 8] = [
+    pub const ALL: [Profile; 10] = [
         Profile::Calm,
         Profile::Crashy,
         Profile::SlowDisk,
@@ -46,6 +50,8 @@ impl Profile {
         Profile::ClockStorm,
         Profile::PoisonHandlers,
         Profile::BitRot,
+        Profile::Processes,
+        Profile::FailingOwners,
     ];
 
     /// The profile of a seed of which none was named.
@@ -64,6 +70,8 @@ impl Profile {
             Profile::ClockStorm => "clock-storm",
             Profile::PoisonHandlers => "poison-handlers",
             Profile::BitRot => "bit-rot",
+            Profile::Processes => "processes",
+            Profile::FailingOwners => "failing-owners",
         }
     }
 }
@@ -93,8 +101,10 @@ pub struct Rates {
     pub power_loss: u64,
     /// The power is lost at one of the next calls to the disk.
     pub trap: u64,
-    /// The process is killed.
+    /// The process is killed, or of several the owner, another, both or all.
     pub kill: u64,
+    /// A process is stopped for a while.
+    pub stop: u64,
     /// The store is closed and opened.
     pub close: u64,
     /// The wall clock is stepped.
@@ -151,6 +161,8 @@ pub struct Settings {
     pub clients: usize,
     /// Workers at work.
     pub workers: usize,
+    /// Processes that share the directory.
+    pub processes: usize,
     /// Queues in use.
     pub queues: Vec<Name>,
     /// How the store is opened.
@@ -200,6 +212,7 @@ impl Settings {
             jobs: random.between(40, 160),
             clients: random.between(1, 5) as usize,
             workers: random.between(1, 5) as usize,
+            processes: 1,
             queues,
             options,
             rules,
@@ -245,6 +258,23 @@ impl Settings {
                 clock_step: up_to(1_500),
                 ..Rates::default()
             },
+            Profile::Processes => Rates {
+                power_loss: up_to(80),
+                trap: up_to(80),
+                kill: up_to(500),
+                stop: up_to(400),
+                close: up_to(100),
+                ..Rates::default()
+            },
+            Profile::FailingOwners => Rates {
+                power_loss: up_to(80),
+                trap: up_to(80),
+                kill: up_to(300),
+                stop: up_to(300),
+                close: up_to(100),
+                space: up_to(300),
+                ..Rates::default()
+            },
             Profile::BitRot => {
                 Rates { power_loss: up_to(50), damage: up_to(400), ..Rates::default() }
             }
@@ -258,8 +288,25 @@ impl Settings {
                 self.mix.late = random.between(50, 300);
             }
             Profile::Crashy => self.open_crash = random.between(100, 600),
+            Profile::Processes => self.share(random),
+            Profile::FailingOwners => {
+                self.share(random);
+                self.faults = faults(random);
+                self.open_crash = random.between(50, 400);
+                self.mix.poison = random.between(0, 20);
+                if random.coin() {
+                    self.slowest_step = random.spread(5_000, 1_000_000);
+                }
+            }
             Profile::Calm | Profile::FullDisk | Profile::ClockStorm | Profile::BitRot => {}
         }
+    }
+
+    /// Several processes share the directory, each with clients or workers.
+    fn share(&mut self, random: &mut Random) {
+        self.processes = random.between(2, 4) as usize;
+        self.clients = random.between(2, 5) as usize;
+        self.workers = random.between(2, 5) as usize;
     }
 }
 

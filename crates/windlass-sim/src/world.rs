@@ -1,11 +1,15 @@
-//! Clients and workers around one machine, and everything that happens to it, from one seed.
+//! Clients and workers around one machine, and everything that happens to it, from one seed. They
+//! are outside of the store's process, or in one of several that share its directory.
 //!
 //! Two phases. First things go wrong, and the judge must find everything safe after every step.
 //! Then nothing goes wrong any more: every job that can end must end within bounded time.
 
+mod calls;
 mod chaos;
 mod client;
 mod objects;
+mod processes;
+mod takeover;
 mod worker;
 
 use std::cmp::Reverse;
@@ -19,6 +23,7 @@ use windlass_core::object::Address;
 
 use self::chaos::Chaos;
 use self::client::Client;
+use self::processes::Processes;
 use self::worker::Worker;
 use crate::answer::{Answer, Reply, Request, Ticket};
 use crate::cover::{Cover, Point};
@@ -52,6 +57,18 @@ enum Turn {
     Writer,
     Spare,
     Reopen,
+    /// A call of a process that has joined reaches the owner, by this connection.
+    Arrive(Ticket, u64),
+    /// Its answer is back.
+    Deliver(Ticket),
+    /// A process joins whoever owns the store.
+    Join(usize),
+    /// A process begins.
+    Rise(usize),
+    /// A process that was stopped goes on.
+    GoOn(usize),
+    /// The owner finds that a process is dead.
+    Notice(u64),
 }
 
 /// Who gets an answer.
@@ -61,6 +78,8 @@ enum Caller {
     Claim(usize),
     Renew(usize, Vec<u64>),
     Settle(usize, u64),
+    Join(usize),
+    Notice(u64),
     Nobody,
 }
 
@@ -116,6 +135,7 @@ pub struct World {
     clients: Vec<Client>,
     workers: Vec<Worker>,
     chaos: Chaos,
+    processes: Processes,
     /// Jobs that were ever sent.
     known: Vec<JobId>,
     made: u64,
@@ -152,6 +172,7 @@ impl World {
         let clients = (0..settings.clients).map(|_| Client::default()).collect();
         let workers =
             (0..settings.workers).map(|n| Worker::new(n, &settings, &mut random)).collect();
+        let processes = Processes::new(settings.processes);
         Self {
             settings,
             random,
@@ -163,6 +184,7 @@ impl World {
             clients,
             workers,
             chaos: Chaos::default(),
+            processes,
             known: Vec::new(),
             made: 0,
             versions: BTreeMap::new(),
@@ -173,14 +195,16 @@ impl World {
     }
 
     fn live(&mut self) -> Checked {
-        self.machine.start()?;
+        self.begin_processes()?;
         self.machine.disk.set_faults(self.settings.faults);
-        for client in 0..self.clients.len() {
-            self.after_up_to(50_000, Turn::Client(client));
-        }
-        for worker in 0..self.workers.len() {
-            self.after_up_to(100_000, Turn::Worker(worker));
-            self.after_up_to(1_000_000, Turn::Renew(worker));
+        if !self.is_shared() {
+            for client in 0..self.clients.len() {
+                self.after_up_to(50_000, Turn::Client(client));
+            }
+            for worker in 0..self.workers.len() {
+                self.after_up_to(100_000, Turn::Worker(worker));
+                self.after_up_to(1_000_000, Turn::Renew(worker));
+            }
         }
         self.after_up_to(500_000, Turn::Housekeeper);
         self.after_up_to(1_000_000, Turn::Auditor);
@@ -199,6 +223,7 @@ impl World {
     fn heal(&mut self) -> Checked {
         self.healing = true;
         self.machine.trace.line(|| "nothing goes wrong any more".to_string());
+        self.heal_processes()?;
         self.make_whole()?;
         for worker in 0..self.workers.len() {
             self.workers[worker].heal(&self.settings);
@@ -222,6 +247,7 @@ impl World {
         self.machine.work_to_rest()?;
         self.machine.inspect()?;
         self.machine.close()?;
+        self.end_processes();
         self.machine.start()
     }
 
@@ -241,6 +267,10 @@ impl World {
         let Some(Reverse((at, _, turn))) = self.agenda.pop() else { return Ok(()) };
         self.turns += 1;
         self.machine.clock.advance_to(at);
+        if let Some(until) = self.held_up(&turn) {
+            self.after(until.saturating_sub(self.machine.clock.elapsed()), turn);
+            return Ok(());
+        }
         match turn {
             Turn::Client(client) => self.client_turn(client)?,
             Turn::Impatient(client, ticket) => self.impatient_turn(client, ticket)?,
@@ -252,14 +282,29 @@ impl World {
             Turn::Writer => self.writer_turn()?,
             Turn::Spare => self.machine.finish_spare(),
             Turn::Reopen => self.reopen_turn()?,
+            Turn::Arrive(call, connection) => self.arrive_turn(call, connection)?,
+            Turn::Deliver(call) => self.deliver_turn(call)?,
+            Turn::Join(process) => self.join_turn(process)?,
+            Turn::Rise(process) => self.rise(process),
+            Turn::GoOn(process) => self.go_on_turn(process)?,
+            Turn::Notice(death) => self.notice_turn(death)?,
         }
         self.hear()?;
-        self.notice();
-        Ok(())
+        self.notice()
     }
 
-    /// Makes a call.
+    /// Makes a call, from the process in which its caller lives.
     fn ask(&mut self, caller: Caller, request: Request) -> Checked<Ticket> {
+        match self.process_of(&caller) {
+            Some(process) if self.is_shared() && self.processes.owner != Some(process) => {
+                self.send(process, caller, request)
+            }
+            Some(_) | None => self.ask_here(caller, request),
+        }
+    }
+
+    /// Makes a call in the process that owns the store.
+    fn ask_here(&mut self, caller: Caller, request: Request) -> Checked<Ticket> {
         let ticket = self.machine.submit(request)?;
         self.callers.insert(ticket, caller);
         self.wake_writer();
@@ -269,17 +314,31 @@ impl World {
     /// Hands answers to those who asked.
     fn hear(&mut self) -> Checked {
         while let Some((ticket, answer)) = self.machine.next_answer() {
-            match self.callers.remove(&ticket) {
-                Some(Caller::Client(client)) => self.client_answer(client, ticket, answer)?,
-                Some(Caller::Claim(worker)) => self.claim_answer(worker, answer)?,
-                Some(Caller::Renew(worker, tokens)) => self.renew_answer(worker, &tokens, answer),
-                Some(Caller::Settle(worker, token)) => {
-                    self.settle_answer(worker, token, answer)?;
-                }
-                Some(Caller::Nobody) | None => {}
+            match self.processes.arrived.remove(&ticket) {
+                Some(call) => self.carry_back(call, answer),
+                None => self.tell(ticket, answer)?,
             }
         }
         Ok(())
+    }
+
+    /// Hands an answer to whoever asked, if that one is still there.
+    fn tell(&mut self, ticket: Ticket, answer: Answer) -> Checked {
+        match self.callers.remove(&ticket) {
+            Some(Caller::Client(client)) => self.client_answer(client, ticket, answer),
+            Some(Caller::Claim(worker)) => self.claim_answer(worker, answer),
+            Some(Caller::Renew(worker, tokens)) => {
+                self.renew_answer(worker, &tokens, answer);
+                Ok(())
+            }
+            Some(Caller::Settle(worker, token)) => self.settle_answer(worker, token, answer),
+            Some(Caller::Join(process)) => self.join_answer(process, &answer),
+            Some(Caller::Notice(death)) => {
+                self.notice_answer(death, &answer);
+                Ok(())
+            }
+            Some(Caller::Nobody) | None => Ok(()),
+        }
     }
 
     fn wake_writer(&mut self) {
@@ -344,18 +403,27 @@ impl World {
     }
 
     /// Sees to it that a store that is down is opened again some time.
-    fn notice(&mut self) {
+    fn notice(&mut self) -> Checked {
         let down = self.machine.is_down();
+        if self.is_shared() && (down || self.machine.is_broken()) {
+            if self.machine.disk.is_dead() {
+                self.everybody_dies();
+            }
+            self.owner_is_gone(false)?;
+        }
         if down {
             self.writer_due = false;
             self.agenda.retain(|Reverse((_, _, turn))| !matches!(turn, Turn::Writer | Turn::Spare));
-            self.workers.iter_mut().for_each(Worker::process_gone);
+            if !self.is_shared() {
+                self.workers.iter_mut().for_each(Worker::process_gone);
+            }
         }
         if (down || self.machine.is_broken()) && !self.reopen_due {
             self.reopen_due = true;
-            let micros = self.random.spread(1_000, 4_000_000);
+            let micros = self.opening_delay();
             self.after(micros, Turn::Reopen);
         }
+        Ok(())
     }
 
     /// A fresh id, in no order.

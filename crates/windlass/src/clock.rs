@@ -63,9 +63,10 @@ const STOPPED: Duration = Duration::from_secs(2);
 /// For whoever owns a directory that others share. While it was stopped nobody could renew a lease,
 /// so the time does not count. It must be read every [`STOPPED`] at least, and is, by the thread
 /// that serves others. While another process owns the directory it is as any other clock: then
-/// time has passed there.
+/// time has passed there. Not part of the contract: public for the simulation.
+#[doc(hidden)]
 #[derive(Debug)]
-pub(crate) struct AwakeClock {
+pub struct AwakeClock {
     clock: Arc<dyn Clock>,
     owns: AtomicBool,
     state: Mutex<AwakeState>,
@@ -78,13 +79,14 @@ struct AwakeState {
 }
 
 impl AwakeClock {
-    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
+    /// Reads that clock.
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
         let state = AwakeState { last: clock.now().steady, stopped: Duration::ZERO };
         Self { clock, owns: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
     /// Whether this process owns the directory from now on.
-    pub(crate) fn set_owner(&self, owns: bool) {
+    pub fn set_owner(&self, owns: bool) {
         self.now();
         self.owns.store(owns, Ordering::SeqCst);
     }

@@ -47,6 +47,8 @@ pub use action::{
 pub use address::Address;
 use async_trait::async_trait;
 pub use audit::AuditPage;
+#[doc(hidden)]
+pub use directory::HeldLeases;
 pub use directory::{DirectoryOptions, DirectoryStore, OpenDirectory, Sharing};
 pub use ext::StoreExt;
 pub use file::FileStore;

@@ -10,12 +10,12 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::entries::HeldLease;
-use super::settle::Ended;
+use super::settle::{Ended, Settlement};
 use super::{Command, Effects, Ledger};
 use crate::event::{EventKind, EventResult, RecoveryReason, RemoveReason};
 use crate::job::{JobId, JobStatus, LeaseToken, State, StateName};
 use crate::limits;
-use crate::outcome::ErrorText;
+use crate::outcome::{ErrorText, Verdict};
 use crate::record::{AttemptEnd, RecordNote};
 use crate::refusal::Refusal;
 use crate::time::Steady;
@@ -186,6 +186,18 @@ impl Ledger {
     pub fn leased_to(&self, workers: &BTreeSet<Arc<str>>) -> Vec<(JobId, LeaseToken)> {
         let held = self.leases.iter().filter(|(_, held)| workers.contains(&held.lease.worker));
         held.map(|(token, held)| (self.entry(held.slot).id, *token)).collect()
+    }
+
+    /// Gives back, uncounted, what these workers were handed and do not hold: the answer to their
+    /// claim never arrived.
+    pub fn releases_of_unheld(
+        &self,
+        workers: &BTreeSet<Arc<str>>,
+        held: &BTreeSet<LeaseToken>,
+    ) -> Vec<Settlement> {
+        let leased = self.leased_to(workers).into_iter();
+        let unheld = leased.filter(|(_, token)| !held.contains(token));
+        unheld.map(|(job, token)| Settlement::new(job, token, Verdict::Release)).collect()
     }
 
     fn rescue(

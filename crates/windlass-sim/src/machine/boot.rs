@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use windlass::clock::AwakeClock;
 use windlass::store::file::{FileOptions, JournalPath, JournaledLedger, OpenError};
 use windlass::store::{Durability, Opened};
 use windlass::wake::LocalWake;
@@ -92,10 +93,14 @@ impl Machine {
 
     /// Opens the store.
     pub fn open(&mut self) -> Checked<Opening> {
-        let (disk, clock) = (self.disk.mount(), Arc::new(ProcessClock::new(self.clock.now())));
+        let disk = self.disk.mount();
+        let clock = Arc::new(ProcessClock::new(self.clock.machine_now()));
+        let awake = Arc::new(AwakeClock::new(clock.clone()));
+        let reading: Arc<dyn windlass::clock::Clock> =
+            if self.shared { awake.clone() } else { clock.clone() };
         let options = FileOptions { ledger: self.options.clone(), durability: Durability::Sync };
         let wake = Arc::new(LocalWake::new());
-        let opened = JournalPath::open(disk, &options, clock.clone(), wake, None);
+        let opened = JournalPath::open(disk, &options, reading.clone(), wake, None);
         self.trace_disk();
         if self.disk.is_dead() {
             self.crashes += 1;
@@ -117,9 +122,11 @@ impl Machine {
             store.events_after(0).iter().map(|event| Event::clone(event)).collect();
         let known = store.inspect(|ledger| (ledger.last_event(), ledger.landed_commit()));
         let (last_event, landed) = known.unwrap_or_default();
+        awake.set_owner(true);
         self.process = Some(Process {
             store,
             clock,
+            reading,
             writer,
             waiting: VecDeque::new(),
             told: last_event,
@@ -130,7 +137,8 @@ impl Machine {
             broken: false,
             gave_up: false,
         });
-        self.oracle.reopened(&events, last_event, &opened, &mut self.cover)?;
+        let now = self.clock.now();
+        self.oracle.reopened(&events, last_event, &opened, now, &mut self.cover)?;
         let faults = self.disk.set_faults(Faults::default());
         self.inspect()?;
         self.disk.set_faults(faults);

@@ -26,6 +26,17 @@ pub(super) fn decide(ledger: &mut JournaledLedger, request: Request, now: Now) -
         Request::Settle(settlements) => Reply::Settled(ledger.commit(Settle { settlements }, now)?),
         Request::Turn(turn) => Reply::Turned(ledger.commit(*turn, now)?),
         Request::Rescue(rescue) => Reply::Rescued(ledger.commit(rescue, now)?),
+        Request::RescueLost(rescue) => Reply::Rescued(ledger.commit(rescue, now)?),
+        Request::Join(workers, held) => {
+            let settlements = ledger.ledger().releases_of_unheld(&workers, &held);
+            let releases = settlements.clone();
+            // As in the product, a process that holds everything asks for nothing.
+            let answers = match settlements.is_empty() {
+                true => Vec::new(),
+                false => ledger.commit(Settle { settlements }, now)?,
+            };
+            Reply::Joined(releases.into_iter().zip(answers).collect())
+        }
         Request::Promote => Reply::Promoted(ledger.commit(Promote, now)?),
         Request::ReplayEdited(job, edited) => {
             let action = JobAction::ReplayEdited(Arc::new(*edited));

@@ -78,7 +78,7 @@ impl Machine {
         if process.gave_up {
             return Ok(Worked::Idle);
         }
-        process.clock.set(self.clock.now());
+        process.clock.set(self.clock.machine_now());
         let before = Wants::now(process);
         let step = process.writer.step(&process.store, budget);
         let (Some(before), Some(after)) = (before, Wants::now(process)) else {
@@ -177,19 +177,19 @@ impl Machine {
 
     /// Begins to make a spare file, if one is wanted: the other thread of the store.
     pub fn begin_spare(&mut self) -> bool {
-        let now = self.clock.now();
         let Some(process) = self.process.as_mut().filter(|process| process.spare.is_none()) else {
             return false;
         };
+        let now = process.now(&self.clock);
         process.spare = process.store.inspect(|ledger| ledger.wanted_spare(now)).flatten();
         process.spare.is_some()
     }
 
     /// Makes the spare file that was begun.
     pub fn finish_spare(&mut self) {
-        let now = self.clock.now();
         let Some(process) = self.process.as_mut() else { return };
         let Some(wanted) = process.spare.take() else { return };
+        let now = process.now(&self.clock);
         let made = wanted.make();
         process.store.inspect(|ledger| ledger.spare_made(made, now));
         self.trace_disk();

@@ -163,6 +163,8 @@ pub(super) struct Model {
     pub(super) called_off: bool,
     /// Jobs that took a key over from another: it must have given it up by the end of the command.
     contested: Vec<(JobId, JobId)>,
+    /// Jobs whose loss was told: by the end of the command it must be told what it meant.
+    lost: Vec<JobId>,
 }
 
 /// What an event is judged by.
@@ -192,6 +194,7 @@ impl Model {
             objects: BTreeMap::new(),
             called_off: false,
             contested: Vec::new(),
+            lost: Vec::new(),
         }
     }
 
@@ -232,6 +235,8 @@ impl Model {
     pub(super) fn end_command(&mut self) -> Checked {
         self.called_off = false;
         self.end_alarms();
+        let uncounted = std::mem::take(&mut self.lost);
+        ensure!(uncounted.is_empty(), "{uncounted:?} were lost, and their recovery not counted");
         for (taker, holder) in std::mem::take(&mut self.contested) {
             let holds = |job: &JobId| self.jobs.get(job).is_some_and(|t| t.holds_key(self.last_at));
             let both = holds(&taker) && holds(&holder);
@@ -341,7 +346,10 @@ impl Model {
                 self.replayed(id, *generation, event.at, around)
             }
             EventKind::JobRemoved { reason } => self.removed(id, *reason, event.at, around),
-            EventKind::RecoveryDetected { .. } => self.runs(id).map(|_| ()),
+            EventKind::RecoveryDetected { .. } => {
+                self.lost.push(id);
+                self.runs(id).map(|_| ())
+            }
             EventKind::JobRecovered { attempt, recovery, stale_for, .. } => {
                 let told = self.told(id)?;
                 let lost = (told.attempts, event.at.since(told.started_at));
@@ -352,6 +360,7 @@ impl Model {
                 let dead = matches!(self.told(id)?.stand, Stand::Dead { .. });
                 ensure!(dead, "it is told to be exhausted and is not dead");
                 around.cover.hit(Point::RecoveredToDead);
+                self.lost.retain(|lost| *lost != id);
                 Ok(())
             }
             other => Err(Violation(format!("{other:?} is not about a job"))),
@@ -711,6 +720,7 @@ impl Model {
         let followed = reason == CancelReason::DependencyCancelled;
         around.cover.hit_if(Point::CascadeCancelled, followed);
         around.cover.hit_if(Point::Replaced, reason == CancelReason::Replaced);
+        self.lost.retain(|lost| *lost != id);
         self.set(id, Stand::Cancelled { at, reason });
         self.spread(id, false);
         Ok(())
@@ -761,8 +771,12 @@ impl Model {
             told.recoveries = recovery;
             told.last_recovery_at = Some(at);
         });
-        let at_open = around.cause.is_none();
-        let point = if at_open { Point::RecoveredAtOpen } else { Point::RecoveredByLease };
+        self.lost.retain(|lost| *lost != id);
+        let point = match around.cause.map(|cause| &cause.request) {
+            None => Point::RecoveredAtOpen,
+            Some(Request::RescueLost(_)) => Point::RecoveredWhenNoticed,
+            Some(_) => Point::RecoveredByLease,
+        };
         around.cover.hit(point);
         Ok(())
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use windlass::store::ClaimedBatch;
-use windlass_core::job::{JobId, LeaseToken, NewJob};
-use windlass_core::ledger::{Claim, Renewal, Renewed, Rescued, Settled, Settlement};
+use windlass_core::job::{JobId, LeaseToken, NewJob, RequestId};
+use windlass_core::ledger::{Claim, LostWorkers, Renewal, Renewed, Rescued, Settled, Settlement};
 use windlass_core::limits::{LEASE_MAX, LEASE_MIN};
 use windlass_core::name::Name;
 use windlass_core::outcome::Verdict;
@@ -23,6 +23,11 @@ use crate::{Checked, ensure};
 struct Held {
     token: LeaseToken,
     kind: Name,
+    worker: Arc<str>,
+    /// The claim that it can be asked for with again.
+    request: Option<RequestId>,
+    /// How long the lease is.
+    lease: Duration,
     ends: Steady,
 }
 
@@ -33,6 +38,8 @@ pub(super) struct Runs {
     /// Tokens below this one were given out before the store was last opened.
     epoch: u64,
     held: BTreeMap<JobId, Held>,
+    /// Every lease that was ever given.
+    given: BTreeMap<LeaseToken, Held>,
     /// Settlements that were decided.
     settled: BTreeSet<(JobId, LeaseToken)>,
     /// Jobs of which a completion was decided.
@@ -57,10 +64,15 @@ impl Runs {
         now: Now,
         sent: &BTreeMap<JobId, Arc<NewJob>>,
         rules: &Rules,
+        cover: &mut Cover,
     ) -> Checked {
         ensure!(handed.jobs.len() <= claim.limit, "more jobs were handed out than asked for");
         for job in &handed.jobs {
             let (id, token) = (job.job.id, job.lease.token);
+            if self.is_repeated(claim, id, token) {
+                cover.hit(Point::ClaimRepeated);
+                continue;
+            }
             ensure!(token.0 > self.last_token, "token {token} came after {}", self.last_token);
             self.last_token = token.0;
             let terms = claim.kinds.iter().find(|terms| terms.kind == job.job.kind);
@@ -77,17 +89,28 @@ impl Runs {
             ensure!(!self.paused.contains(queue), "job {id} started and {queue} is paused");
             let other = self.held.get(&id).map(|held| held.token);
             ensure!(other.is_none(), "job {id} runs under {other:?} and under {token}");
-            let ends = now.steady + clamp(terms.lease);
+            let lease = clamp(terms.lease);
+            let (worker, ends) = (claim.worker.clone(), now.steady + lease);
             let kind = job.job.kind.clone();
             let running = self.held.values().filter(|held| held.kind == kind).count();
             let limit = rules.kind(&kind).concurrency;
             let within = limit.is_none_or(|limit| running < limit as usize);
             ensure!(within, "job {id} is one too many of kind {kind}");
-            self.held.insert(id, Held { token, kind, ends });
+            let held = Held { token, kind, worker, request: claim.request, lease, ends };
+            self.given.insert(token, held.clone());
+            self.held.insert(id, held);
             *self.starts.entry(id).or_default() += 1;
             self.check_starts(&job.job, rules)?;
         }
         Ok(())
+    }
+
+    /// Whether this is what the worker was handed before, when it made the same claim.
+    fn is_repeated(&self, claim: &Claim, job: JobId, token: LeaseToken) -> bool {
+        self.held.get(&job).is_some_and(|held| {
+            let same = held.token == token && held.worker == claim.worker;
+            same && claim.request.is_some() && held.request == claim.request
+        })
     }
 
     /// No job is started more often than it may be.
@@ -133,6 +156,7 @@ impl Runs {
             Ok(_) => {
                 ensure!(holds, "a stale worker settled job {job} under {token}");
                 self.settled.insert((job, token));
+                cover.hit_if(Point::SettledAfterTakeover, self.is_before_reopening(token));
                 self.held.remove(&job);
                 if settlement.verdict == Verdict::Complete {
                     self.completing.insert(job);
@@ -162,6 +186,40 @@ impl Runs {
             let ended = held.as_ref().is_some_and(|held| held.ends <= now.steady);
             ensure!(ended, "job {} was rescued from a lease that had not ended", job.id);
         }
+        Ok(())
+    }
+
+    /// The end of a process was noticed: what its workers ran is recovered, and nothing else.
+    pub(super) fn recovered(&mut self, lost: &LostWorkers, rescued: &Rescued) -> Checked {
+        let LostWorkers::These(lost) = lost else { return Ok(()) };
+        for job in &rescued.jobs {
+            let held = self.held.remove(&job.id);
+            let was_lost = held.is_some_and(|held| lost.contains(&held.worker));
+            ensure!(was_lost, "job {} was recovered from a worker that was not lost", job.id);
+        }
+        let left = self.held.iter().find(|(_, held)| lost.contains(&held.worker));
+        let left = left.filter(|_| !rescued.more);
+        ensure!(left.is_none(), "{left:?} ran in a process that is dead, and was not recovered");
+        Ok(())
+    }
+
+    /// A process has said what its workers hold: that is left alone, and the rest given back.
+    pub(super) fn joined(
+        &mut self,
+        workers: &BTreeSet<Arc<str>>,
+        said: &BTreeSet<LeaseToken>,
+        answers: &[(Settlement, Result<Settled, Refusal>)],
+        cover: &mut Cover,
+    ) -> Checked {
+        for (settlement, answer) in answers {
+            let (job, token) = (settlement.job, settlement.token);
+            ensure!(!said.contains(&token), "job {job} was taken from a process that holds it");
+            self.settled(settlement, answer, cover)?;
+            cover.hit(Point::UnheldReleased);
+        }
+        let waits = |held: &Held| workers.contains(&held.worker) && !said.contains(&held.token);
+        let left = self.held.iter().find(|(_, held)| waits(held));
+        ensure!(left.is_none(), "{left:?} waits for its lease, and its process holds it not");
         Ok(())
     }
 
@@ -201,9 +259,15 @@ impl Runs {
         token.0 < self.epoch
     }
 
-    /// The store was opened anew: every lease has ended.
-    pub(super) fn reopened(&mut self) {
+    /// The store was opened anew: every lease has ended but these, which begin anew.
+    pub(super) fn reopened(&mut self, kept: Vec<(JobId, LeaseToken)>, now: Now) {
         self.held.clear();
+        for (job, token) in kept {
+            if let Some(given) = self.given.get(&token) {
+                let ends = now.steady + given.lease;
+                self.held.insert(job, Held { ends, ..given.clone() });
+            }
+        }
         self.epoch = self.last_token + 1;
     }
 }

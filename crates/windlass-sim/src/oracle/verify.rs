@@ -35,6 +35,9 @@ impl Oracle {
             Err(Failure::Unknown) => return Ok(()),
             Err(Failure::Refused(refusal)) => return self.verify_refusal(refusal, alone, cover),
         };
+        if decided.request.happens_each_time() {
+            self.note_done(decided.ticket);
+        }
         match (&decided.request, reply) {
             (Request::Enqueue(jobs), Reply::Enqueued(answers)) => {
                 ensure!(jobs.len() == answers.len(), "not every item was answered");
@@ -75,7 +78,17 @@ impl Oracle {
                 Ok(())
             }
             (Request::Turn(turn), Reply::Turned(_)) => self.turned(turn, cover),
-            (Request::Rescue(_), Reply::Rescued(rescued)) => {
+            (Request::Join(..), Reply::Joined(answers)) => {
+                for (settlement, answer) in answers {
+                    let released = answer.as_ref().map(|settled| settled.state);
+                    let Ok(state) = released else {
+                        return Err(Violation("what is not held was not given back".into()));
+                    };
+                    self.verify_settled(settlement, state, cover)?;
+                }
+                Ok(())
+            }
+            (Request::Rescue(_) | Request::RescueLost(_), Reply::Rescued(rescued)) => {
                 let mut jobs = rescued.jobs.iter();
                 jobs.try_for_each(|job| self.verify_state(job.id, job.state))
             }

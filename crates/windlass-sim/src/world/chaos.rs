@@ -2,7 +2,7 @@
 
 use windlass::store::file::OpenError;
 
-use super::World;
+use super::{Turn, World};
 use crate::cover::Point;
 use crate::disk::{Damage, Faults, Loss, Moment, NameLoss};
 use crate::machine::{Machine, Opening};
@@ -37,7 +37,9 @@ impl World {
             let at = self.machine.disk.calls() + self.random.spread(1, 40);
             self.machine.disk.set_trap(at, *self.random.pick(&Moment::ALL));
         } else if falls(rates.kill) {
-            self.machine.kill();
+            if self.is_shared() { self.kill_some() } else { self.machine.kill() }
+        } else if falls(rates.stop) {
+            self.stop_some();
         } else if falls(rates.close) {
             self.close_and_open()?;
         } else if falls(rates.clock_step) {
@@ -50,23 +52,32 @@ impl World {
             return Ok(());
         }
         self.hear()?;
-        self.notice();
-        Ok(())
+        self.notice()
     }
 
     fn lose_power(&mut self) {
+        self.everybody_dies();
         let losses = [Loss::Keep, Loss::Drop, Loss::Tear, Loss::Mix];
         let (loss, names) = (*self.random.pick(&losses), *self.random.pick(&NameLoss::ALL));
         self.machine.lose_power(loss, names);
     }
 
     fn close_and_open(&mut self) -> Checked {
-        if self.machine.is_down() || self.machine.is_broken() {
+        if self.machine.is_down()
+            || self.machine.is_broken()
+            || self.held_up(&Turn::Writer).is_some()
+        {
             return Ok(());
         }
         self.machine.close()?;
         if !self.machine.is_down() {
             return Ok(());
+        }
+        if let Some(owner) = self.processes.owner {
+            // Everything it has read is answered, and it ends.
+            self.hear()?;
+            self.owner_is_gone(true)?;
+            self.bury(owner);
         }
         self.reopen()
     }
@@ -133,6 +144,7 @@ impl World {
             } else if !self.machine.is_down() {
                 self.take_down();
             }
+            self.choose_opener()?;
             match self.open()? {
                 // What lies before the last checkpoint is read only when someone asks for it.
                 Opening::Open if self.machine.is_broken() => {
@@ -151,6 +163,7 @@ impl World {
         }
         // What was damaged and could be opened is whole, or clearing a segment will come upon it.
         self.machine.cover.hit_if(Point::FlipHarmless, self.chaos.damage.is_some());
+        self.took_over()?;
         self.wake_writer();
         Ok(())
     }
@@ -231,7 +244,6 @@ impl World {
             self.reopen()?;
         }
         self.hear()?;
-        self.notice();
-        Ok(())
+        self.notice()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use windlass::store::ClaimedJob;
-use windlass_core::job::{CancelReason, LeaseToken, NewJob};
+use windlass_core::job::{CancelReason, LeaseToken, NewJob, RequestId};
 use windlass_core::ledger::{Claim, KindClaim, Renewal, Settlement};
 use windlass_core::name::Name;
 use windlass_core::object::RunResult;
@@ -33,6 +33,8 @@ pub(super) struct Worker {
     /// It lives in another process, and goes on when the store's process dies.
     remote: bool,
     claiming: bool,
+    /// A claim without an answer, to be made again.
+    again: Option<Claim>,
     runs: BTreeMap<u64, Run>,
 }
 
@@ -63,8 +65,9 @@ impl Worker {
             queues,
             slots: random.between(1, 8) as usize,
             lease: Duration::from_millis(random.between(1_000, settings.longest_lease)),
-            remote: random.chance(400),
+            remote: random.chance(400) && settings.processes == 1,
             claiming: false,
+            again: None,
             runs: BTreeMap::new(),
         }
     }
@@ -73,7 +76,24 @@ impl Worker {
     pub(super) fn heal(&mut self, settings: &Settings) {
         self.kinds = settings.rules.kinds.keys().cloned().collect();
         self.queues = None;
+        // Of several processes each is told what became of its claim.
+        self.claiming &= settings.processes > 1;
+        self.runs.clear();
+    }
+
+    pub(super) fn name(&self) -> Arc<str> {
+        self.name.clone()
+    }
+
+    /// Its process begins anew.
+    pub(super) fn begin_as(&mut self, name: Arc<str>) {
+        self.name = name;
+    }
+
+    /// Its process is gone, and everything with it.
+    pub(super) fn is_gone(&mut self) {
         self.claiming = false;
+        self.again = None;
         self.runs.clear();
     }
 
@@ -92,10 +112,15 @@ impl World {
         self.after_up_to(period, Turn::Worker(number));
         let worker = &mut self.workers[number];
         let free = worker.slots.saturating_sub(worker.runs.len());
-        if worker.claiming || free == 0 || self.machine.is_down() {
+        let nobody = self.processes.all.is_empty() && self.machine.is_down();
+        if worker.claiming || free == 0 || nobody {
             return Ok(());
         }
         worker.claiming = true;
+        if let Some(claim) = worker.again.clone() {
+            self.ask(Caller::Claim(number), Request::Claim(claim))?;
+            return Ok(());
+        }
         let terms = worker.kinds.iter().map(|kind| {
             let rules = self.settings.rules.kinds[kind];
             KindClaim {
@@ -111,26 +136,41 @@ impl World {
             queues: worker.queues.clone(),
             kinds: terms.collect(),
             limit: self.random.between(1, free as u64) as usize,
-            request: None,
+            request: self.request_id(),
         };
+        self.workers[number].again = claim.request.is_some().then(|| claim.clone());
         self.ask(Caller::Claim(number), Request::Claim(claim))?;
         Ok(())
     }
 
+    /// What a claim is made again by, in a world where answers are lost.
+    fn request_id(&mut self) -> Option<RequestId> {
+        let named = self.is_shared() && self.random.chance(800);
+        named.then(|| RequestId(u128::from(self.random.number())))
+    }
+
     pub(super) fn claim_answer(&mut self, number: usize, answer: Answer) -> Checked {
         self.workers[number].claiming = false;
+        if !matches!(answer, Err(Failure::Unknown)) {
+            self.workers[number].again = None;
+        }
         let Some(handed) = handed(answer) else { return Ok(()) };
         let waits = handed.wake_in.is_some_and(|wait| wait < Duration::from_secs(1));
         let rated = self.settings.rules.kinds.values().any(|rules| rules.rate.is_some());
         self.machine.cover.hit_if(Point::RateLimited, rated && waits && handed.jobs.is_empty());
         for job in handed.jobs {
-            self.begin(number, job);
+            self.begin(number, job)?;
         }
         Ok(())
     }
 
-    fn begin(&mut self, number: usize, handed: ClaimedJob) {
+    fn begin(&mut self, number: usize, handed: ClaimedJob) -> Checked {
         let token = handed.lease.token.0;
+        // Whoever was taken down by the job before begins no other.
+        if !self.is_there(number) {
+            return Ok(());
+        }
+        self.machine.oracle.began(&self.workers[number].name, handed.lease.token)?;
         let mix = self.settings.mix;
         let worker = &self.workers[number];
         let lease = worker.lease.as_micros() as u64;
@@ -142,10 +182,10 @@ impl World {
         let mut renews = true;
         if poisoned && self.random.coin() {
             self.machine.cover.hit(Point::AbortedAtStart);
-            self.machine.kill();
-            return;
+            self.take_down_with(number);
+            return Ok(());
         } else if bad && self.random.chance(mix.vanishing) {
-            return;
+            return Ok(());
         } else if bad && self.random.chance(mix.late) {
             renews = false;
             micros = lease + self.random.spread(1_000, 2_000_000);
@@ -161,6 +201,16 @@ impl World {
         };
         self.workers[number].runs.insert(token, run);
         self.after(micros, Turn::Run(number, token));
+        Ok(())
+    }
+
+    /// A handler takes its process down.
+    fn take_down_with(&mut self, number: usize) {
+        if self.is_shared() {
+            self.kill_process(self.home(number));
+        } else {
+            self.machine.kill();
+        }
     }
 
     pub(super) fn renew_turn(&mut self, number: usize) -> Checked {
@@ -187,7 +237,8 @@ impl World {
             let (job, token) = (run.job.id, LeaseToken(*token));
             renewals.push(Renewal { job, token, lease, report });
         }
-        if !renewals.is_empty() && !self.machine.is_down() {
+        let nobody = self.processes.all.is_empty() && self.machine.is_down();
+        if !renewals.is_empty() && !nobody {
             let tokens = renewals.iter().map(|renewal| renewal.token.0).collect();
             self.ask(Caller::Renew(number, tokens), Request::Renew(renewals))?;
         }
@@ -209,7 +260,7 @@ impl World {
         let poisoned =
             run.job.id.to_bytes()[0] as u64 * 4 < self.settings.mix.poison && !self.healing;
         if poisoned && run.settlement.is_none() && !self.workers[number].remote {
-            self.machine.kill();
+            self.take_down_with(number);
             return Ok(());
         }
         let settlement = match run.settlement.clone() {

@@ -17,6 +17,7 @@
 //! - Nobody waits for ever: after ten seconds without an owner that answers, a call is refused, and
 //!   the holder of the lock named.
 
+mod held;
 mod manager;
 mod member;
 mod service;
@@ -26,13 +27,13 @@ mod socket;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use windlass_core::event::Event;
 use windlass_core::explain::Explanation;
 use windlass_core::job::{JobId, LeaseToken, NewJob};
@@ -44,6 +45,9 @@ use windlass_core::object::Turn;
 use windlass_core::refusal::Refusal;
 use windlass_core::time::Steady;
 
+use self::held::ClaimOnItsWay;
+#[doc(hidden)]
+pub use self::held::HeldLeases;
 use self::member::{Member, MemberSurvey};
 use super::file::{FileOptions, OpenError};
 use super::ledger::EventListener;
@@ -58,9 +62,6 @@ use crate::wire::{Call, Connection, Fault, Reply, Response, Served, StreamConnec
 
 /// How long a call waits for an owner that answers.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How long claims whose answers have arrived are waited for before others are told what is held.
-const CLAIMS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How a program takes part in a directory that other processes may have open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,79 +148,6 @@ struct JoinedOwner {
     last_ring: u64,
 }
 
-/// The leases of jobs that were handed to workers of this process by another.
-///
-/// Answers: when the owner dies with the answer to a claim, nobody runs the jobs of that claim
-/// until their leases end. Whoever owns the directory next does not know of the request.
-/// Why not simpler: only this process knows what has arrived here. So it says so when it joins, and
-/// everything else that its workers were given is given back.
-/// Guarded by: `a_claim_whose_answer_died_with_the_owner_waits_for_no_lease` in
-/// `tests/main/processes.rs`.
-#[derive(Default)]
-struct HeldLeases {
-    tokens: Mutex<Option<BTreeSet<LeaseToken>>>,
-    /// Claims that were sent and whose answers are not in `tokens` yet.
-    on_their_way: AtomicUsize,
-    arrived: Notify,
-}
-
-impl HeldLeases {
-    fn tokens(&self) -> MutexGuard<'_, Option<BTreeSet<LeaseToken>>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note(&self, claimed: &ClaimedBatch) {
-        if let Some(tokens) = &mut *self.tokens() {
-            tokens.extend(claimed.jobs.iter().map(|job| job.lease.token));
-        }
-    }
-
-    fn forget(&self, settled: impl Iterator<Item = LeaseToken>) {
-        if let Some(tokens) = &mut *self.tokens() {
-            for token in settled {
-                tokens.remove(&token);
-            }
-        }
-    }
-
-    /// Leases are no longer counted: this process hands out its own.
-    fn forget_all(&self) {
-        *self.tokens() = None;
-    }
-
-    /// What is held, when every answer that has arrived is among it; `None` if that is not known.
-    async fn all(&self) -> Option<BTreeSet<LeaseToken>> {
-        let settled = async {
-            loop {
-                let arrived = self.arrived.notified();
-                if self.on_their_way.load(Ordering::SeqCst) == 0 {
-                    return;
-                }
-                arrived.await;
-            }
-        };
-        tokio::time::timeout(CLAIMS_PATIENCE, settled).await.ok()?;
-        self.tokens().clone()
-    }
-}
-
-/// A claim whose answer is on its way.
-struct ClaimOnItsWay<'a>(&'a HeldLeases);
-
-impl<'a> ClaimOnItsWay<'a> {
-    fn begin(held: &'a HeldLeases) -> Self {
-        held.on_their_way.fetch_add(1, Ordering::SeqCst);
-        Self(held)
-    }
-}
-
-impl Drop for ClaimOnItsWay<'_> {
-    fn drop(&mut self) {
-        self.0.on_their_way.fetch_sub(1, Ordering::SeqCst);
-        self.0.arrived.notify_waiters();
-    }
-}
-
 impl fmt::Debug for DirectoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DirectoryStore({})", self.directory.path.display())
@@ -268,8 +196,7 @@ impl DirectoryStore {
         let shared = DirectoryWake { listeners: Arc::default(), role: role.subscribe() };
         let listeners = options.wake.is_none().then(|| shared.listeners.clone());
         let wake = options.wake.unwrap_or_else(|| Arc::new(shared));
-        let held = HeldLeases::default();
-        *held.tokens() = Some(BTreeSet::new());
+        let held = HeldLeases::begin();
         let recovery = Mutex::new(options.file.ledger.recovery);
         let directory = Arc::new(Directory {
             recovery,
@@ -425,7 +352,7 @@ impl Directory {
         let response = joined.connection.send(call.clone()).await?;
         self.last_event.fetch_max(response.last_event, Ordering::SeqCst);
         if let Ok(Reply::Claimed(claimed)) = &response.answer {
-            self.held.note(claimed);
+            self.held.claimed(claimed);
         }
         Ok(response)
     }
@@ -517,7 +444,7 @@ impl Store for DirectoryStore {
             Reply::Settled(settled) => settled,
             _ => return Err(odd("settle jobs")),
         };
-        self.directory.held.forget(tokens.into_iter());
+        self.directory.held.settled(&tokens, &settled);
         Ok(settled)
     }
 

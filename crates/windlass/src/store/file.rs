@@ -48,9 +48,8 @@ pub use records::JournalRecords;
 use tokio::runtime::Handle;
 #[doc(hidden)]
 use windlass_core::job::LeaseToken;
-use windlass_core::ledger::{RescueLost, Rescued, Settlement};
+use windlass_core::ledger::{RescueLost, Rescued};
 use windlass_core::limits;
-use windlass_core::outcome::Verdict;
 pub use writer::{Writer, WriterStep};
 
 use super::ledger::LedgerStore;
@@ -126,11 +125,9 @@ impl LedgerStore<JournalPath> {
         workers: &BTreeSet<Arc<str>>,
         held: &BTreeSet<LeaseToken>,
     ) -> Answer<()> {
-        let leased = self.shared.inspect(|ledger| ledger.ledger().leased_to(workers));
-        let unheld = leased.unwrap_or_default().into_iter().filter(|(_, it)| !held.contains(it));
-        let release = |(job, token)| Settlement::new(job, token, Verdict::Release);
-        let releases: Vec<Settlement> = unheld.map(release).collect();
-        for batch in releases.chunks(limits::SWEEP_BATCH) {
+        let unheld =
+            |ledger: &mut JournaledLedger| ledger.ledger().releases_of_unheld(workers, held);
+        for batch in self.shared.inspect(unheld).unwrap_or_default().chunks(limits::SWEEP_BATCH) {
             self.settle(batch.to_vec()).await?;
         }
         Ok(())

@@ -15,6 +15,7 @@ use windlass::conformance::wakes::{Pair, WakeHarness};
 use windlass::conformance::{Harness, wakes};
 use windlass::core::job::{LeaseToken, NewJob, RequestId, StateName};
 use windlass::core::ledger::{Claim, KindClaim, Settlement};
+use windlass::core::object::{Address, Turn};
 use windlass::core::outcome::Verdict;
 use windlass::store::file::{FileOptions, LedgerOptions};
 use windlass::store::{ClaimedBatch, DirectoryOptions, DirectoryStore, OpenDirectory, Store};
@@ -148,6 +149,25 @@ async fn a_claim_whose_answer_died_with_the_owner_waits_for_no_lease() {
     let settled = Settlement::new(held.jobs[0].job.id, held.jobs[0].lease.token, Verdict::Complete);
     let settled = joined.store().settle(vec![settled]).await.expect("it is answered");
     assert_eq!(settled[0].as_ref().expect("it is held").state, StateName::Completed);
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_job_whose_settlement_was_refused_is_not_given_back_when_the_owner_changes() {
+    let TwoEngines { owner, joined, directory: _directory } = two().await;
+    owner.store().enqueue(vec![job(1)]).await.expect("it is accepted");
+    let held = joined.store().claim(claim("mine", 1)).await.expect("it is answered");
+    let (job, token) = (held.jobs[0].job.id, held.jobs[0].lease.token);
+    let settlement = Settlement::new(job, token, Verdict::Complete);
+    // The object was changed meanwhile, so the turn is refused and made again for its version.
+    let name = |text: &str| Name::new(text).expect("a name");
+    let object = Address::new(name("loop"), name("tokens"), "one").expect("an address");
+    let stale = Settlement { turn: Some(Turn::new(object, 7).into()), ..settlement.clone() };
+    let refused = joined.store().settle(vec![stale]).await.expect("it is answered");
+    refused[0].as_ref().expect_err("there is no such version");
+    owner.close().await;
+    let settled = joined.store().settle(vec![settlement]).await.expect("it is answered");
+    assert_eq!(settled[0].as_ref().expect("it is held").state, StateName::Completed);
+    joined.close().await;
 }
 
 #[tokio::test(flavor = "current_thread")]
