@@ -17,6 +17,7 @@ use crate::machine::Machine;
 use crate::plan::{Id, Plan};
 use crate::process::{Process, Said};
 use crate::random::Random;
+use crate::victim::recovery;
 
 /// Rounds in one store's life.
 const ROUNDS: u64 = 12;
@@ -404,8 +405,11 @@ impl Due {
             let waits = plan.delay.is_some() || plan.depends_on.is_some();
             !waits && !self.starts.contains_key(*id)
         };
-        let lost =
-            |(_, start): &(&Id, &LastStart)| !start.is_over && of_the_dead.contains(&start.token);
+        // One that was lost once too often is dead, and who was told of it may be dead as well.
+        let lost = |(_, start): &(&Id, &LastStart)| {
+            let may_run_again = start.attempt <= recovery().max_recoveries;
+            !start.is_over && may_run_again && of_the_dead.contains(&start.token)
+        };
         let unseen = self.acknowledged.iter().filter(can_start);
         let lost = self.starts.iter().filter(lost).map(|(id, _)| id);
         unseen.chain(lost).filter(|id| !self.ended.contains(*id)).copied().collect()
