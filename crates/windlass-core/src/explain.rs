@@ -377,6 +377,31 @@ impl fmt::Display for Explanation {
     }
 }
 
+impl Reason {
+    /// What kind of reason it is, for programs: a word that does not change.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Reason::Running { .. } => "running",
+            Reason::Completed { .. } => "completed",
+            Reason::Dead { .. } => "dead",
+            Reason::Cancelled { .. } => "cancelled",
+            Reason::BlockedBy(_) => "blocked_by",
+            Reason::BlockedByMore { .. } => "blocked_by_more",
+            Reason::ScheduledFor { .. } => "scheduled_for",
+            Reason::QueuePaused { .. } => "queue_paused",
+            Reason::NoWorkerForKind { .. } => "no_worker_for_kind",
+            Reason::NoWorkerForQueue { .. } => "no_worker_for_queue",
+            Reason::ConcurrencyLimit { .. } => "concurrency_limit",
+            Reason::RateLimit { .. } => "rate_limit",
+            Reason::LanePaused { .. } => "lane_paused",
+            Reason::LaneBusy { .. } => "lane_busy",
+            Reason::BehindItsKey { .. } => "behind_its_key",
+            Reason::BehindOthers { .. } => "behind_others",
+            Reason::WorkersBusy { .. } => "workers_busy",
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

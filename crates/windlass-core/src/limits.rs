@@ -76,6 +76,20 @@ pub const PAYLOAD_BYTES: usize = 128 * 1024;
 /// The most [`Limits::payload_bytes`] can be raised to.
 pub const PAYLOAD_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+/// Longest body of a request to the public API in bytes: the largest payload there may be, with
+/// what is said around it.
+pub const REQUEST_BYTES: usize = PAYLOAD_BYTES_MAX + 1024 * 1024;
+
+/// Bytes of such bodies that a server holds at once, of all requests together: room for a few of
+/// the longest, or for thousands of ordinary ones.
+pub const REQUESTS_BYTES: usize = 4 * REQUEST_BYTES;
+
+/// Most jobs on one page of a list of the public API: a page is whole JSON in memory.
+pub const PAGE_JOBS_HTTP: usize = 500;
+
+/// Longest a request to the public API waits for something: proxies cut what is silent for longer.
+pub const WAIT_MAX: Duration = Duration::from_secs(60);
+
 /// Furthest delay or due time: a century catches a unit mistake (seconds for milliseconds) and
 /// keeps time arithmetic far from overflow.
 pub const DELAY_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);

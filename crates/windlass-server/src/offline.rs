@@ -7,7 +7,7 @@
 //! - `list`, `show` and `export` look
 //! - `objects` looks at durable objects
 //! - `change` tries jobs again, or calls them off
-//! - `view` is a job as JSON, `look` where both come from
+//! - `look` is where both come from; how a job looks as JSON is told by `windlass_server::view`
 
 pub(crate) mod change;
 pub(crate) mod export;
@@ -15,7 +15,6 @@ pub(crate) mod list;
 mod look;
 pub(crate) mod objects;
 pub(crate) mod show;
-mod view;
 
 use windlass::core::filter::Filter;
 use windlass::{Cursor, JobRecord};

@@ -1,4 +1,4 @@
-//! The server: a store that programs on other machines reach over HTTP.
+//! The server: a store that programs on other machines reach over HTTP, and the public API.
 //!
 //! Connections are bounded in number, and one that says nothing is left. Asked to stop, it takes
 //! no more calls, answers those that wait for something, finishes what was begun, and closes the
@@ -10,12 +10,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use windlass::Engine;
 use windlass::wire::http::{HttpDoor, PATH, TOKEN_VARIABLE, Token};
+use windlass_server::{Access, Api, Peer};
 
 use crate::cli::ServeOptions;
 use crate::output::{self, CONFLICT, Failure, USAGE};
@@ -86,14 +87,17 @@ async fn serve(options: &ServeOptions, token: Option<Token>) -> anyhow::Result<(
     let listener = listen(options.listen).await?;
     let address = listener.local_addr()?;
     let engine = Engine::open(&options.store.0).await?;
+    let access = token.clone().map_or(Access::Loopback, Access::Token);
     let door = HttpDoor::to_engine(&engine).token(token);
+    let api = Api::new(&engine, access);
     output::line(&format!("windlass serves {} at http://{address}", options.store))?;
     let (stop, stopping) = watch::channel(false);
-    let mut accepting =
-        tokio::spawn(accept(listener, router(engine.clone(), door.clone()), stopping));
+    let router = router(engine.clone(), door.clone()).merge(api.router());
+    let mut accepting = tokio::spawn(accept(listener, router, stopping));
     interrupts.next().await;
     output::remark("stopping; Ctrl-C again ends it at once");
     stop.send_replace(true);
+    api.close();
     let finish = async {
         let finished = timeout(GRACE, async { tokio::join!(door.close(), &mut accepting) }).await;
         if finished.is_err() {
@@ -119,7 +123,7 @@ async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     })
 }
 
-/// Everything that is answered.
+/// Everything that is answered beside the public API.
 fn router(engine: Engine, door: HttpDoor) -> Router {
     Router::new()
         .route(PATH, post(calls))
@@ -159,8 +163,9 @@ async fn accept(listener: TcpListener, router: Router, mut stopping: watch::Rece
             accepted = place_for_one(&listener, &places) => accepted,
         };
         match accepted {
-            Ok((stream, place)) => {
-                connections.spawn(answer(stream, router.clone(), stopping.clone(), place));
+            Ok((stream, peer, place)) => {
+                let router = router.clone().layer(Extension(peer));
+                connections.spawn(answer(stream, router, stopping.clone(), place));
             }
             // Such as no more file descriptors: those who are here go on, and some will leave.
             Err(error) => {
@@ -176,10 +181,10 @@ async fn accept(listener: TcpListener, router: Router, mut stopping: watch::Rece
 async fn place_for_one(
     listener: &TcpListener,
     places: &Arc<Semaphore>,
-) -> std::io::Result<(TcpStream, OwnedSemaphorePermit)> {
+) -> std::io::Result<(TcpStream, Peer, OwnedSemaphorePermit)> {
     let place = places.clone().acquire_owned().await.map_err(std::io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
-    Ok((stream, place))
+    let (stream, peer) = listener.accept().await?;
+    Ok((stream, Peer(peer), place))
 }
 
 /// Answers the requests of one connection, until it ends or the server stops.

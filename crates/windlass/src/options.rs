@@ -175,8 +175,11 @@ impl Options {
 
     option_setters!();
 
-    /// The job these options and a payload make.
-    pub(crate) fn into_new_job(self, kind: &str, payload: Bytes) -> Result<NewJob, Error> {
+    /// The job these options and a payload make, for [`Engine::enqueue_raw`]. Refuses names and a
+    /// trace context that break their rules.
+    ///
+    /// [`Engine::enqueue_raw`]: crate::Engine::enqueue_raw
+    pub fn into_new_job(self, kind: &str, payload: Bytes) -> Result<NewJob, Error> {
         let id = self.id.unwrap_or_else(new_id);
         let trace = self.trace.map_or_else(|| Ok(crate::trace::of_new_job(id)), check_trace)?;
         let queue = name(self.queue.as_deref().unwrap_or(DEFAULT_QUEUE))?;

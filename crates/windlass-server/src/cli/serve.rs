@@ -12,7 +12,8 @@ use windlass::store::Address;
   windlass serve --store ./jobs
   WINDLASS_TOKEN=… windlass serve --store postgres://jobs@db/jobs --listen 0.0.0.0:7878
 
-A program reaches it with Engine::open(\"http://127.0.0.1:7878\"), and says the same token.
+A Rust program reaches it with Engine::open(\"http://127.0.0.1:7878\"), and says the same token.
+Any other reaches the API below /v1 (docs/http.md).
 GET /livez tells that the server runs, GET /readyz that its store answers. For TLS, put a proxy
 before it. SIGTERM and Ctrl-C finish what was begun and close the store.")]
 pub(crate) struct ServeOptions {

@@ -5,8 +5,8 @@ use windlass::core::limits;
 use crate::cli::ExportOptions;
 use crate::offline::Pages;
 use crate::offline::look::Look;
-use crate::offline::view::Whole;
 use crate::output;
+use windlass_server::view::Whole;
 
 /// Prints one JSON object per line and job, the last accepted first.
 pub(crate) fn run(options: &ExportOptions) -> anyhow::Result<()> {

@@ -8,8 +8,8 @@ use windlass::{Cursor, JobRecord, JobState};
 use crate::cli::{ListFormat, ListOptions};
 use crate::offline::Pages;
 use crate::offline::look::Look;
-use crate::offline::view::Brief;
 use crate::output::{self, text_table};
+use windlass_server::view::Brief;
 
 /// Lists jobs, the last accepted first, or the first.
 pub(crate) fn run(options: &ListOptions) -> anyhow::Result<()> {

@@ -8,8 +8,8 @@ use crate::cli::{Format, ListFormat, ObjectOptions, ObjectsOptions};
 use crate::offline::list::cut;
 use crate::offline::look::Look;
 use crate::offline::show::{readable, section};
-use crate::offline::view::{Content, content, text};
 use crate::output::{self, Failure, NOT_FOUND, grouped, text_table};
+use windlass_server::view::{Content, content, text};
 
 /// Lists objects, by their addresses.
 pub(crate) fn list(options: &ObjectsOptions) -> anyhow::Result<()> {

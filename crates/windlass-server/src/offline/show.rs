@@ -6,8 +6,8 @@ use windlass::{Explanation, JobRecord, JobState, Reason};
 
 use crate::cli::{Format, ShowOptions};
 use crate::offline::look::Look;
-use crate::offline::view::{Content, Whole, content};
 use crate::output::{self, Failure, NOT_FOUND, text_table};
+use windlass_server::view::{Content, Whole, content};
 
 /// Shows a job.
 pub(crate) fn run(options: &ShowOptions) -> anyhow::Result<()> {

@@ -18,14 +18,17 @@ use windlass::{
 };
 
 /// Bytes that a producer or a handler gave.
-pub(crate) enum Content<'a> {
+pub enum Content<'a> {
+    /// JSON, to the letter.
     Json(Cow<'a, RawValue>),
+    /// Other text.
     Text(&'a str),
+    /// Other bytes, two digits each.
     Hex(String),
 }
 
 /// What the bytes are. JSON is kept to the letter, but on one line.
-pub(crate) fn content(bytes: &[u8]) -> Content<'_> {
+pub fn content(bytes: &[u8]) -> Content<'_> {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return Content::Hex(bytes.iter().map(|byte| format!("{byte:02x}")).collect());
     };
@@ -54,7 +57,7 @@ impl Serialize for Content<'_> {
 
 /// What a list tells of a job.
 #[derive(Serialize)]
-pub(crate) struct Brief<'a> {
+pub struct Brief<'a> {
     id: JobId,
     kind: &'a str,
     queue: &'a str,
@@ -93,7 +96,8 @@ impl<'a> LaneView<'a> {
 }
 
 impl<'a> Brief<'a> {
-    pub(crate) fn of(record: &'a JobRecord) -> Self {
+    /// What a list tells of this job.
+    pub fn of(record: &'a JobRecord) -> Self {
         let due = match record.status.state {
             JobState::Scheduled { at } => Some(at.to_string()),
             JobState::Blocked { .. }
@@ -123,7 +127,7 @@ impl<'a> Brief<'a> {
 
 /// Everything known about a job.
 #[derive(Serialize)]
-pub(crate) struct Whole<'a> {
+pub struct Whole<'a> {
     #[serde(flatten)]
     brief: Brief<'a>,
     /// Its place in the order of acceptance.
@@ -172,7 +176,8 @@ impl<'a> StepView<'a> {
 }
 
 impl<'a> Whole<'a> {
-    pub(crate) fn of(record: &'a JobRecord) -> Self {
+    /// Everything known about this job.
+    pub fn of(record: &'a JobRecord) -> Self {
         let job = &record.job;
         Self {
             brief: Brief::of(record),
@@ -210,7 +215,8 @@ impl<'a> Whole<'a> {
     }
 }
 
-pub(super) fn text(at: Option<Timestamp>) -> Option<String> {
+/// A time as text.
+pub fn text(at: Option<Timestamp>) -> Option<String> {
     at.map(|at| at.to_string())
 }
 

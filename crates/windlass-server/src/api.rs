@@ -1,0 +1,162 @@
+//! The public API, `/v1`: what a team in any language enqueues with, looks at, changes and works
+//! with.
+//!
+//! Handlers decide nothing: each reads what is asked, asks the engine, and writes what it answered.
+//! There is one for each row of the table in [`Api::router`].
+//!
+//! - [`access`] lets requests in; [`body`] and [`query`] read them, [`text`] durations and times
+//! - [`problem`] is how errors look
+//! - [`jobs`] and [`queues`] are the resources, [`new_job`] a job as a producer writes it
+
+pub mod access;
+mod body;
+mod jobs;
+mod new_job;
+mod problem;
+mod query;
+mod queues;
+mod text;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{MethodRouter, any, get, post};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+use windlass::{Engine, limits};
+
+use self::access::Access;
+use self::problem::{Problem, ProblemCode};
+
+/// How long the store may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long it may take for a change of very many jobs, which it makes in many steps.
+const LONG_PATIENCE: Duration = Duration::from_secs(300);
+
+/// The public API of an engine, as an axum router to nest under any prefix: paths begin with `/v1`.
+///
+/// It lives as long as the engine. To end it before, so that requests that wait are answered at
+/// once, make an [`Api`].
+///
+/// ```
+/// # async fn demo() -> Result<(), Box<dyn std::error::Error>> {
+/// use windlass_server::Access;
+///
+/// let engine = windlass::Engine::open("memory:").await?;
+/// let app: axum::Router = axum::Router::new()
+///     .nest("/windlass", windlass_server::router(&engine, Access::Unchecked));
+/// # Ok(()) }
+/// ```
+pub fn router(engine: &Engine, access: Access) -> Router {
+    Api::new(engine, access).router()
+}
+
+/// What is behind the public API. It can be cloned: all are the same.
+#[derive(Clone)]
+pub struct Api {
+    shared: Arc<ApiState>,
+}
+
+struct ApiState {
+    engine: Engine,
+    access: Access,
+    /// Room for bodies, in pieces.
+    room: Arc<Semaphore>,
+    closing: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Api").field("access", &self.shared.access).finish_non_exhaustive()
+    }
+}
+
+impl Api {
+    /// The API of this engine, for those who are let in.
+    pub fn new(engine: &Engine, access: Access) -> Self {
+        let room = Arc::new(Semaphore::new(limits::REQUESTS_BYTES / body::PIECE));
+        let (engine, closing) = (engine.clone(), watch::Sender::new(false));
+        Self { shared: Arc::new(ApiState { engine, access, room, closing }) }
+    }
+
+    /// All that it answers.
+    pub fn router(&self) -> Router {
+        let rows = [
+            ("/v1/jobs", post(jobs::enqueue).get(jobs::list)),
+            ("/v1/jobs/{id}", get(jobs::show).delete(jobs::remove)),
+            ("/v1/jobs/{id}/explain", get(jobs::explain)),
+            ("/v1/jobs/{id}/cancel", post(jobs::cancel)),
+            ("/v1/jobs/{id}/run-now", post(jobs::run_now)),
+            ("/v1/jobs/{id}/reschedule", post(jobs::reschedule)),
+            ("/v1/jobs/{id}/replay", post(jobs::replay)),
+            ("/v1/queues", get(queues::list)),
+            ("/v1/queues/{name}", get(queues::show)),
+            ("/v1/queues/{name}/pause", post(queues::pause)),
+            ("/v1/queues/{name}/resume", post(queues::resume)),
+            ("/v1/queues/{name}/clear", post(queues::clear)),
+        ];
+        let rows = rows.map(|(path, row)| (path, row.fallback(method_not_allowed)));
+        let others = ["/v1", "/v1/", "/v1/{*rest}"].map(|path| (path, any(no_such_path)));
+        // Each row is guarded by itself, and nothing is a fallback of the router: a layer or a
+        // fallback of that would reach the paths of the application that it is merged into.
+        let guard = from_fn_with_state(self.clone(), access::guard);
+        let add = |router: Router<Self>, (path, row): (&str, MethodRouter<Self>)| {
+            router.route(path, row.layer(guard.clone()))
+        };
+        rows.into_iter().chain(others).fold(Router::new(), add).with_state(self.clone())
+    }
+
+    /// Takes no more requests, and answers those that wait for something as if their time were
+    /// over.
+    pub fn close(&self) {
+        self.shared.closing.send_replace(true);
+    }
+
+    fn is_closing(&self) -> bool {
+        *self.shared.closing.borrow() || self.shared.engine.is_closing()
+    }
+
+    /// Returns when it is closed.
+    async fn closed(&self) {
+        // It cannot fail: the sender is here.
+        let _ = self.shared.closing.subscribe().wait_for(|closing| *closing).await;
+    }
+
+    fn engine(&self) -> &Engine {
+        &self.shared.engine
+    }
+
+    fn access(&self) -> &Access {
+        &self.shared.access
+    }
+
+    fn room(&self) -> &Arc<Semaphore> {
+        &self.shared.room
+    }
+}
+
+/// Asks the store, for as long as a caller can be kept waiting.
+async fn ask<T, E: Into<Problem>>(asked: impl Future<Output = Result<T, E>>) -> Result<T, Problem> {
+    ask_for(PATIENCE, asked).await
+}
+
+async fn ask_for<T, E: Into<Problem>>(
+    patience: Duration,
+    asked: impl Future<Output = Result<T, E>>,
+) -> Result<T, Problem> {
+    timeout(patience, asked).await.map_err(|_| Problem::unanswered())?.map_err(Into::into)
+}
+
+async fn no_such_path() -> Problem {
+    Problem::new(ProblemCode::NoSuchPath, "there is no such path; docs/http.md lists all")
+}
+
+async fn method_not_allowed() -> Problem {
+    let why = "this path has other methods; the header `Allow` names them";
+    Problem::new(ProblemCode::MethodNotAllowed, why)
+}
