@@ -90,6 +90,9 @@ pub const PAGE_JOBS_HTTP: usize = 500;
 /// Longest a request to the public API waits for something: proxies cut what is silent for longer.
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
 
+/// Most jobs one worker is given at once over HTTP: with their payloads they are one answer.
+pub const LEASE_JOBS: usize = 100;
+
 /// Furthest delay or due time: a century catches a unit mistake (seconds for milliseconds) and
 /// keeps time arithmetic far from overflow.
 pub const DELAY_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);

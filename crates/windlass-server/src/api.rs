@@ -7,30 +7,37 @@
 //! - [`access`] lets requests in; [`body`] and [`query`] read them, [`text`] durations and times
 //! - [`problem`] is how errors look
 //! - [`jobs`] and [`queues`] are the resources, [`new_job`] a job as a producer writes it
+//! - [`work`] is for workers, [`lease_text`] what they prove with that they hold a job
 
 pub mod access;
 mod body;
 mod jobs;
+mod lease_text;
 mod new_job;
 mod problem;
 mod query;
 mod queues;
 mod text;
+mod work;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{MethodRouter, any, get, post};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OnceCell, Semaphore, watch};
 use tokio::time::timeout;
-use windlass::{Engine, limits};
+use windlass::store::Store;
+use windlass::{Engine, WorkerInfo, limits};
 
 use self::access::Access;
+use self::lease_text::LeaseSecret;
 use self::problem::{Problem, ProblemCode};
+use self::work::KnownWorkers;
 
 /// How long the store may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -65,6 +72,11 @@ pub struct Api {
 struct ApiState {
     engine: Engine,
     access: Access,
+    /// The store for workers elsewhere: their leases end by time alone.
+    remote_store: Arc<dyn Store>,
+    /// What leases are signed with, once it was asked for.
+    lease_secret: OnceCell<LeaseSecret>,
+    workers: KnownWorkers,
     /// Room for bodies, in pieces.
     room: Arc<Semaphore>,
     closing: watch::Sender<bool>,
@@ -80,8 +92,17 @@ impl Api {
     /// The API of this engine, for those who are let in.
     pub fn new(engine: &Engine, access: Access) -> Self {
         let room = Arc::new(Semaphore::new(limits::REQUESTS_BYTES / body::PIECE));
-        let (engine, closing) = (engine.clone(), watch::Sender::new(false));
-        Self { shared: Arc::new(ApiState { engine, access, room, closing }) }
+        let store = engine.store();
+        let state = ApiState {
+            remote_store: store.for_remote_workers().unwrap_or_else(|| store.clone()),
+            engine: engine.clone(),
+            access,
+            lease_secret: OnceCell::new(),
+            workers: KnownWorkers::default(),
+            room,
+            closing: watch::Sender::new(false),
+        };
+        Self { shared: Arc::new(state) }
     }
 
     /// All that it answers.
@@ -99,6 +120,9 @@ impl Api {
             ("/v1/queues/{name}/pause", post(queues::pause)),
             ("/v1/queues/{name}/resume", post(queues::resume)),
             ("/v1/queues/{name}/clear", post(queues::clear)),
+            ("/v1/lease", post(work::lease)),
+            ("/v1/heartbeat", post(work::heartbeat)),
+            ("/v1/finish", post(work::finish)),
         ];
         let rows = rows.map(|(path, row)| (path, row.fallback(method_not_allowed)));
         let others = ["/v1", "/v1/", "/v1/{*rest}"].map(|path| (path, any(no_such_path)));
@@ -133,6 +157,18 @@ impl Api {
 
     fn access(&self) -> &Access {
         &self.shared.access
+    }
+
+    fn remote_store(&self) -> &dyn Store {
+        &*self.shared.remote_store
+    }
+
+    async fn lease_secret(&self) -> Result<&LeaseSecret, Problem> {
+        self.shared.lease_secret.get_or_try_init(|| LeaseSecret::of(self.remote_store())).await
+    }
+
+    fn known_workers(&self) -> MutexGuard<'_, HashMap<Arc<str>, WorkerInfo>> {
+        self.shared.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn room(&self) -> &Arc<Semaphore> {

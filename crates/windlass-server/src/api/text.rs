@@ -1,6 +1,7 @@
 //! Durations and times as people write them: `30s`, `5m`, `1h30m`; RFC 3339.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::time::{Duration, SystemTime};
 
 use jiff::{Span, SpanRelativeTo};
@@ -41,7 +42,14 @@ impl std::str::FromStr for TimeText {
 }
 
 /// Reads a text that means something.
-struct Meant<T>(&'static str, std::marker::PhantomData<T>);
+pub(super) struct Meant<T>(&'static str, PhantomData<T>);
+
+impl<T> Meant<T> {
+    /// What is expected, in words.
+    pub(super) fn of(expected: &'static str) -> Self {
+        Self(expected, PhantomData)
+    }
+}
 
 impl<T: std::str::FromStr<Err = String>> Visitor<'_> for Meant<T> {
     type Value = T;
@@ -58,14 +66,14 @@ impl<T: std::str::FromStr<Err = String>> Visitor<'_> for Meant<T> {
 impl<'de> Deserialize<'de> for DurationText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "a duration as text, such as \"30s\" or \"5m\"";
-        deserializer.deserialize_str(Meant(expected, std::marker::PhantomData))
+        deserializer.deserialize_str(Meant::of(expected))
     }
 }
 
 impl<'de> Deserialize<'de> for TimeText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "a time as text, such as \"2026-11-20T09:00:00Z\"";
-        deserializer.deserialize_str(Meant(expected, std::marker::PhantomData))
+        deserializer.deserialize_str(Meant::of(expected))
     }
 }
 

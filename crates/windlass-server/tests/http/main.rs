@@ -5,6 +5,7 @@ mod client;
 mod jobs;
 mod queues;
 mod refusals;
+mod work;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
