@@ -355,7 +355,14 @@ impl LedgerState<JournalPath> {
             return Ok(PendingAnswer::Nothing);
         }
         let Some(commit) = self.take(path) else {
-            return Err(unknown(doing, "there is no room for it".into()));
+            let broken = self.ledger.as_ref().and_then(|ledger| ledger.usable().err());
+            let why = match broken {
+                // The writer may be asleep until it asks for room again, and nobody waits that long
+                // to hear that the disk has failed for good.
+                Some(broken) => self.fail(&broken.to_string()),
+                None => "there is no room for it".into(),
+            };
+            return Err(unknown(doing, why));
         };
         let number = commit.number();
         self.commits.written.push(commit);
