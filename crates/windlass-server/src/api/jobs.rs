@@ -252,11 +252,12 @@ struct ReasonView {
 impl ExplanationView {
     fn of(explanation: &Explanation) -> Self {
         let reasons = explanation.reasons.iter().map(|reason| {
-            let blocked_by = match reason {
-                Reason::BlockedBy(other) => Some(Self::of(other)),
-                _ => None,
-            };
-            ReasonView { code: reason.code(), text: reason.to_string(), blocked_by }
+            let mut view =
+                ReasonView { code: reason.code(), text: reason.to_string(), blocked_by: None };
+            if let Reason::BlockedBy(other) = reason {
+                view.blocked_by = Some(Self::of(other));
+            }
+            view
         });
         let (job, state) = (explanation.job, explanation.state.as_str());
         Self { job, state, text: explanation.to_string(), reasons: reasons.collect() }
