@@ -39,7 +39,7 @@ pub(super) enum Standing {
 
 /// One process.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct Member {
     pub(super) lives: bool,
     /// How often it has begun.
     pub(super) life: u64,
@@ -55,7 +55,7 @@ pub(super) struct Process {
 /// All processes. A world of one has none of them: whoever is there reaches the store directly.
 #[derive(Debug, Default)]
 pub(super) struct Processes {
-    pub(super) all: Vec<Process>,
+    pub(super) all: Vec<Member>,
     /// Who has the lock.
     pub(super) owner: Option<usize>,
     /// Who is about to take it.
@@ -70,7 +70,7 @@ pub(super) struct Processes {
 
 impl Processes {
     pub(super) fn new(processes: usize) -> Self {
-        let dead = || Process {
+        let dead = || Member {
             lives: false,
             life: 0,
             standing: Standing::Seeking,
@@ -82,7 +82,7 @@ impl Processes {
         Self { all, ..Self::default() }
     }
 
-    pub(super) fn that(&self, holds: impl Fn(&Process) -> bool) -> Vec<usize> {
+    pub(super) fn that(&self, holds: impl Fn(&Member) -> bool) -> Vec<usize> {
         (0..self.all.len()).filter(|process| holds(&self.all[*process])).collect()
     }
 }

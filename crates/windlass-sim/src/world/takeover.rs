@@ -6,7 +6,7 @@
 
 use windlass_core::ledger::{LostWorkers, RescueLost};
 
-use super::processes::{Process, Standing, TICK, TRAVEL};
+use super::processes::{Member, Standing, TICK, TRAVEL};
 use super::{Caller, Turn, World};
 use crate::Checked;
 use crate::answer::{Answer, Reply, Request};
@@ -137,7 +137,7 @@ impl World {
 
     /// How soon the store is opened again.
     pub(super) fn opening_delay(&mut self) -> u64 {
-        let lives = |process: &Process| process.lives;
+        let lives = |process: &Member| process.lives;
         let most = if self.processes.all.iter().any(lives) { 100_000 } else { 4_000_000 };
         self.random.spread(1_000, most)
     }
