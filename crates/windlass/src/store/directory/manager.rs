@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -357,6 +358,7 @@ impl Manager {
             Arc::new(OwnerService::new(store.clone(), directory.wake.clone(), self.time.clone()));
         let mut connections = JoinSet::new();
         let someone_left = Arc::new(Notify::new());
+        let mut recovered = BTreeSet::new();
         let broken = loop {
             let has_room = connections.len() < CONNECTIONS;
             tokio::select! {
@@ -372,7 +374,9 @@ impl Manager {
                     }
                 }
                 Some(_) = connections.join_next() => {}
-                () = someone_left.notified() => directory.look_for_the_dead(&store, recovery).await,
+                () = someone_left.notified() => {
+                    directory.look_for_the_dead(&store, recovery, &mut recovered).await;
+                }
                 () = self.time.sleep(TICK) => {
                     directory.clock.now();
                     if !service.is_awake() {
@@ -380,7 +384,7 @@ impl Manager {
                         connections.abort_all();
                     }
                     service.note_awake();
-                    directory.look_for_the_dead(&store, recovery).await;
+                    directory.look_for_the_dead(&store, recovery, &mut recovered).await;
                     if let Some(error) = store.broken() {
                         break Some(error);
                     }
@@ -537,8 +541,19 @@ impl Directory {
         may.unwrap_or(false)
     }
 
-    /// Gives back the jobs of members that have died.
-    async fn look_for_the_dead(&self, store: &FileStore, recovery: Recovery) {
+    /// Gives back the jobs of members that have died. `recovered` are those of which that was done.
+    ///
+    /// Answers: what a process asked for before it died may be answered after its jobs were given
+    /// back, and a job that was claimed then would wait for its lease.
+    /// Why not simpler: nobody knows which connection was whose. So a member is forgotten at the
+    /// second look, and what it was given in between goes back too.
+    /// Guarded by: nothing; the two would have to meet within a tick.
+    async fn look_for_the_dead(
+        &self,
+        store: &FileStore,
+        recovery: Recovery,
+        recovered: &mut BTreeSet<PathBuf>,
+    ) {
         let survey = match member::survey(&self.path) {
             Ok(survey) => survey,
             Err(error) => return tracing::warn!(%error, "who has joined could not be looked at"),
@@ -560,10 +575,15 @@ impl Directory {
                     }
                 }
             };
-            if rescued {
+            if !rescued {
+                continue;
+            }
+            if recovered.remove(dead.path()) {
+                dead.forget();
+            } else {
                 let process = &dead.process;
                 tracing::warn!(process, jobs, "a process was lost; its jobs were recovered");
-                dead.forget();
+                recovered.insert(dead.path().to_path_buf());
             }
         }
     }
