@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -358,7 +357,6 @@ impl Manager {
             Arc::new(OwnerService::new(store.clone(), directory.wake.clone(), self.time.clone()));
         let mut connections = JoinSet::new();
         let someone_left = Arc::new(Notify::new());
-        let mut recovered = BTreeSet::new();
         let broken = loop {
             let has_room = connections.len() < CONNECTIONS;
             tokio::select! {
@@ -374,9 +372,7 @@ impl Manager {
                     }
                 }
                 Some(_) = connections.join_next() => {}
-                () = someone_left.notified() => {
-                    directory.look_for_the_dead(&store, recovery, &mut recovered).await;
-                }
+                () = someone_left.notified() => directory.look_for_the_dead(&store, recovery).await,
                 () = self.time.sleep(TICK) => {
                     directory.clock.now();
                     if !service.is_awake() {
@@ -384,7 +380,7 @@ impl Manager {
                         connections.abort_all();
                     }
                     service.note_awake();
-                    directory.look_for_the_dead(&store, recovery, &mut recovered).await;
+                    directory.look_for_the_dead(&store, recovery).await;
                     if let Some(error) = store.broken() {
                         break Some(error);
                     }
@@ -541,19 +537,8 @@ impl Directory {
         may.unwrap_or(false)
     }
 
-    /// Gives back the jobs of members that have died. `recovered` are those of which that was done.
-    ///
-    /// Answers: what a process asked for before it died may be answered after its jobs were given
-    /// back, and a job that was claimed then would wait for its lease.
-    /// Why not simpler: nobody knows which connection was whose. So a member is forgotten at the
-    /// second look, and what it was given in between goes back too.
-    /// Guarded by: nothing; the two would have to meet within a tick.
-    async fn look_for_the_dead(
-        &self,
-        store: &FileStore,
-        recovery: Recovery,
-        recovered: &mut BTreeSet<PathBuf>,
-    ) {
+    /// Gives back the jobs of members that have died.
+    async fn look_for_the_dead(&self, store: &FileStore, recovery: Recovery) {
         let survey = match member::survey(&self.path) {
             Ok(survey) => survey,
             Err(error) => return tracing::warn!(%error, "who has joined could not be looked at"),
@@ -575,15 +560,10 @@ impl Directory {
                     }
                 }
             };
-            if !rescued {
-                continue;
-            }
-            if recovered.remove(dead.path()) {
-                dead.forget();
-            } else {
+            if rescued {
                 let process = &dead.process;
                 tracing::warn!(process, jobs, "a process was lost; its jobs were recovered");
-                recovered.insert(dead.path().to_path_buf());
+                dead.forget();
             }
         }
     }

@@ -137,11 +137,6 @@ pub(super) struct DeadMember {
 }
 
 impl DeadMember {
-    /// Its file, which no other member has.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Forgets it: its jobs were given back, durably.
     pub(super) fn forget(self) {
         // If it stays, it is found again and has no leases.
