@@ -120,6 +120,9 @@ pub enum Call {
 pub struct Joining {
     /// Which process it is, for people.
     pub process: String,
+    /// Its file among the members. While it may still be asking something, it is not forgotten.
+    #[serde(default)]
+    pub member: Option<String>,
     /// Its workers.
     pub workers: Vec<Arc<str>>,
     /// The leases that they hold. Other jobs that were handed to them never arrived, and are given

@@ -19,6 +19,7 @@ use windlass::core::object::{Address, Turn};
 use windlass::core::outcome::Verdict;
 use windlass::store::file::{FileOptions, LedgerOptions};
 use windlass::store::{ClaimedBatch, DirectoryOptions, DirectoryStore, OpenDirectory, Store};
+use windlass::wire::{Call, Connection, Joining, Reply, StreamConnection};
 use windlass::{Engine, JobId, Limits, Name, Ownership, Received, Sharing, Topics};
 
 use crate::process::Directory;
@@ -149,6 +150,44 @@ async fn a_claim_whose_answer_died_with_the_owner_waits_for_no_lease() {
     let settled = Settlement::new(held.jobs[0].job.id, held.jobs[0].lease.token, Verdict::Complete);
     let settled = joined.store().settle(vec![settled]).await.expect("it is answered");
     assert_eq!(settled[0].as_ref().expect("it is held").state, StateName::Completed);
+}
+
+/// Waits for the owner to look who lives: one of whom nothing else is known is cleared away then.
+async fn until_the_dead_are_looked_for(members: &Path) {
+    let other = members.join("other");
+    std::fs::write(&other, "process 2 (other)\n").expect("written");
+    while other.exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_claim_that_is_made_after_its_process_died_waits_for_no_lease() {
+    let directory = Directory::new();
+    let path = directory.store();
+    let owner = Engine::open(path.to_str().expect("text")).await.expect("it opens");
+    owner.store().enqueue(vec![job(1)]).await.expect("it is accepted");
+    // A process that has joined, and dies while the owner has yet to read what it asked.
+    let member = path.join("members/dying");
+    std::fs::write(&member, "process 1 (dying)\n\"dying\"\n").expect("written");
+    let lock = std::fs::File::open(&member).expect("it is there");
+    lock.lock().expect("locked");
+    let stream = tokio::net::UnixStream::connect(path.join("socket")).await.expect("it listens");
+    let connection = StreamConnection::greet(stream).await.expect("it greets");
+    let joining = Joining { member: Some("dying".into()), ..Joining::default() };
+    connection.send(Call::Join(joining)).await.expect("it is answered");
+    drop(lock);
+    until_the_dead_are_looked_for(&path.join("members")).await;
+    let late = connection.send(Call::Claim(claim("dying", 1))).await.expect("it is answered");
+    assert!(matches!(late.answer, Ok(Reply::Claimed(claimed)) if claimed.jobs.len() == 1));
+    drop(connection);
+    // It is forgotten when all that it asked is over; and the lease lasts for much longer.
+    while member.exists() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let state = owner.find(JobId::from_u128(1)).await.expect("answered").expect("kept").state();
+    assert_ne!(state, StateName::Running, "it is leased to nobody");
+    owner.close().await;
 }
 
 #[tokio::test(flavor = "current_thread")]

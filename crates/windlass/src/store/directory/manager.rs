@@ -19,14 +19,14 @@ use windlass_core::refusal::Refusal;
 use windlass_core::time::Steady;
 
 use super::member::{self, DeadMember, Member, this_process};
-use super::service::OwnerService;
+use super::service::{JoinedService, OwnerService};
 use super::settings::Settings;
 use super::{Directory, DirectoryRole, JoinedOwner, Sharing, seeking, socket};
 use crate::clock::{Clock, SystemClock};
 use crate::store::file::{FileOptions, LedgerOptions, OpenError, RealDisk, this_thread_serves};
 use crate::store::{FileStore, Store, StoreError};
 use crate::wire::{
-    Call, Connection, ConnectionError, Joining, Reply, Service, StreamConnection, last_ring,
+    Call, Connection, ConnectionError, Joining, Reply, StreamConnection, last_ring,
     pass_rings_on_after, serve,
 };
 
@@ -362,9 +362,10 @@ impl Manager {
             tokio::select! {
                 Ok(stream) = accept(listener.as_ref(), &self.time), if has_room => {
                     if directory.may_enter(&stream) {
-                        let (service, left) = (service.clone(), someone_left.clone());
+                        let left = someone_left.clone();
+                        let joined = JoinedService::new(service.clone(), left.clone());
                         connections.spawn(async move {
-                            if let Err(error) = serve(stream, service).await {
+                            if let Err(error) = serve(stream, Arc::new(joined)).await {
                                 tracing::debug!(%error, "a process that had joined was left");
                             }
                             left.notify_one();
@@ -372,7 +373,9 @@ impl Manager {
                     }
                 }
                 Some(_) = connections.join_next() => {}
-                () = someone_left.notified() => directory.look_for_the_dead(&store, recovery).await,
+                () = someone_left.notified() => {
+                    directory.look_for_the_dead(&store, &service, recovery).await;
+                }
                 () = self.time.sleep(TICK) => {
                     directory.clock.now();
                     if !service.is_awake() {
@@ -380,7 +383,7 @@ impl Manager {
                         connections.abort_all();
                     }
                     service.note_awake();
-                    directory.look_for_the_dead(&store, recovery).await;
+                    directory.look_for_the_dead(&store, &service, recovery).await;
                     if let Some(error) = store.broken() {
                         break Some(error);
                     }
@@ -445,10 +448,12 @@ impl Manager {
     /// Says what this process has, before anything else is asked.
     async fn introduce(&self, connection: StreamConnection) -> Result<JoinedOwner, String> {
         let directory = &self.directory;
+        let member = directory.member().as_ref().map(Member::id);
         let workers: BTreeSet<_> =
             directory.member().as_ref().map(Member::workers).unwrap_or_default();
         let held = directory.held.all().await.map(Vec::from_iter);
-        let joining = Joining { process: this_process(), workers: Vec::from_iter(workers), held };
+        let workers = Vec::from_iter(workers);
+        let joining = Joining { process: this_process(), member, workers, held };
         let asked = |call| async {
             let response = connection.send(call).await.map_err(|fault| format!("{fault:?}"))?;
             response.answer.map_err(|fault| format!("{fault:?}"))
@@ -538,12 +543,19 @@ impl Directory {
     }
 
     /// Gives back the jobs of members that have died.
-    async fn look_for_the_dead(&self, store: &FileStore, recovery: Recovery) {
+    async fn look_for_the_dead(
+        &self,
+        store: &FileStore,
+        service: &OwnerService,
+        recovery: Recovery,
+    ) {
         let survey = match member::survey(&self.path) {
             Ok(survey) => survey,
             Err(error) => return tracing::warn!(%error, "who has joined could not be looked at"),
         };
         for dead in survey.dead {
+            // Asked before: a claim that is made meanwhile is found the next time.
+            let may_ask = service.may_ask(&dead.id());
             let mut jobs = 0;
             let rescued = loop {
                 let lost = LostWorkers::These(dead.workers.clone());
@@ -560,9 +572,11 @@ impl Directory {
                     }
                 }
             };
-            if rescued {
+            if rescued && (jobs > 0 || !may_ask) {
                 let process = &dead.process;
                 tracing::warn!(process, jobs, "a process was lost; its jobs were recovered");
+            }
+            if rescued && !may_ask {
                 dead.forget();
             }
         }

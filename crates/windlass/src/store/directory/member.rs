@@ -82,6 +82,11 @@ impl Member {
         Ok(())
     }
 
+    /// Which file it is.
+    pub(super) fn id(&self) -> String {
+        id_of(&self.path)
+    }
+
     /// The workers of this process that have claimed.
     pub(super) fn workers(&self) -> BTreeSet<Arc<str>> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -93,6 +98,10 @@ impl Drop for Member {
         // If it stays, the next owner removes it.
         let _ = fs::remove_file(&self.path);
     }
+}
+
+fn id_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -137,6 +146,11 @@ pub(super) struct DeadMember {
 }
 
 impl DeadMember {
+    /// Which file it is.
+    pub(super) fn id(&self) -> String {
+        id_of(&self.path)
+    }
+
     /// Forgets it: its jobs were given back, durably.
     pub(super) fn forget(self) {
         // If it stays, it is found again and has no leases.
