@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod doctor;
+mod http_workers;
 #[cfg(feature = "postgres")]
 mod migrate;
 #[cfg(feature = "postgres")]

@@ -12,13 +12,13 @@ use windlass_testbed::{Postgres, or_skip};
 use crate::{Scratch, check_refused, run, stdout, windlass};
 
 /// A server that was started, with the address it has told.
-struct Served {
+pub(crate) struct Served {
     child: Child,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Served {
-    fn start(store: &str, listen: &str, more: &[&str]) -> Self {
+    pub(crate) fn start(store: &str, listen: &str, more: &[&str]) -> Self {
         let mut command = windlass(&["serve", "--store", store, "--listen", listen]);
         let mut child = command
             .args(more)
@@ -48,10 +48,25 @@ impl Served {
     }
 
     /// What it answers to `GET path`.
-    fn get(&self, path: &str) -> String {
+    pub(crate) fn get(&self, path: &str) -> String {
+        self.send("GET", path, "")
+    }
+
+    /// What it answers to `POST path` with JSON.
+    pub(crate) fn post(&self, path: &str, body: &str) -> String {
+        self.send("POST", path, body)
+    }
+
+    fn send(&self, method: &str, path: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(self.address()).expect("it listens");
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            .expect("sent");
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            self.address(),
+            body.len()
+        )
+        .expect("it can be sent");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("it answers");
         answer
