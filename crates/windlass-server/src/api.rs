@@ -2,10 +2,10 @@
 //! with.
 //!
 //! Handlers decide nothing: each reads what is asked, asks the engine, and writes what it answered.
-//! There is one for each row of the table in [`Api::router`].
+//! There is one for each path and method.
 //!
 //! - [`access`] lets requests in; [`body`] and [`query`] read them, [`text`] durations and times
-//! - [`problem`] is how errors look
+//! - [`problem`] is how errors look, [`openapi`] describes all of it to programs
 //! - [`jobs`] and [`queues`] are the resources, [`new_job`] a job as a producer writes it
 //! - [`work`] is for workers, [`lease_text`] what they prove with that they hold a job
 
@@ -14,6 +14,7 @@ mod body;
 mod jobs;
 mod lease_text;
 mod new_job;
+mod openapi;
 mod problem;
 mod query;
 mod queues;
@@ -28,14 +29,19 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{MethodRouter, any, get, post};
+use axum::routing::{MethodRouter, any, get};
 use tokio::sync::{OnceCell, Semaphore, watch};
 use tokio::time::timeout;
+use utoipa::OpenApi as _;
+use utoipa::openapi::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 use windlass::store::Store;
 use windlass::{Engine, WorkerInfo, limits};
 
 use self::access::Access;
 use self::lease_text::LeaseSecret;
+use self::openapi::CommonParts;
 use self::problem::{Problem, ProblemCode};
 use self::work::KnownWorkers;
 
@@ -107,32 +113,48 @@ impl Api {
 
     /// All that it answers.
     pub fn router(&self) -> Router {
-        let rows = [
-            ("/v1/jobs", post(jobs::enqueue).get(jobs::list)),
-            ("/v1/jobs/{id}", get(jobs::show).delete(jobs::remove)),
-            ("/v1/jobs/{id}/explain", get(jobs::explain)),
-            ("/v1/jobs/{id}/cancel", post(jobs::cancel)),
-            ("/v1/jobs/{id}/run-now", post(jobs::run_now)),
-            ("/v1/jobs/{id}/reschedule", post(jobs::reschedule)),
-            ("/v1/jobs/{id}/replay", post(jobs::replay)),
-            ("/v1/queues", get(queues::list)),
-            ("/v1/queues/{name}", get(queues::show)),
-            ("/v1/queues/{name}/pause", post(queues::pause)),
-            ("/v1/queues/{name}/resume", post(queues::resume)),
-            ("/v1/queues/{name}/clear", post(queues::clear)),
-            ("/v1/lease", post(work::lease)),
-            ("/v1/heartbeat", post(work::heartbeat)),
-            ("/v1/finish", post(work::finish)),
-        ];
-        let rows = rows.map(|(path, row)| (path, row.fallback(method_not_allowed)));
         let others = ["/v1", "/v1/", "/v1/{*rest}"].map(|path| (path, any(no_such_path)));
-        // Each row is guarded by itself, and nothing is a fallback of the router: a layer or a
-        // fallback of that would reach the paths of the application that it is merged into.
+        let described = self.described().0.route("/openapi.json", get(openapi::show));
         let guard = from_fn_with_state(self.clone(), access::guard);
         let add = |router: Router<Self>, (path, row): (&str, MethodRouter<Self>)| {
             router.route(path, row.layer(guard.clone()))
         };
-        rows.into_iter().chain(others).fold(Router::new(), add).with_state(self.clone())
+        others.into_iter().fold(described, add).with_state(self.clone())
+    }
+
+    /// The API as OpenAPI.
+    pub fn openapi(&self) -> OpenApi {
+        self.described().1
+    }
+
+    /// What is answered and described.
+    fn described(&self) -> (Router<Self>, OpenApi) {
+        let rows = [
+            routes!(jobs::enqueue, jobs::list),
+            routes!(jobs::show, jobs::remove),
+            routes!(jobs::explain),
+            routes!(jobs::cancel),
+            routes!(jobs::run_now),
+            routes!(jobs::reschedule),
+            routes!(jobs::replay),
+            routes!(queues::list),
+            routes!(queues::show),
+            routes!(queues::pause),
+            routes!(queues::resume),
+            routes!(queues::clear),
+            routes!(work::lease),
+            routes!(work::heartbeat),
+            routes!(work::finish),
+        ];
+        // Each row is guarded by itself, and nothing is a fallback of the router: a layer or a
+        // fallback of that would reach the paths of the application that it is merged into.
+        let guard = from_fn_with_state(self.clone(), access::guard);
+        let empty = OpenApiRouter::with_openapi(CommonParts::openapi());
+        let router = rows.into_iter().fold(empty, |router, (schemas, paths, row)| {
+            let row: MethodRouter<Self> = row.fallback(method_not_allowed).layer(guard.clone());
+            router.routes((schemas, paths, row))
+        });
+        router.split_for_parts()
     }
 
     /// Takes no more requests, and answers those that wait for something as if their time were

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 use windlass::core::job::{Lane, Unique};
 use windlass::core::record::AttemptRecord;
 use windlass::core::retry::UNLIMITED;
@@ -56,8 +57,10 @@ impl Serialize for Content<'_> {
 }
 
 /// What a list tells of a job.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = JobSummary)]
 pub struct Brief<'a> {
+    #[schema(value_type = String, format = "uuid")]
     id: JobId,
     kind: &'a str,
     queue: &'a str,
@@ -76,7 +79,8 @@ pub struct Brief<'a> {
     object: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Lane)]
 #[serde(rename_all = "snake_case")]
 enum LaneView<'a> {
     Key(&'a str),
@@ -126,13 +130,16 @@ impl<'a> Brief<'a> {
 }
 
 /// Everything known about a job.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Job)]
 pub struct Whole<'a> {
     #[serde(flatten)]
     brief: Brief<'a>,
     /// Its place in the order of acceptance.
     sequence: u64,
+    #[schema(value_type = serde_json::Value)]
     payload: Content<'a>,
+    #[schema(value_type = Option<serde_json::Value>)]
     output: Option<Content<'a>>,
     /// What only its state has.
     state_detail: StateDetail,
@@ -146,13 +153,16 @@ pub struct Whole<'a> {
     unique: Option<UniqueView<'a>>,
     depends_on: Vec<DependencyView>,
     /// Dependencies that need not be waited for.
+    #[schema(value_type = Vec<String>)]
     met: Vec<JobId>,
     retry: Option<RetryView>,
     max_attempts: Option<u32>,
     timeout: Option<TimeoutView>,
     expires_after_ms: Option<u64>,
+    #[schema(value_type = BTreeMap<String, String>)]
     metadata: &'a BTreeMap<String, String>,
     trace: Option<&'a str>,
+    #[schema(value_type = Option<String>, format = "uuid")]
     parent: Option<JobId>,
     progress: Option<ProgressView<'a>>,
     attempts: Vec<AttemptView<'a>>,
@@ -163,9 +173,11 @@ pub struct Whole<'a> {
     steps: Vec<StepView<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Step)]
 struct StepView<'a> {
     name: &'a str,
+    #[schema(value_type = serde_json::Value)]
     result: Content<'a>,
 }
 
@@ -225,7 +237,7 @@ fn millis(duration: Duration) -> u64 {
 }
 
 /// What a state holds beyond its name.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 enum StateDetail {
     Blocked { unmet: u32, not_before: String },
@@ -236,7 +248,8 @@ enum StateDetail {
     Ended { at: String, reason: String },
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Lease)]
 struct LeaseView {
     worker: String,
     token: u64,
@@ -278,7 +291,8 @@ fn bounded(attempts: u32) -> Option<u32> {
     (attempts != UNLIMITED).then_some(attempts)
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Start)]
 #[serde(rename_all = "snake_case")]
 enum StartView {
     Now,
@@ -296,7 +310,8 @@ impl StartView {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Unique)]
 struct UniqueView<'a> {
     key: &'a str,
     scope: &'static str,
@@ -313,8 +328,10 @@ impl<'a> UniqueView<'a> {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Dependency)]
 struct DependencyView {
+    #[schema(value_type = String, format = "uuid")]
     on: JobId,
     on_failure: &'static str,
 }
@@ -330,7 +347,8 @@ impl DependencyView {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Timeout)]
 #[serde(rename_all = "snake_case")]
 enum TimeoutView {
     Off,
@@ -346,7 +364,8 @@ impl TimeoutView {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Retry)]
 struct RetryView {
     backoff: BackoffView,
     cap_ms: u64,
@@ -355,7 +374,8 @@ struct RetryView {
     max_duration_ms: Option<u64>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Backoff)]
 #[serde(rename_all = "snake_case")]
 enum BackoffView {
     ConstantMs(u64),
@@ -393,13 +413,15 @@ impl RetryView {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Progress)]
 struct ProgressView<'a> {
     percent: u8,
     note: &'a str,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Attempt)]
 struct AttemptView<'a> {
     number: u32,
     worker: &'a str,
@@ -426,7 +448,8 @@ impl<'a> AttemptView<'a> {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = LogLine)]
 struct LogView<'a> {
     at: String,
     attempt: u32,

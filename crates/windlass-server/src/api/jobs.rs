@@ -9,6 +9,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use windlass::core::job::InvalidJobId;
 use windlass::store::StoreExt;
 use windlass::{
@@ -19,6 +20,7 @@ use windlass::{
 use super::access::acting;
 use super::body;
 use super::new_job::JobsBody;
+use super::openapi::{EnqueuedOneOrMany, JobOrJobs};
 use super::problem::{Problem, ProblemCode};
 use super::query::{NameText, Parameters, in_path};
 use super::text::{DurationText, TimeText};
@@ -32,9 +34,11 @@ const PAGE: usize = 50;
 const IDEMPOTENCY_KEY_BYTES: usize = 255;
 
 /// What became of a job that was to be enqueued.
-#[derive(Serialize)]
-struct EnqueuedView {
+#[derive(Serialize, ToSchema)]
+#[schema(as = EnqueuedJob)]
+pub(super) struct EnqueuedView {
     /// The job that now stands for it: its own, or the one that holds its unique key.
+    #[schema(value_type = String, format = "uuid")]
     id: JobId,
     /// Another job holds its unique key, and no job was added.
     duplicate: bool,
@@ -47,8 +51,9 @@ struct EnqueuedView {
 }
 
 /// What became of a list of them, in its order.
-#[derive(Serialize)]
-struct EnqueuedList {
+#[derive(Serialize, ToSchema)]
+#[schema(as = EnqueuedJobs)]
+pub(super) struct EnqueuedList {
     jobs: Vec<EnqueuedView>,
 }
 
@@ -63,7 +68,27 @@ impl EnqueuedView {
     }
 }
 
-/// `POST /v1/jobs`: enqueues a job, or a list of them in one commit.
+/// Enqueues a job, or a list of them in one commit.
+#[utoipa::path(
+    post,
+    path = "/v1/jobs",
+    tag = "jobs",
+    params(
+        ("Idempotency-Key" = Option<String>, Header,
+            description = "Becomes the ids, so that the call can be repeated"),
+    ),
+    request_body(
+        content = JobOrJobs,
+        example = json!({"kind": "hello", "payload": {"n": 1}})
+    ),
+    responses(
+        (status = 201,
+            description = "The store has the job, or the jobs in their order",
+            body = EnqueuedOneOrMany),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn enqueue(
     State(api): State<Api>,
     OriginalUri(uri): OriginalUri,
@@ -128,7 +153,23 @@ impl Job for AnyJob {
     type Output = ();
 }
 
-/// `GET /v1/jobs/{id}`: everything known about a job; `?wait=30s` waits until it has ended.
+/// Everything known about a job; `?wait=30s` waits until it has ended.
+#[utoipa::path(
+    get,
+    path = "/v1/jobs/{id}",
+    tag = "jobs",
+    operation_id = "show_job",
+    params(
+        ("id" = String, Path, description = "The id of the job"),
+        ("wait" = Option<String>, Query,
+            description = "Answer when it has ended, or after this long, at most 60s"),
+    ),
+    responses(
+        (status = 200, description = "Everything known about it", body = Whole<'static>),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn show(
     State(api): State<Api>,
     JobPath(id): JobPath,
@@ -162,14 +203,34 @@ pub(super) fn check_wait(wait: Duration) -> Result<Duration, String> {
 }
 
 /// A page of jobs.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct JobPage<'a> {
     jobs: Vec<Brief<'a>>,
     /// The `cursor` of the next page; `null` at the end. A page may be short and still have one.
     next: Option<String>,
 }
 
-/// `GET /v1/jobs`: a page of the jobs that match, the last accepted first.
+/// A page of the jobs that match, the last accepted first.
+#[utoipa::path(
+    get,
+    path = "/v1/jobs",
+    tag = "jobs",
+    operation_id = "list_jobs",
+    params(
+        ("state" = Option<String>, Query, description = "In one of these states, with commas"),
+        ("kind" = Option<String>, Query, description = "Of one of these kinds"),
+        ("queue" = Option<String>, Query, description = "In one of these queues"),
+        ("tag" = Option<String>, Query, description = "With all of these tags"),
+        ("limit" = Option<u16>, Query,
+            description = "How many: 50 if nothing is said, at most 500"),
+        ("cursor" = Option<String>, Query, description = "`next` of the page before"),
+    ),
+    responses(
+        (status = 200, description = "A page, the last accepted first", body = JobPage<'static>),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn list(State(api): State<Api>, uri: Uri) -> Result<Response, Problem> {
     let known = ["state", "kind", "queue", "tag", "limit", "cursor"];
     let parameters = Parameters::of(&uri, &known)?;
@@ -228,8 +289,10 @@ impl std::str::FromStr for CursorText {
 }
 
 /// Why a job is not running.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Explanation)]
 struct ExplanationView {
+    #[schema(value_type = String, format = "uuid")]
     job: JobId,
     state: &'static str,
     /// The whole as a sentence.
@@ -239,13 +302,15 @@ struct ExplanationView {
 }
 
 /// One reason.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Reason)]
 struct ReasonView {
     /// What it is, for programs.
     code: &'static str,
     /// What it is, for people.
     text: String,
     /// The job that it waits for, and why that is not running.
+    #[schema(no_recursion)]
     blocked_by: Option<ExplanationView>,
 }
 
@@ -263,7 +328,23 @@ impl ExplanationView {
     }
 }
 
-/// `GET /v1/jobs/{id}/explain`: why a job is not running.
+/// Why a job is not running.
+#[utoipa::path(
+    get,
+    path = "/v1/jobs/{id}/explain",
+    tag = "jobs",
+    operation_id = "explain_job",
+    params(
+        ("id" = String, Path, description = "The id of the job"),
+    ),
+    responses(
+        (status = 200,
+            description = "Why it is not running, the first cause first",
+            body = ExplanationView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn explain(
     State(api): State<Api>,
     JobPath(id): JobPath,
@@ -273,8 +354,10 @@ pub(super) async fn explain(
 }
 
 /// A job that was changed.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ChangedJob)]
 struct ChangedView {
+    #[schema(value_type = String, format = "uuid")]
     id: JobId,
     /// The state it is in now.
     state: &'static str,
@@ -289,7 +372,21 @@ async fn changed(engine: &Engine, id: JobId, cancel_requested: bool) -> Result<R
     Ok(Json(ChangedView { id, state, cancel_requested }).into_response())
 }
 
-/// `POST /v1/jobs/{id}/cancel`: calls a job off.
+/// Calls a job off.
+#[utoipa::path(
+    post,
+    path = "/v1/jobs/{id}/cancel",
+    tag = "jobs",
+    operation_id = "cancel_job",
+    params(
+        ("id" = String, Path, description = "The id of the job"),
+    ),
+    responses(
+        (status = 200, description = "It was called off, or asked to stop", body = ChangedView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn cancel(
     State(api): State<Api>,
     JobPath(id): JobPath,
@@ -304,7 +401,21 @@ pub(super) async fn cancel(
     changed(&engine, id, requested).await
 }
 
-/// `POST /v1/jobs/{id}/run-now`: lets a scheduled or retrying job start now.
+/// Lets a scheduled or retrying job start now.
+#[utoipa::path(
+    post,
+    path = "/v1/jobs/{id}/run-now",
+    tag = "jobs",
+    operation_id = "run_job_now",
+    params(
+        ("id" = String, Path, description = "The id of the job"),
+    ),
+    responses(
+        (status = 200, description = "It may start now", body = ChangedView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn run_now(
     State(api): State<Api>,
     JobPath(id): JobPath,
@@ -317,7 +428,8 @@ pub(super) async fn run_now(
 }
 
 /// When a waiting job is to start: one of the two.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NewStart)]
 #[serde(deny_unknown_fields)]
 struct StartBody {
     /// This long from now.
@@ -326,7 +438,25 @@ struct StartBody {
     at: Option<TimeText>,
 }
 
-/// `POST /v1/jobs/{id}/reschedule`: moves the start of a waiting job.
+/// Moves the start of a waiting job.
+#[utoipa::path(
+    post,
+    path = "/v1/jobs/{id}/reschedule",
+    tag = "jobs",
+    operation_id = "reschedule_job",
+    params(
+        ("id" = String, Path, description = "The id of the job"),
+    ),
+    request_body(
+        content = StartBody,
+        example = json!({"delay": "5m"})
+    ),
+    responses(
+        (status = 200, description = "Its start was moved", body = ChangedView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn reschedule(
     State(api): State<Api>,
     JobPath(id): JobPath,
@@ -346,7 +476,21 @@ pub(super) async fn reschedule(
     changed(&engine, id, false).await
 }
 
-/// `POST /v1/jobs/{id}/replay`: tries a dead or cancelled job again.
+/// Tries a dead or cancelled job again.
+#[utoipa::path(
+    post,
+    path = "/v1/jobs/{id}/replay",
+    tag = "jobs",
+    operation_id = "replay_job",
+    params(
+        ("id" = String, Path, description = "The id of the job"),
+    ),
+    responses(
+        (status = 200, description = "It is tried again", body = ChangedView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn replay(
     State(api): State<Api>,
     JobPath(id): JobPath,
@@ -358,7 +502,21 @@ pub(super) async fn replay(
     changed(&engine, id, false).await
 }
 
-/// `DELETE /v1/jobs/{id}`: deletes a finished job.
+/// Deletes a finished job.
+#[utoipa::path(
+    delete,
+    path = "/v1/jobs/{id}",
+    tag = "jobs",
+    operation_id = "remove_job",
+    params(
+        ("id" = String, Path, description = "The id of the job"),
+    ),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn remove(
     State(api): State<Api>,
     JobPath(id): JobPath,

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::value::RawValue;
+use utoipa::ToSchema;
 use windlass::core::limits::{BATCH_JOBS, at_most};
 use windlass::{
     Backoff, Dependency, Jitter, JobId, Name, NewJob, OnFailure, Options, Priority, Retry,
@@ -16,21 +17,27 @@ use windlass::{
 };
 
 use super::body::TakenBody;
+use super::openapi::DependencyForms;
 use super::problem::{Problem, ProblemCode};
 use super::text::{DurationText, TimeText};
 
 /// A job to be enqueued.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NewJob)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewJobBody {
     /// Its id, so that the call can be repeated; a fresh one if it is not said.
+    #[schema(value_type = Option<String>, format = "uuid")]
     id: Option<JobId>,
     /// Which handler runs it.
+    #[schema(value_type = String)]
     kind: Name,
     /// What the handler receives: any JSON, kept to the letter.
     #[serde(default)]
+    #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
     /// The line to wait in; `default` if none is named.
+    #[schema(value_type = Option<String>)]
     queue: Option<Name>,
     /// The place among ready jobs: higher starts sooner.
     #[serde(default)]
@@ -43,6 +50,7 @@ pub(super) struct NewJobBody {
     unique: Option<UniqueBody>,
     /// Jobs that must complete first.
     #[serde(default)]
+    #[schema(value_type = Vec<DependencyForms>)]
     depends_on: Vec<DependencyBody>,
     /// When a failed attempt is tried again.
     retry: Option<RetryBody>,
@@ -54,6 +62,7 @@ pub(super) struct NewJobBody {
     expires_after: Option<DurationText>,
     /// Names to find it by.
     #[serde(default)]
+    #[schema(value_type = Vec<String>)]
     tags: Vec<Name>,
     /// Labels carried along.
     #[serde(default)]
@@ -61,13 +70,15 @@ pub(super) struct NewJobBody {
     /// Keeps its order with all jobs of the same lane.
     lane: Option<String>,
     /// The job it came from.
+    #[schema(value_type = Option<String>, format = "uuid")]
     parent: Option<JobId>,
     /// The W3C `traceparent` of the producer.
     trace: Option<String>,
 }
 
 /// What makes a job the same job as another.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NewUnique)]
 #[serde(deny_unknown_fields)]
 struct UniqueBody {
     key: String,
@@ -78,7 +89,8 @@ struct UniqueBody {
 }
 
 /// In which states a unique key is held.
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize, ToSchema)]
+#[schema(as = UniqueScope)]
 #[serde(rename_all = "snake_case")]
 enum ScopeText {
     /// While the job is open.
@@ -91,15 +103,18 @@ enum ScopeText {
 /// A job to wait for: its id, or that with what to do if it fails.
 struct DependencyBody(Dependency);
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NewDependency)]
 #[serde(deny_unknown_fields)]
-struct DependencyFields {
+pub(super) struct DependencyFields {
+    #[schema(value_type = String, format = "uuid")]
     on: JobId,
     #[serde(default)]
     on_failure: OnFailureText,
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize, ToSchema)]
+#[schema(as = OnFailure)]
 #[serde(rename_all = "snake_case")]
 enum OnFailureText {
     #[default]
@@ -109,7 +124,8 @@ enum OnFailureText {
 }
 
 /// When a failed attempt is tried again.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NewRetry)]
 #[serde(deny_unknown_fields)]
 struct RetryBody {
     /// How the delay grows.
@@ -125,7 +141,8 @@ struct RetryBody {
     max_duration: Option<DurationText>,
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize, ToSchema)]
+#[schema(as = NewBackoff)]
 #[serde(rename_all = "snake_case")]
 enum BackoffText {
     Constant,
@@ -134,7 +151,8 @@ enum BackoffText {
     Exponential,
 }
 
-#[derive(Clone, Copy, Deserialize)]
+#[derive(Clone, Copy, Deserialize, ToSchema)]
+#[schema(as = JitterName)]
 #[serde(rename_all = "snake_case")]
 enum JitterText {
     None,

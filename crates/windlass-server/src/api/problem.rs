@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 use windlass::store::StoreError;
 use windlass::{Error, Refusal};
 
@@ -141,7 +142,7 @@ impl ProblemCode {
 }
 
 /// A request that was not done, and why.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Problem {
     #[serde(skip)]
     of: ProblemCode,
@@ -163,7 +164,7 @@ pub(crate) struct Problem {
 }
 
 /// A part of a request that is wrong.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct WrongPart {
     /// Where in the body, as a JSON pointer.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -7,6 +7,7 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 use windlass::{Cleared, Counts, Name, QueueSettings, StateName, Totals};
 
 use super::access::acting;
@@ -15,7 +16,8 @@ use super::query::in_path;
 use super::{Api, LONG_PATIENCE, ask, ask_for, body};
 
 /// A queue, its settings and its counts.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Queue)]
 struct QueueView {
     name: String,
     #[serde(flatten)]
@@ -29,7 +31,8 @@ struct QueueView {
 }
 
 /// How a queue is set.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = QueueSettings)]
 struct SettingsView {
     /// No job of it starts.
     paused: bool,
@@ -40,7 +43,8 @@ struct SettingsView {
 }
 
 /// What has happened so far.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, ToSchema)]
+#[schema(as = Totals)]
 struct TotalsView {
     enqueued: u64,
     completed: u64,
@@ -52,7 +56,8 @@ struct TotalsView {
 }
 
 /// All queues.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Queues)]
 struct QueueList {
     queues: Vec<QueueView>,
 }
@@ -107,13 +112,38 @@ impl<S: Send + Sync> FromRequestParts<S> for QueuePath {
     }
 }
 
-/// `GET /v1/queues`: all queues.
+/// All queues.
+#[utoipa::path(
+    get,
+    path = "/v1/queues",
+    tag = "queues",
+    operation_id = "list_queues",
+    responses(
+        (status = 200, description = "All queues", body = QueueList),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     let counts = ask(api.engine().counts()).await?;
     Ok(Json(QueueList { queues: views(&counts) }).into_response())
 }
 
-/// `GET /v1/queues/{name}`: one queue.
+/// One queue.
+#[utoipa::path(
+    get,
+    path = "/v1/queues/{name}",
+    tag = "queues",
+    operation_id = "show_queue",
+    params(
+        ("name" = String, Path, description = "The name of the queue"),
+    ),
+    responses(
+        (status = 200, description = "The queue", body = QueueView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn show(
     State(api): State<Api>,
     QueuePath(name): QueuePath,
@@ -127,7 +157,21 @@ pub(super) async fn show(
     Ok(Json(queue.ok_or_else(unknown)?).into_response())
 }
 
-/// `POST /v1/queues/{name}/pause`: starts no more of its jobs.
+/// Starts no more of its jobs.
+#[utoipa::path(
+    post,
+    path = "/v1/queues/{name}/pause",
+    tag = "queues",
+    operation_id = "pause_queue",
+    params(
+        ("name" = String, Path, description = "The name of the queue"),
+    ),
+    responses(
+        (status = 200, description = "None of its jobs starts", body = SettingsView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn pause(
     State(api): State<Api>,
     QueuePath(name): QueuePath,
@@ -139,7 +183,21 @@ pub(super) async fn pause(
     Ok(Json(SettingsView::of(&settings)).into_response())
 }
 
-/// `POST /v1/queues/{name}/resume`: starts its jobs again.
+/// Starts its jobs again.
+#[utoipa::path(
+    post,
+    path = "/v1/queues/{name}/resume",
+    tag = "queues",
+    operation_id = "resume_queue",
+    params(
+        ("name" = String, Path, description = "The name of the queue"),
+    ),
+    responses(
+        (status = 200, description = "Its jobs start again", body = SettingsView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn resume(
     State(api): State<Api>,
     QueuePath(name): QueuePath,
@@ -152,7 +210,8 @@ pub(super) async fn resume(
 }
 
 /// What was called off.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Cleared)]
 struct ClearedView {
     /// Jobs of the queue.
     cancelled: u64,
@@ -160,7 +219,21 @@ struct ClearedView {
     followed: u64,
 }
 
-/// `POST /v1/queues/{name}/clear`: calls off all its waiting jobs.
+/// Calls off all its waiting jobs.
+#[utoipa::path(
+    post,
+    path = "/v1/queues/{name}/clear",
+    tag = "queues",
+    operation_id = "clear_queue",
+    params(
+        ("name" = String, Path, description = "The name of the queue"),
+    ),
+    responses(
+        (status = 200, description = "Its waiting jobs were called off", body = ClearedView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn clear(
     State(api): State<Api>,
     QueuePath(name): QueuePath,

@@ -15,6 +15,7 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::time::sleep;
+use utoipa::ToSchema;
 use windlass::clock::timestamp;
 use windlass::core::job::RequestId;
 use windlass::core::ledger::{
@@ -59,7 +60,7 @@ pub(super) type KnownWorkers = std::sync::Mutex<HashMap<Arc<str>, WorkerInfo>>;
 
 /// The name of a worker: 1 to 256 bytes without control characters.
 #[derive(Clone)]
-struct WorkerText(Arc<str>);
+pub(super) struct WorkerText(Arc<str>);
 
 impl std::str::FromStr for WorkerText {
     type Err = String;
@@ -79,7 +80,8 @@ impl<'de> Deserialize<'de> for WorkerText {
 }
 
 /// What a worker asks for.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = LeaseRequest)]
 #[serde(deny_unknown_fields)]
 struct LeaseBody {
     /// Who asks; a name of its own for each worker.
@@ -87,8 +89,10 @@ struct LeaseBody {
     /// Names this call, so that it can be repeated if its answer was lost: new for each.
     request_id: Option<String>,
     /// From which queues; all if it is not said.
+    #[schema(value_type = Option<Vec<String>>)]
     queues: Option<Vec<Name>>,
     /// Of which kinds.
+    #[schema(value_type = Vec<String>)]
     kinds: Vec<Name>,
     /// How many jobs at most; 1 if it is not said.
     max: Option<usize>,
@@ -148,7 +152,8 @@ fn unlimited(kind: Name) -> WorkerKind {
 }
 
 /// Jobs for a worker.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = LeasedJobs)]
 struct LeasedList<'a> {
     jobs: Vec<LeasedView<'a>>,
     /// The worker is to finish what it has and ask for no more.
@@ -156,13 +161,16 @@ struct LeasedList<'a> {
 }
 
 /// A job for a worker.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = LeasedJob)]
 struct LeasedView<'a> {
+    #[schema(value_type = String, format = "uuid")]
     id: JobId,
     kind: &'a str,
     queue: &'a str,
     /// Which start this is, 1 for the first.
     attempt: u32,
+    #[schema(value_type = serde_json::Value)]
     payload: Content<'a>,
     content_type: &'static str,
     /// What the worker names the job with from now on.
@@ -207,7 +215,22 @@ impl<'a> LeasedView<'a> {
     }
 }
 
-/// `POST /v1/lease`: takes jobs, or waits for some.
+/// Takes jobs, or waits for some.
+#[utoipa::path(
+    post,
+    path = "/v1/lease",
+    tag = "work",
+    request_body(
+        content = LeaseBody,
+        example = json!({"worker": "worker-1", "kinds": ["hello"]})
+    ),
+    responses(
+        (status = 200, description = "Jobs", body = LeasedList<'static>),
+        (status = 204, description = "There is none"),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn lease(State(api): State<Api>, request: Request) -> Result<Response, Problem> {
     let Asked { claim, info, wait, lease } =
         body::json::<LeaseBody>(&api, request).await?.check()?;
@@ -271,7 +294,8 @@ async fn say_alive(
 }
 
 /// What a worker says of the jobs it runs.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = HeartbeatRequest)]
 #[serde(deny_unknown_fields)]
 struct HeartbeatBody {
     /// Who says it.
@@ -287,7 +311,8 @@ struct HeartbeatBody {
 }
 
 /// How far a job is.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = NewProgress)]
 #[serde(deny_unknown_fields)]
 struct ProgressBody {
     /// 0 to 100.
@@ -298,7 +323,8 @@ struct ProgressBody {
 }
 
 /// What a worker is told about the jobs it runs.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, ToSchema)]
+#[schema(as = HeartbeatAnswer)]
 struct HeartbeatView {
     /// Leases that are lost: whatever is done under them counts for nothing.
     lost: Vec<String>,
@@ -310,7 +336,21 @@ struct HeartbeatView {
     drain: bool,
 }
 
-/// `POST /v1/heartbeat`: extends leases, and takes what there is to say about their jobs.
+/// Extends leases, and takes what there is to say about their jobs.
+#[utoipa::path(
+    post,
+    path = "/v1/heartbeat",
+    tag = "work",
+    request_body(
+        content = HeartbeatBody,
+        example = json!({"worker": "worker-1", "leases": []})
+    ),
+    responses(
+        (status = 200, description = "What there is to know", body = HeartbeatView),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn heartbeat(
     State(api): State<Api>,
     request: Request,
@@ -382,20 +422,23 @@ fn renewal(given: GivenLease, lease: &str, body: &mut HeartbeatBody, now: Timest
 }
 
 /// How attempts ended.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = FinishRequest)]
 #[serde(deny_unknown_fields)]
 struct FinishBody {
     results: Vec<ResultBody>,
 }
 
 /// How one attempt ended.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = AttemptResult)]
 #[serde(deny_unknown_fields)]
 struct ResultBody {
     /// The lease it ran under.
     lease: String,
     outcome: OutcomeText,
     /// What it returned: any JSON, kept to the letter. Only if it is `ok`.
+    #[schema(value_type = Option<serde_json::Value>)]
     value: Option<Box<RawValue>>,
     /// What went wrong. Not if it is `ok`.
     error: Option<String>,
@@ -403,7 +446,8 @@ struct ResultBody {
     retry_after: Option<DurationText>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[schema(as = OutcomeName)]
 #[serde(rename_all = "snake_case")]
 enum OutcomeText {
     /// It is done.
@@ -419,13 +463,15 @@ enum OutcomeText {
 }
 
 /// What became of each, in the order of the request.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = FinishedAttempts)]
 struct FinishedList {
     results: Vec<FinishedView>,
 }
 
 /// What became of a job: its state, or why the result does not count.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = FinishedAttempt)]
 struct FinishedView {
     lease: String,
     /// The state that the job is in now.
@@ -470,7 +516,21 @@ impl ResultBody {
     }
 }
 
-/// `POST /v1/finish`: says how attempts ended. Repeating it is answered as the first time.
+/// Says how attempts ended. Repeating it is answered as the first time.
+#[utoipa::path(
+    post,
+    path = "/v1/finish",
+    tag = "work",
+    request_body(
+        content = FinishBody,
+        example = json!({"results": [{"lease": "…", "outcome": "ok", "value": {"sum": 3}}]})
+    ),
+    responses(
+        (status = 200, description = "What became of each, in their order", body = FinishedList),
+        (status = "default", description = "It was not done, and why", body = Problem,
+            content_type = "application/problem+json")
+    )
+)]
 pub(super) async fn finish(State(api): State<Api>, request: Request) -> Result<Response, Problem> {
     let FinishBody { results } = body::json(&api, request).await?;
     at_most("results of one request", results.len(), LEASES, "send several")?;

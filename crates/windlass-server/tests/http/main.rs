@@ -3,6 +3,7 @@
 mod access;
 mod client;
 mod jobs;
+mod openapi;
 mod queues;
 mod refusals;
 mod work;
