@@ -157,8 +157,8 @@ impl Api {
         router.split_for_parts()
     }
 
-    /// Takes no more requests, and answers those that wait for something as if their time were
-    /// over.
+    /// Takes no more requests, and answers those that wait for something: a job as it is, and to a
+    /// worker that it is to come again.
     pub fn close(&self) {
         self.shared.closing.send_replace(true);
     }

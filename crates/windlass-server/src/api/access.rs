@@ -38,8 +38,7 @@ pub struct Peer(pub SocketAddr);
 /// Lets a request in or refuses it, before anything of it is read.
 pub(crate) async fn guard(State(api): State<Api>, request: Request, next: Next) -> Response {
     if api.is_closing() {
-        let why = "the server stops and takes no more requests";
-        return Problem::new(ProblemCode::Stopping, why).into_response();
+        return Problem::stopping().into_response();
     }
     match api.access().check(request.headers()) {
         Ok(()) => next.run(request).await,

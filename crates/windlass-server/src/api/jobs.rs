@@ -74,14 +74,17 @@ impl EnqueuedView {
     path = "/v1/jobs",
     tag = "jobs",
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "Becomes the ids, so that the call can be repeated"),
+        ("Idempotency-Key" = Option<String>, Header,
+            description = "Becomes the ids, so that the call can be repeated"),
     ),
     request_body(
         content = JobOrJobs,
         example = json!({"kind": "hello", "payload": {"n": 1}})
     ),
     responses(
-        (status = 201, description = "The store has the job, or the jobs in their order", body = EnqueuedOneOrMany),
+        (status = 201,
+            description = "The store has the job, or the jobs in their order",
+            body = EnqueuedOneOrMany),
         (status = "default", description = "It was not done, and why", body = Problem,
             content_type = "application/problem+json")
     )
@@ -158,7 +161,8 @@ impl Job for AnyJob {
     operation_id = "show_job",
     params(
         ("id" = String, Path, description = "The id of the job"),
-        ("wait" = Option<String>, Query, description = "Answer when it has ended, or after this long, at most 60s"),
+        ("wait" = Option<String>, Query,
+            description = "Answer when it has ended, or after this long, at most 60s"),
     ),
     responses(
         (status = 200, description = "Everything known about it", body = Whole<'static>),
@@ -217,7 +221,8 @@ struct JobPage<'a> {
         ("kind" = Option<String>, Query, description = "Of one of these kinds"),
         ("queue" = Option<String>, Query, description = "In one of these queues"),
         ("tag" = Option<String>, Query, description = "With all of these tags"),
-        ("limit" = Option<u16>, Query, description = "How many: 50 if nothing is said, at most 500"),
+        ("limit" = Option<u16>, Query,
+            description = "How many: 50 if nothing is said, at most 500"),
         ("cursor" = Option<String>, Query, description = "`next` of the page before"),
     ),
     responses(
@@ -334,7 +339,9 @@ impl ExplanationView {
         ("id" = String, Path, description = "The id of the job"),
     ),
     responses(
-        (status = 200, description = "Why it is not running, the first cause first", body = ExplanationView),
+        (status = 200,
+            description = "Why it is not running, the first cause first",
+            body = ExplanationView),
         (status = "default", description = "It was not done, and why", body = Problem,
             content_type = "application/problem+json")
     )

@@ -207,6 +207,11 @@ impl Problem {
         }
     }
 
+    /// The server stops; another one, or the next, may answer.
+    pub(crate) fn stopping() -> Self {
+        Self::new(ProblemCode::Stopping, "the server stops and takes no more requests")
+    }
+
     /// The store did not answer in time.
     pub(crate) fn unanswered() -> Self {
         let why = "the store did not answer in time; it may have been done, so repeat the request \

@@ -255,7 +255,7 @@ pub(super) async fn lease(State(api): State<Api>, request: Request) -> Result<Re
             return Ok(nothing(order.is_some()));
         }
         tokio::select! {
-            () = api.closed() => return Ok(nothing(true)),
+            () = api.closed() => return Err(Problem::stopping()),
             () = &mut over => is_over = true,
             () = rung.heard(), if order.is_none() => {}
             () = sleep(pause) => order = say_alive(&api, &claim.worker, info.clone()).await?,

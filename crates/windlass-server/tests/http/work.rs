@@ -242,6 +242,23 @@ fn a_worker_is_known_by_what_it_handles_and_hears_its_orders() {
 }
 
 #[test]
+fn a_worker_that_waits_when_the_server_stops_is_told_to_come_again() {
+    let server = Server::in_memory();
+    let api = windlass_server::Api::new(&server.engine, Access::Unchecked);
+    let client = Client::to(serve(&server.runtime, api.router()));
+    let asked = json!({ "worker": "w", "kinds": ["x"], "wait": "60s" }).to_string();
+    let json = [("content-type", "application/json")];
+    let waiting = client.begin("POST", "/v1/lease", &json, asked.len(), asked.as_bytes());
+    // It came first, so it most likely waits when these have been answered.
+    for _ in 0..20 {
+        assert_eq!(client.send("GET", "/v1/jobs", &[], "").status, 200);
+    }
+    api.close();
+    // Not `drain`: a server that is started anew must not end its workers.
+    check_problem(&waiting.answer(), 503, "stopping");
+}
+
+#[test]
 fn a_lease_of_one_server_is_known_to_the_others_of_its_store() {
     let server = Server::in_memory();
     server.enqueue(&json!({ "kind": "x" }));
