@@ -51,7 +51,7 @@ struct Entry {
     deletion: Deletion,
     end: Option<End>,
     /// Victims that were told the end; nobody, if it was only seen in a list.
-    told: Vec<Victim>,
+    told: Vec<VictimNumber>,
     runs: u32,
     last_token: u64,
     /// Starts in the present session.
@@ -76,10 +76,10 @@ impl Default for Entry {
 }
 
 /// Which victim speaks: its session, where several live at the same time.
-pub(crate) type Victim = u32;
+pub(crate) type VictimNumber = u32;
 
 /// The victim where only one lives at a time.
-const ALONE: Victim = 0;
+const ALONE: VictimNumber = 0;
 
 /// What all victims of a scenario did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -139,7 +139,7 @@ impl std::fmt::Display for Tally {
 pub(crate) struct Ledger {
     jobs: HashMap<Id, Entry>,
     /// Calls of the present session that were not answered yet.
-    asked: Vec<(Victim, Vec<Id>)>,
+    asked: Vec<(VictimNumber, Vec<Id>)>,
     /// Calls of earlier sessions whose answer nobody heard, until a listing shows what became of
     /// them.
     unanswered: Vec<Vec<Id>>,
@@ -212,7 +212,7 @@ impl Ledger {
         }
     }
 
-    fn hear_one(&mut self, victim: Victim, fact: &Fact) {
+    fn hear_one(&mut self, victim: VictimNumber, fact: &Fact) {
         match fact {
             Fact::Opening | Fact::Role(_) | Fact::Left { .. } | Fact::Drained => {}
             Fact::Opened { recovered, torn, micros, .. } => {
@@ -297,7 +297,7 @@ impl Ledger {
         self.jobs.entry(id).or_default()
     }
 
-    fn ask(&mut self, victim: Victim, ids: &[Id]) {
+    fn ask(&mut self, victim: VictimNumber, ids: &[Id]) {
         self.asked.push((victim, ids.to_vec()));
         for id in ids {
             let entry = self.entry(*id);
@@ -308,8 +308,8 @@ impl Ledger {
         }
     }
 
-    fn answered(&mut self, victim: Victim, ids: &[Id]) {
-        let is_it = |(who, asked): &(Victim, Vec<Id>)| *who == victim && asked == ids;
+    fn answered(&mut self, victim: VictimNumber, ids: &[Id]) {
+        let is_it = |(who, asked): &(VictimNumber, Vec<Id>)| *who == victim && asked == ids;
         if let Some(at) = self.asked.iter().position(is_it) {
             self.asked.swap_remove(at);
         } else {
@@ -317,7 +317,7 @@ impl Ledger {
         }
     }
 
-    fn acknowledge(&mut self, victim: Victim, ids: &[Id]) {
+    fn acknowledge(&mut self, victim: VictimNumber, ids: &[Id]) {
         self.answered(victim, ids);
         for id in ids {
             let entry = self.entry(*id);
@@ -326,7 +326,7 @@ impl Ledger {
         }
     }
 
-    fn refuse(&mut self, victim: Victim, ids: &[Id]) {
+    fn refuse(&mut self, victim: VictimNumber, ids: &[Id]) {
         self.answered(victim, ids);
         self.tally.refused += ids.len() as u64;
         for id in ids {
@@ -386,7 +386,7 @@ impl Ledger {
         }
     }
 
-    fn end(&mut self, victim: Victim, id: Id, end: End) {
+    fn end(&mut self, victim: VictimNumber, id: Id, end: End) {
         let entry = self.entry(id);
         let told = entry.told.contains(&victim);
         if !told {
@@ -414,7 +414,7 @@ impl Ledger {
     }
 
     /// What this victim asked and was not answered never will be.
-    fn never_answered(&mut self, victim: Victim) {
+    fn never_answered(&mut self, victim: VictimNumber) {
         let asked = self.asked.extract_if(.., |(who, _)| *who == victim);
         for ids in asked.map(|(_, ids)| ids).collect::<Vec<_>>() {
             self.tally.unknown += ids.len() as u64;

@@ -27,14 +27,14 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{Ledger, Listed, Victim};
+use super::{Ledger, Listed, VictimNumber};
 use crate::facts::{Fact, Role, Stamp, Standing};
 use crate::plan::{Behaviour, End, Id, Plan};
 use crate::process::Said;
 
 /// A victim that has ended, and everything it said.
-pub(crate) struct Ended {
-    pub(crate) victim: Victim,
+pub(crate) struct VictimEnded {
+    pub(crate) victim: VictimNumber,
     pub(crate) said: Said,
     /// It was alive then.
     pub(crate) alive: Stamp,
@@ -46,7 +46,7 @@ pub(crate) struct Ended {
 #[derive(Clone, Copy, Debug)]
 struct Run {
     id: Id,
-    victim: Victim,
+    victim: VictimNumber,
     attempt: u32,
     token: u64,
     start: Stamp,
@@ -65,7 +65,7 @@ struct Enqueue {
 #[derive(Debug, Default)]
 struct Story {
     /// When each victim was alive for the last time.
-    alive: HashMap<Victim, Stamp>,
+    alive: HashMap<VictimNumber, Stamp>,
     runs: Vec<Run>,
     /// Which of the runs is under which token, while nobody said that it is over.
     running: HashMap<u64, usize>,
@@ -75,9 +75,9 @@ struct Story {
 impl Ledger {
     /// Takes over what victims said that lived at the same time, and that all of them have ended.
     /// `leases_last` says that no lease ended while its victim lived.
-    pub(crate) fn take_over_together(&mut self, ended: &[Ended], leases_last: bool) {
+    pub(crate) fn take_over_together(&mut self, ended: &[VictimEnded], leases_last: bool) {
         self.every_start_is_counted = true;
-        let mut lines: Vec<(Stamp, Victim, Option<&Fact>)> = Vec::new();
+        let mut lines: Vec<(Stamp, VictimNumber, Option<&Fact>)> = Vec::new();
         for one in ended {
             self.complain_of_nonsense(&one.said);
             lines.extend(one.said.facts.iter().map(|(at, fact)| (*at, one.victim, Some(fact))));
@@ -142,7 +142,7 @@ fn takeovers(said: &Said) -> u64 {
 }
 
 impl Story {
-    fn note(&mut self, at: Stamp, victim: Victim, fact: &Fact) {
+    fn note(&mut self, at: Stamp, victim: VictimNumber, fact: &Fact) {
         match fact {
             Fact::Try(ids) => {
                 for id in ids {
@@ -294,14 +294,14 @@ mod tests {
         Fact::Run { id, attempt, token }
     }
 
-    fn victim(victim: Victim, alive: Stamp, facts: Vec<(Stamp, Fact)>) -> Ended {
+    fn victim(victim: VictimNumber, alive: Stamp, facts: Vec<(Stamp, Fact)>) -> VictimEnded {
         let status = ExitStatus::from_raw(9);
         let said = Said { facts, nonsense: Vec::new(), errors: String::new(), status };
-        Ended { victim, said, alive, dead: alive + 1 }
+        VictimEnded { victim, said, alive, dead: alive + 1 }
     }
 
     /// What is wrong with a story, if leases are long.
-    fn wrong(ended: &[Ended]) -> Vec<String> {
+    fn wrong(ended: &[VictimEnded]) -> Vec<String> {
         let mut ledger = Ledger::default();
         ledger.take_over_together(ended, true);
         ledger.wrong

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::{Life, Settings, Verdict, millis};
 use crate::facts::{Fact, Role, Stamp, Why, stamp};
 use crate::ledger::Tally;
-use crate::ledger::together::Ended;
+use crate::ledger::together::VictimEnded;
 use crate::machine::Machine;
 use crate::plan::{Id, Plan};
 use crate::process::{Process, Said};
@@ -107,7 +107,7 @@ struct Crowd {
     life: Life,
     lease_ms: u64,
     living: Vec<Living>,
-    ended: Vec<Ended>,
+    ended: Vec<VictimEnded>,
 }
 
 struct Living {
@@ -276,7 +276,7 @@ impl Crowd {
         }
         self.complain_of_answers(victim, &said);
         self.life.ledger.repeat(unanswered(&said, self.life.settings.remove));
-        self.ended.push(Ended { victim, said, alive, dead });
+        self.ended.push(VictimEnded { victim, said, alive, dead });
         Ok(())
     }
 
