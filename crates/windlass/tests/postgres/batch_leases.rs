@@ -39,10 +39,7 @@ async fn while_a_claim_is_under_way<T: Send + 'static>(
     let taken: i64 = transaction.query_one(CLAIM_TWO, &[]).await.expect("it is answered").get(0);
     assert_eq!(taken, 2);
     let other = tokio::spawn(other);
-    until("it waits for the claim", || async {
-        ground.sql("select count(*) from pg_locks where not granted") == "1"
-    })
-    .await;
+    until("it waits for the claim", || async { ground.waiting() == 1 }).await;
     assert!(!other.is_finished());
     transaction.commit().await.expect("it commits");
     other.await.expect("it ends")

@@ -59,6 +59,13 @@ impl Ground {
         self.server.sql(&self.database, statements)
     }
 
+    /// How many calls wait for a lock, of this database alone: others share the server.
+    pub(crate) fn waiting(&self) -> u32 {
+        let sql = "select count(*) from pg_locks l join pg_stat_activity a using (pid) \
+             where not l.granted and a.datname = current_database()";
+        self.sql(sql).parse().expect("it is a number")
+    }
+
     /// Makes a clock for all stores, which stands still until it is moved.
     pub(crate) fn make_clock(&self) {
         // What is tested on it is the rules, not the disk.

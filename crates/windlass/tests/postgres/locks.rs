@@ -35,7 +35,6 @@ pub(crate) async fn circles(ground: &Ground, address: &PostgresAddress) -> u64 {
     let hold =
         format!("begin; select from {}.job_state where seq = {first} for update", address.schema);
     holder.batch_execute(&hold).await.expect("nobody else has it");
-    let waiting = || ground.sql("select count(*) from pg_locks where not granted");
     let settle = tokio::spawn({
         let store = store.clone();
         let retry = |running: &windlass::store::ClaimedJob| {
@@ -45,13 +44,13 @@ pub(crate) async fn circles(ground: &Ground, address: &PostgresAddress) -> u64 {
         let ends = running.iter().map(retry).collect();
         async move { store.settle(ends).await }
     });
-    until("the settlement waits", || async { waiting() == "1" }).await;
+    until("the settlement waits", || async { ground.waiting() == 1 }).await;
     let cancel = tokio::spawn({
         let store = store.clone();
         async move { store.alter(AlterJobs::new(chosen, JobAction::Cancel)).await }
     });
     until("the cancellation is done or waits", || async {
-        cancel.is_finished() || waiting() == "2"
+        cancel.is_finished() || ground.waiting() == 2
     })
     .await;
     holder.batch_execute("rollback").await.expect("it ends");
@@ -92,8 +91,7 @@ async fn a_change_by_filter_passes_over_what_somebody_else_changes_before_it_is_
         let change = AlterJobs::new(Selection::Matching(all), JobAction::Cancel);
         async move { store.alter(change).await }
     });
-    let waiting = || ground.sql("select count(*) from pg_locks where not granted");
-    until("the change by filter waits", || async { waiting() == "1" }).await;
+    until("the change by filter waits", || async { ground.waiting() == 1 }).await;
     holder.batch_execute("commit").await.expect("it ends");
     let altered = soon("the change", others).await.expect("no panic").expect("it is answered");
     let seen: Vec<_> = altered.iter().map(|it| (it.job, it.result.is_ok())).collect();

@@ -755,11 +755,7 @@ async fn a_pause_waits_for_a_claim_that_did_not_know_of_it() {
         let queue = engines[0].queue("default").expect("a name");
         async move { queue.pause().await }
     });
-    until("the pause waits", || async {
-        ground.sql("select count(*) from pg_locks where locktype = 'advisory' and not granted")
-            == "1"
-    })
-    .await;
+    until("the pause waits", || async { ground.waiting() == 1 }).await;
     assert!(!pausing.is_finished(), "a job could start after the pause has returned");
     transaction.commit().await.expect("it commits");
     pausing.await.expect("it ends").expect("it is answered");
