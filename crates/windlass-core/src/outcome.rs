@@ -69,6 +69,19 @@ pub enum Outcome {
     Interrupted,
 }
 
+impl Outcome {
+    /// What it counts as if someone asked for the job to stop meanwhile: what was done before its
+    /// handler heard is done, and everything else is called off.
+    pub fn after_cancel_request(self) -> Self {
+        match self {
+            Self::Completed => Self::Completed,
+            Self::Failed(_) | Self::Snoozed(_) | Self::Cancelled(_) | Self::Interrupted => {
+                Self::Cancelled(CancelReason::Requested)
+            }
+        }
+    }
+}
+
 /// What becomes of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "wire", derive(serde::Serialize, serde::Deserialize))]
@@ -186,6 +199,20 @@ mod tests {
             (Outcome::Completed, Verdict::Complete),
         ] {
             assert_eq!(verdict(outcome, 9, &retry), expected);
+        }
+    }
+
+    #[test]
+    fn what_was_done_before_a_cancellation_was_heard_is_done_and_all_else_is_called_off() {
+        assert_eq!(Outcome::Completed.after_cancel_request(), Outcome::Completed);
+        for other in [
+            Outcome::Failed(Retryable::Never),
+            Outcome::Snoozed(Duration::from_secs(3)),
+            Outcome::Cancelled(CancelReason::Handler),
+            Outcome::Interrupted,
+        ] {
+            let called_off = Outcome::Cancelled(CancelReason::Requested);
+            assert_eq!(other.after_cancel_request(), called_off);
         }
     }
 

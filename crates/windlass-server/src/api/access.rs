@@ -14,8 +14,8 @@ use axum::response::{IntoResponse, Response};
 use windlass::wire::http::Token;
 use windlass::{Actor, Engine};
 
-use super::Api;
 use super::problem::{Problem, ProblemCode};
+use super::{Api, body};
 
 /// Who may use the API. It is all or nothing.
 #[derive(Clone, Debug)]
@@ -109,6 +109,13 @@ pub(crate) fn acting(api: &Api, extensions: &Extensions) -> Result<Engine, Probl
         _ => actor,
     };
     Ok(api.engine().acting_as(actor))
+}
+
+/// The same for a change that takes no body.
+pub(super) async fn acting_without_body(api: &Api, request: Request) -> Result<Engine, Problem> {
+    let engine = acting(api, request.extensions())?;
+    body::none(api, request).await?;
+    Ok(engine)
 }
 
 #[cfg(test)]

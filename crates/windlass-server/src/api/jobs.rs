@@ -17,7 +17,7 @@ use windlass::{
     Refusal, StateName, limits,
 };
 
-use super::access::acting;
+use super::access::{acting, acting_without_body};
 use super::body;
 use super::new_job::JobsBody;
 use super::openapi::{EnqueuedOneOrMany, JobOrJobs};
@@ -393,8 +393,7 @@ pub(super) async fn cancel(
     JobPath(id): JobPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let engine = acting(&api, request.extensions())?;
-    body::none(&api, request).await?;
+    let engine = acting_without_body(&api, request).await?;
     let requested = match ask(engine.cancel(id)).await? {
         CancelAnswer::Cancelled => false,
         CancelAnswer::Requested => true,
@@ -422,8 +421,7 @@ pub(super) async fn run_now(
     JobPath(id): JobPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let engine = acting(&api, request.extensions())?;
-    body::none(&api, request).await?;
+    let engine = acting_without_body(&api, request).await?;
     ask(engine.run_now(id)).await?;
     changed(&engine, id, false).await
 }
@@ -497,8 +495,7 @@ pub(super) async fn replay(
     JobPath(id): JobPath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let engine = acting(&api, request.extensions())?;
-    body::none(&api, request).await?;
+    let engine = acting_without_body(&api, request).await?;
     ask(engine.replay(id)).await?;
     changed(&engine, id, false).await
 }
@@ -523,8 +520,7 @@ pub(super) async fn remove(
     JobPath(id): JobPath,
     request: Request,
 ) -> Result<StatusCode, Problem> {
-    let engine = acting(&api, request.extensions())?;
-    body::none(&api, request).await?;
+    let engine = acting_without_body(&api, request).await?;
     ask(engine.remove(id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -10,10 +10,10 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use windlass::{Cleared, Counts, Name, QueueSettings, StateName, Totals};
 
-use super::access::acting;
+use super::access::acting_without_body;
 use super::problem::{Problem, ProblemCode};
 use super::query::in_path;
-use super::{Api, LONG_PATIENCE, ask, ask_for, body};
+use super::{Api, LONG_PATIENCE, ask, ask_for};
 
 /// A queue, its settings and its counts.
 #[derive(Serialize, ToSchema)]
@@ -177,8 +177,7 @@ pub(super) async fn pause(
     QueuePath(name): QueuePath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let engine = acting(&api, request.extensions())?;
-    body::none(&api, request).await?;
+    let engine = acting_without_body(&api, request).await?;
     let settings = ask(engine.queue(name.as_str())?.pause()).await?;
     Ok(Json(SettingsView::of(&settings)).into_response())
 }
@@ -203,8 +202,7 @@ pub(super) async fn resume(
     QueuePath(name): QueuePath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let engine = acting(&api, request.extensions())?;
-    body::none(&api, request).await?;
+    let engine = acting_without_body(&api, request).await?;
     let settings = ask(engine.queue(name.as_str())?.resume()).await?;
     Ok(Json(SettingsView::of(&settings)).into_response())
 }
@@ -239,8 +237,7 @@ pub(super) async fn clear(
     QueuePath(name): QueuePath,
     request: Request,
 ) -> Result<Response, Problem> {
-    let engine = acting(&api, request.extensions())?;
-    body::none(&api, request).await?;
+    let engine = acting_without_body(&api, request).await?;
     let Cleared { cleared: cancelled, followed } =
         ask_for(LONG_PATIENCE, engine.queue(name.as_str())?.clear()).await?;
     Ok(Json(ClearedView { cancelled, followed }).into_response())

@@ -609,11 +609,9 @@ fn verdict(
     });
     // The lease has ended, and no verdict counts: the store says what became of the job.
     let Some((record, lease)) = held else { return Verdict::Release };
-    let outcome = match result.outcome() {
-        // The work was done before the worker heard; that is the truth, so it counts.
-        Outcome::Completed => Outcome::Completed,
-        _ if lease.cancel_requested => Outcome::Cancelled(CancelReason::Requested),
-        outcome => outcome,
+    let outcome = match lease.cancel_requested {
+        true => result.outcome().after_cancel_request(),
+        false => result.outcome(),
     };
     let usual = Retry::default();
     let counts = RunCounts {

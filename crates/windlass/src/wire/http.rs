@@ -5,10 +5,9 @@
 //! answer is the other side's `Hello` and a [`Response`](super::Response) for each request, as soon
 //! as it is ready. A frame of no bytes says that the server is still at work.
 //!
-//! *What was done.* Any status but 200 says that nothing was, if it is one of a Windlass server,
-//! which says so by [`VERSION`]. A server that ends says with
-//! [`Goodbye`](super::Reply::Goodbye) which calls it has not made. All else that has no answer is
-//! unknown.
+//! *What was done.* Any status but 200 says that nothing was, if it is one of a Windlass
+//! server, which says so by [`VERSION`]. A server that ends answers a call that it has not made
+//! with [`Goodbye`](super::Reply::Goodbye). All else that has no answer is unknown.
 //!
 //! [`HttpConnection`] is the client, [`HttpDoor`] what a server answers with, whatever framework
 //! takes its requests; [`HttpWake`] passes rings on.

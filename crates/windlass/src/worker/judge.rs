@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use windlass_core::job::{Bytes, CancelReason};
+use windlass_core::job::Bytes;
 use windlass_core::ledger::Settlement;
 use windlass_core::outcome::{ErrorText, Outcome, RunCounts, Verdict, decide};
 use windlass_core::record::Report;
@@ -62,8 +62,8 @@ pub(super) fn judge(attempt: &Attempt, ended: Option<Ended>) -> Option<Judged> {
             Judged::failed(format!("timed out after {} ms", limit.as_millis()))
         }
         Some(StopReason::Cancelled) => {
-            let outcome = Outcome::Cancelled(CancelReason::Requested);
-            unless_done(ended, outcome, "cancelled by request")
+            let judged = unless_done(ended, Outcome::Interrupted, "cancelled by request");
+            Judged { outcome: judged.outcome.after_cancel_request(), ..judged }
         }
         Some(StopReason::Shutdown) => match ended {
             // What the handler decided counts; that it was cut short does not.

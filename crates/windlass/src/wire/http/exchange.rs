@@ -35,15 +35,11 @@ struct Unanswered(HashMap<u64, oneshot::Sender<Result<Response, HttpFailure>>>);
 
 impl Unanswered {
     fn answer(&mut self, response: Response) {
-        if let Ok(Reply::Goodbye { last }) = response.answer {
-            let unmade: Vec<_> = self.0.extract_if(|number, _| *number > last).collect();
-            for (_, caller) in unmade {
-                let _ = caller.send(Err(HttpFailure::not_made("it ends")));
-            }
-        } else if let Some(caller) = self.0.remove(&response.number) {
-            // Whoever has gone wants no answer.
-            let _ = caller.send(Ok(response));
-        }
+        let Some(caller) = self.0.remove(&response.number) else { return };
+        let is_unmade = matches!(response.answer, Ok(Reply::Goodbye { .. }));
+        let answer = if is_unmade { Err(HttpFailure::not_made("it ends")) } else { Ok(response) };
+        // Whoever has gone wants no answer.
+        let _ = caller.send(answer);
     }
 
     fn fail(self, failure: &HttpFailure) {
