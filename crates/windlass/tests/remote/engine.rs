@@ -1,13 +1,15 @@
 //! Programs on a server: the same engine, client and worker as on a directory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Barrier;
+use windlass::store::Store;
 use windlass::wire::http::HttpDoor;
 use windlass::{Engine, Failure, Job, Ownership, Received, Topics};
 
-use crate::common::{Server, engine_with_server};
+use crate::common::{Server, engine_with_server, fresh, job, remote};
 
 #[derive(Serialize, Deserialize)]
 struct Double(u64);
@@ -85,4 +87,22 @@ async fn a_server_that_is_started_anew_is_a_pause() {
     running.stop().await.expect("it stops");
     far.close().await;
     engine.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_waits_when_its_server_stops_waits_on_at_the_next() {
+    let served = fresh();
+    let server = Server::start(served.clone()).await;
+    let far = Arc::new(remote(&server.url()).await);
+    let waits = tokio::spawn({
+        let far = far.clone();
+        async move { far.events(0, 10, Duration::from_secs(60)).await }
+    });
+    // On its way before this one, over a connection of its own.
+    far.count().await.expect("it is answered");
+    let port = server.stop().await;
+    let _server = Server::with(HttpDoor::to(served.clone()), port).await;
+    served.store.enqueue(vec![job(1)]).await.expect("it is accepted");
+    let told = waits.await.expect("no panic").expect("it is made again, and answered");
+    assert_eq!(told.len(), 1);
 }
